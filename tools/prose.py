@@ -87,7 +87,9 @@ def text_of(node: ast.AST) -> str:
 def is_prose(text: str) -> bool:
     """Whether a string has five words or more, and is neither code nor a long list of words."""
     words = len(re.findall(r"[A-Za-z]{2,}", text))
-    return words >= 5 and not re.search(r";$", text, re.MULTILINE) and (words <= 30 or re.search(r"[.,:](\s|$)", text) is not None)
+    return (
+        words >= 5 and not re.search(r";$", text, re.MULTILINE) and (words <= 30 or re.search(r"[.,:](\s|$)", text) is not None)
+    )
 
 
 def blocks_of_source(source: str) -> Iterator[tuple[int, str]]:

@@ -1,1 +1,1 @@
-"""One source, three executions: the portable language, argument tables, caches of compiled code."""
+"""One source, three executions: the portable language, argument tables, and caches of compiled code."""

@@ -7,14 +7,14 @@ import numpy as np
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same NamedTuples with function(array) instead of each array: copies, memoryviews, arrays on a GPU."""
+    """Apply a function to each array of nested NamedTuples: for copies, memoryviews, or arrays on a GPU."""
     if isinstance(tree, tuple):
         return type(tree)(*(map_arrays(function, item) for item in tree))
     return function(tree)
 
 
 def map_named_arrays(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    """map_arrays with function(name, array); names as of named_arrays."""
+    """map_arrays with function(name, array); names as in named_arrays."""
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         inner = zip(tree._fields, tree, strict=True)
         return type(tree)(*(map_named_arrays(function, item, f"{name}.{field}" if name else field) for field, item in inner))
@@ -22,8 +22,9 @@ def map_named_arrays(function: Callable[[str, Any], Any], tree: Any, name: str =
 
 
 def as_memoryviews(tree: Any) -> Any:
-    """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
-    doesn't fit its array is an error."""
+    """NumPy arrays as memoryviews, for plain Python. Elements are Python integers, which don't overflow, and
+    a value that does not fit its array raises an error.
+    """
     return map_arrays(lambda array: np.asarray(array).data, tree)
 
 

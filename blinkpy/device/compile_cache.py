@@ -1,8 +1,8 @@
-"""Compiled host code that outlives the process: the scheduler takes some 20 s to compile and a moment to load.
+"""A cache of compiled host code on disk. The scheduler takes about 20 s to compile, and a moment to load.
 
-Numba's own cache checks only the file of the outermost function, so an edit in another module would go
-unnoticed. Here each state of the sources has a separate folder, named by a hash of all modules with device
-code. If several processes need the same code, one compiles it and the others wait.
+Numba's own cache only checks the file of the outermost function, and would miss an edit in another module. So
+each state of the sources has a separate folder, named by a hash of all modules with device code. If several
+processes need the same code, one compiles it and the others wait.
 """
 
 import fcntl
@@ -27,8 +27,8 @@ from numba.core.sigutils import normalize_signature
 
 from blinkpy.sources import DEVICE_CODE, source_digest
 
-KEPT = 8  # states of the sources; the ones used longest ago go first
-WAIT_S = 120.0  # wait for another process's compilation; the scheduler takes a minute on some machines
+KEPT = 8  # states of the sources; least recently used ones are removed
+WAIT_S = 120.0  # time limit for another process's compilation, which takes a minute on slow machines
 LOOK_S = 0.05
 
 
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_number_functions_apart)
 
 @lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
-    """Folder for this state of the sources, or None where nothing can be written."""
+    """The folder for this state of the sources, or None if no folder can be written."""
     key = (numba.__version__, platform.python_version(), platform.machine(), source_digest(DEVICE_CODE))
     digest = hashlib.sha256(" ".join(key).encode())
     try:
@@ -56,7 +56,7 @@ def cache_folder() -> Path | None:
         folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
         for path in folders[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
-    except (OSError, RuntimeError):  # the latter: no home
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
         return None
     return folder if os.access(folder, os.W_OK) else None
 
@@ -70,7 +70,7 @@ class _SharedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
         super().__init__(function)
         self._key = key
-        self._compiling: dict[Any, int] = {}  # by signature: locked files of the variants that this process is compiling
+        self._compiling: dict[Any, int] = {}  # by signature: lock files of variants that this process compiles
 
     def __del__(self) -> None:
         for lock in self._compiling.values():  # of variants that failed to compile
@@ -82,8 +82,9 @@ class _SharedCache(FunctionCache):
         return (signature, codegen.magic_tuple(), self._key)
 
     def _save_overload(self, signature: Any, data: Any) -> None:
-        # Numba looks for a free number, then takes it: two processes would take the same one, and one's code be loaded for the
-        # other's.
+        # Numba finds a free number, then uses it. Without a lock, two processes could use the same number,
+        # and one
+        # would load the other's code.
         try:
             with open(Path(self.cache_path) / "lock", "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -103,12 +104,14 @@ class _SharedCache(FunctionCache):
     def _kept(self, signature: Any, target: Any) -> Any:
         try:
             return super()._load_overload(signature, target)
-        except Exception:  # whatever a damaged file leads to; it is compiled again, and overwritten
+        except Exception:  # a damaged file, which is compiled again and overwritten
             return None
 
     def _acquire(self, signature: Any) -> None:
-        """Wait until no other process compiles this, at most WAIT_S. A process that ends gives its locks back."""
-        if signature in self._compiling:  # compiling it failed before
+        """Wait until no other process compiles this, for at most WAIT_S. A process that ends releases its
+        locks.
+        """
+        if signature in self._compiling:  # its compilation failed before
             return
         name = hashlib.sha256(repr((self._py_func.__qualname__, signature, self._key)).encode()).hexdigest()[:16]
         end = time.monotonic() + WAIT_S
@@ -133,7 +136,7 @@ def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | No
     folder = cache_folder()
     if folder is not None:
         before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(folder)  # which the cache reads when it is made
+        numba.config.CACHE_DIR = str(folder)  # read when the cache is created
         try:
             compiled._cache = _SharedCache(function, key)
         finally:
@@ -142,7 +145,8 @@ def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | No
 
 
 def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None, **options: Any) -> Any:
-    """numba.njit(function, **options), loaded from the cache if these sources were compiled on this machine before.
+    """numba.njit(function, **options), loaded from the cache if this machine has compiled these sources
+    before.
 
     key: all constants of a closure; None lets Numba compare its cells.
     """
@@ -157,6 +161,6 @@ def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, .
 
 
 def compiled_for(function: Any, kinds: tuple[Any, ...]) -> Any:
-    """The code of an njit function for arguments of these types. A call of the function itself would look at them again."""
+    """The code of an njit function for arguments of these types. Calling it skips the dispatch by types."""
     function.compile(kinds)
     return function.overloads[kinds].entry_point

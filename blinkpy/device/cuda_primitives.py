@@ -99,8 +99,9 @@ _WORD = ir.IntType(64)
 
 
 def _partial(builder, index):
-    """Address of a word of shared memory, one for each warp. cuda.shared.array can't be used here: Numba links a
-    module once for each function that uses it, and refuses its shared memory the second time."""
+    """Address of a word of shared memory, one per warp. cuda.shared.array can't be used here: Numba links a
+    module once for each function that uses it, and rejects its shared memory the second time.
+    """
     name, kind = "blinkpy_partial", ir.ArrayType(_WORD, WARPS_AT_MOST)
     memory = builder.module.globals.get(name)
     if memory is None:
@@ -129,8 +130,9 @@ def set_partial(typing_context, warp, value):
 
 @intrinsic
 def out_of_line(typing_context):
-    """Keeps the function that calls it from being inlined. The collectives are called from a hundred places; their
-    code fits the instruction cache once."""
+    """Prevent inlining of the calling function. The collectives are called from a hundred places, and inlined
+    copies would not fit the instruction cache.
+    """
 
     def generate(context, builder, signature, args):
         builder.function.attributes.add("noinline")
@@ -145,7 +147,7 @@ def barrier(lanes):
 
 
 def block_scan(value, lane, lanes):
-    """Within a warp by shuffles, then over the warps' sums."""
+    """Scan within a warp by shuffles, then over the warps' sums."""
     out_of_line()
     within, warp = lane & 31, lane >> 5
     inclusive = types.int64(value)
@@ -165,7 +167,7 @@ def block_scan(value, lane, lanes):
         if other < warp:
             before += own
         total += own
-    cuda.syncthreads()  # the words are used again by the next collective
+    cuda.syncthreads()  # the next collective reuses the words
     return before, total
 
 
@@ -259,8 +261,8 @@ def get_next(context, builder, sig, args, result):
 
 @intrinsic
 def set_condition(typingctx, handle, value):
-    """Set the conditional node of `handle` (uint64) to `value` (uint32): a WHILE node repeats unless it is 0; a
-    SWITCH node runs the body of this number, if it exists.
+    """Set the conditional node of `handle` (uint64) to `value` (uint32). A WHILE node repeats unless the
+    value is 0. A SWITCH node runs the body with this number, if it exists.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -288,7 +290,7 @@ def wait_for_predecessors(typingctx):
 
 @intrinsic
 def let_successors_begin(typingctx):
-    """Kernels behind this one by a programmatic edge of the graph may begin."""
+    """Let kernels start that depend on this one by a programmatic edge of the graph."""
 
     def codegen(context, builder, signature, arguments):
         builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.launch_dependents;", "~{memory}", [], side_effect=True)

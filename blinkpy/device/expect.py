@@ -16,7 +16,7 @@ CODE_MASK = (1 << PLACE_SHIFT) - 1
 
 
 class BrokenInvariantError(RuntimeError):
-    """Plain Python met a condition that must hold and does not. fault: its code."""
+    """A condition that must hold does not, in plain Python. fault: its code."""
 
     def __init__(self, fault: int):
         super().__init__(describe_fault(fault))
@@ -24,10 +24,10 @@ class BrokenInvariantError(RuntimeError):
 
 
 def fault_code(text: str) -> int:
-    """The code of a fault, above 0. It depends on the text alone, as compiled code that holds it outlives the
-    process.
+    """The code of a fault, above 0. It depends only on the text, because compiled code outlives the process.
 
-    text: a clause; {} is where the place goes. Raises ValueError if another text has the same code.
+    text: a clause, with {} at the place.
+    Raises ValueError if another text has the same code.
     """
     number = zlib.crc32(text.encode()) or 1
     if FAULT_TEXTS.setdefault(number, text) != text:
@@ -42,27 +42,29 @@ def describe_fault(fault: int) -> str:
 
 @register_jitable
 def fault_at(code, place):
-    """A fault with its place, at least 0."""
+    """A fault: code and place. At least 0."""
     return code | place << PLACE_SHIFT
 
 
 def expect(state, condition, code):
-    """Check a condition that must hold. Any lane may call it; conditions only read.
+    """Check a condition that must hold. Any lane may call it. Conditions must not write.
 
-    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made with checks,
-    which is part of its type: then state.fault keeps the first fault, and the turn continues.
+    Plain Python raises BrokenInvariantError. Compiled code only checks if the state was made with checks,
+    which is part of its type: state.fault then keeps the first fault, and the turn continues.
     """
     if not condition:
         raise BrokenInvariantError(code)
 
 
 def is_faulted(state):
-    """Whether an expect of compiled code failed since the state was made. The same for all lanes behind a barrier."""
+    """Whether an `expect` of compiled code has failed since the state was made. Equal for all lanes after a
+    barrier.
+    """
     return False
 
 
 def is_checked(state_type):
-    """Whether the type of a table is that of a state with a fault word."""
+    """Whether the type of a table belongs to a state with a fault word."""
     return isinstance(state_type, TableType) and isinstance(state_type.fields["fault"][1], TableArrayType)
 
 
@@ -79,7 +81,7 @@ def _compile_is_faulted(state):
 
 
 def register_expect(overload, target):
-    """Add the compiled bodies for a target. overload: the decorator of its compiler."""
+    """Register the compiled bodies for a target. overload: the decorator of its compiler."""
     overload(expect, target=target)(_compile_expect)
     overload(is_faulted, target=target)(_compile_is_faulted)
 

@@ -27,7 +27,7 @@ WHICHEVER = {"scratch.found"}  # several lanes may write the same value: kv/gram
 
 
 class LaneRaceError(RuntimeError):
-    """Two lanes touch a word between two barriers, and one of them writes."""
+    """Two lanes access a word between two barriers, and one of them writes it."""
 
 
 class Accesses:
@@ -35,7 +35,7 @@ class Accesses:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self.since = self.now = 0  # marks of accesses: of the first lane behind the last barrier, and of the lane that runs
+        self.since = self.now = 0  # marks of accesses: of the first lane after the last barrier, and of the running lane
         self.several = lanes  # the mark of a word that several lanes read
 
     def pass_barrier(self) -> None:
@@ -47,7 +47,7 @@ class Accesses:
         self.now = self.since + lane
 
     def watched(self, tree: Any) -> Any:
-        """The same NamedTuples, with arrays whose accesses are recorded."""
+        """The same NamedTuples, with arrays that record their accesses."""
         return map_named_arrays(lambda name, item: item if isinstance(item, int) else _Watched(self, name, item), tree)
 
     def race(self, name: str, index: Any, mark: int, what: str) -> LaneRaceError:
@@ -66,7 +66,10 @@ class _Watched:
 
     def __init__(self, accesses: Accesses, name: str, array: Any) -> None:
         self._accesses, self._name, self._array = accesses, name, array
-        self._read, self._written = dict[Any, int](), dict[Any, int]()  # marks by index; those before `since` count no more
+        self._read, self._written = (
+            dict[Any, int](),
+            dict[Any, int](),
+        )  # marks by index; earlier ones than `since` no longer count
 
     def __len__(self) -> int:
         return len(self._array)
@@ -101,9 +104,9 @@ class _Watched:
             raise IndexError(f"{self._name}[{index}] is out of range")
 
 
-ORDERS = 256  # orders of lanes that a team draws from
+ORDERS = 256  # number of lane orders from which a team draws
 WORD = 1 << 63  # results of collectives are at least -WORD and less than WORD
-Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective that it comes to, with its value, and gets all values
+Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective with its value, and gets all values
 
 
 class LanesDivergedError(RuntimeError):
@@ -113,8 +116,8 @@ class LanesDivergedError(RuntimeError):
 class Team:
     """`lanes` lanes that run device functions together.
 
-    seed: seed of the order in which they take turns.
-    races: whether to detect races (blinkpy.device.lanes).
+    seed: of the order of the lanes.
+    races: detect races.
     """
 
     def __init__(self, lanes: int, seed: int = 0, *, races: bool = False) -> None:
@@ -126,9 +129,10 @@ class Team:
         self._orders = [draw.sample(range(lanes), lanes) for _ in range(ORDERS)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call function(*arguments, lane, lanes) in every lane; the lanes' results in order. Raises what the first lane raised.
+        """Call function(*arguments, lane, lanes) in every lane. Returns the lanes' results in order. Raises
+        the exception of the first failing lane.
 
-        The orders depend on the seed and the number of the call alone.
+        The orders depend only on the seed and the number of the call.
         """
         draw, self._runs = random.Random(self._seed << 32 | self._runs), self._runs + 1
         waits = in_lane(function)
@@ -162,7 +166,9 @@ class Team:
 
 
 def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0, *, races: bool = False) -> Callable[..., int]:
-    """The same device function, run by a team; its last two arguments, lane and lanes, are replaced. races: see Team."""
+    """A device function run by a team, which replaces its last two arguments, lane and lanes. races: see
+    Team.
+    """
     team = Team(lanes, seed, races=races)
 
     def run(*arguments: Any) -> int:
@@ -196,7 +202,7 @@ def _block_max(value: int, lane: int, lanes: int) -> Lane:
 
 
 def _word(value: int) -> int:
-    """The value, if it fits into 64 bits as on a GPU. Raises OverflowError."""
+    """The value if it fits into 64 bits, as on a GPU. Raises OverflowError."""
     if not -WORD <= value < WORD:
         raise OverflowError(f"{value} has more than 64 bits")
     return value
@@ -212,7 +218,7 @@ COLLECTIVES: dict[Any, Callable[..., Lane]] = {
 
 @cache
 def in_lane(function: Any) -> Callable[..., Lane] | None:
-    """A device function as a generator function; None when it has no collective."""
+    """A device function as a generator function, or None if it calls no collective."""
     if function in COLLECTIVES:
         return COLLECTIVES[function]
     named = _named(function)
@@ -221,7 +227,7 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
         return None
     free = {name: named[name] for name in function.__code__.co_freevars} | waiting
     definition = pickle.loads(pickle.dumps(definition_of(function)))  # a copy, five times as fast as copy.deepcopy
-    # An empty statement, so that the code starts on the original's line, by which coverage identifies it.
+    # An empty statement lets the code start on the original line, by which coverage identifies it.
     nothing = ast.parse("lambda function: function", mode="eval").body
     definition.decorator_list = [ast.copy_location(nothing, old) for old in definition.decorator_list[:1]]
     _YieldFrom(waiting).visit(definition)
@@ -242,8 +248,8 @@ def _named(function: FunctionType) -> dict[str, Any]:
 
 
 def definition_of(function: FunctionType) -> ast.FunctionDef:
-    """The definition of a function in its module's source. The node is shared: copy it before a change. Raises
-    ValueError or OSError if it is not found.
+    """The definition of a function in its module's source. The node is shared, so copy it before a change.
+    Raises ValueError or OSError if it is not found.
     """
     code = function.__code__
     get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's loader has no get_source
@@ -261,7 +267,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 class _YieldFrom(ast.NodeTransformer):
-    """Puts `yield from` before the calls of some names."""
+    """Adds `yield from` before the calls of some names."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names

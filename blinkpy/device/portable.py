@@ -4,9 +4,10 @@ block.
 Everything else in the scheduler is one source. A function here has
 
 - a plain Python body, the `def` below: the reference;
-- a body for numba.njit, of the intrinsics in device/cpu_primitives.py;
-- a body for numba.cuda, of those in device/cuda_primitives.py; registered by
-  `register_cuda`, since numba-cuda is an optional package.
+- a body for numba.njit, from the intrinsics in device/cpu_primitives.py;
+- a body for numba.cuda, from device/cuda_primitives.py, registered by `register_cuda`, because numba-cuda is
+  an
+  optional package.
 
 *Lanes.* Device code runs as `lanes` lanes of one block (any number; on a GPU a multiple of 32), each
 knowing its `lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same
@@ -31,13 +32,15 @@ from blinkpy.device import cpu_primitives
 from blinkpy.device.expect import register_expect
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 
-ENTRIES = ("_ZN7cpython", "cfunc.")  # how the names of functions begin that Python and C call
-COMPILED = "_ZN"  # and of all that Numba compiles from Python
+ENTRIES = ("_ZN7cpython", "cfunc.")  # prefixes of functions for callers in Python and C
+COMPILED = "_ZN"  # prefix of all functions that Numba compiles from Python
 ENVIRONMENT = "_ZN08NumbaEnv"
 
 
 class SharedLibrary(JITCodeLibrary):
-    """The code of one function and its callees. `put_off`: it has no entry point yet, and so no machine code."""
+    """The code of one function and its callees. `put_off`: it has no entry point yet, so no machine code is
+    generated.
+    """
 
     put_off = False
 
@@ -58,7 +61,7 @@ class SharedLibrary(JITCodeLibrary):
         self._finalized = self.put_off = True
 
     def _emit(self) -> None:
-        """Make machine code, and let it find the constants of all functions in it."""
+        """Generate machine code, and link it to the constants of its functions."""
         super()._finalize_final_module()
         self.put_off = False
         for variable in self._final_module.global_variables:
@@ -86,13 +89,13 @@ _set_environment = JITCPUCodegen.set_env
 
 
 def _set_environment_of_code(self: Any, name: str, environment: Any) -> None:
-    """Numba's own, for code that is there already; see SharedLibrary._emit."""
+    """Numba's set_env, only for code that already exists; see SharedLibrary._emit."""
     if self._engine.is_symbol_defined(name):
         _set_environment(self, name, environment)
 
 
 def optimise_once() -> None:
-    """Enable this for the process. Code compiled earlier is unchanged."""
+    """Enable SharedLibrary in this process. Code compiled earlier is unchanged."""
     JITCPUCodegen.set_env = _set_environment_of_code
     JITCPUCodegen._library_class = SharedLibrary
 
@@ -127,25 +130,25 @@ def store_relaxed(array, index, value):
 
 
 def prefetch(array, index):
-    """Bring array[index] near, as it will be read soon; its value may still change until then."""
+    """Prefetch array[index] into a cache. The value may still change until it is read."""
 
 
 def fence():
-    """Orders all accesses before it with all after it, for every observer in the system."""
+    """Order all earlier accesses before all later ones, for every observer in the system."""
 
 
 def nanosleep(nanoseconds):
-    """Give up the processor for about so long; 0 only yields."""
+    """Sleep for about this time; 0 only yields."""
     time.sleep(nanoseconds / 1e9)
 
 
 def now_ns():
-    """Monotonic clock, ns. On a GPU its own, with another origin."""
+    """Monotonic clock, ns. On a GPU it is the GPU's clock, with another origin."""
     return time.monotonic_ns()
 
 
 def strided(first, last, lanes):
-    """first, first + lanes, ... below last. (range would do, but on a GPU it divides, and 64-bit division is slow there.)"""
+    """first, first + lanes, ... below last. On a GPU, range would need a slow 64-bit division."""
     return range(first, last, lanes)
 
 
@@ -181,7 +184,7 @@ def _one_lane(lanes):
 
 
 def _register_primitives(overload, target, intrinsics):
-    """The memory-model primitives for one target, from a module that has intrinsics of the same names."""
+    """Register the memory-model primitives for one target, from a module with intrinsics of these names."""
 
     def load(own):
         return lambda array, index: (lambda array, index: own(array, index)) if is_words(array) else None

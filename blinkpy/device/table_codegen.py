@@ -1,5 +1,5 @@
-"""Numba's code for device/tables.py: reading fields, loading and storing elements; registered for njit on
-import, for CUDA on request.
+"""Numba's code generation for device/tables.py: reading fields, loading and storing elements. Registered for
+njit on import, for CUDA on request.
 """
 
 import operator
@@ -22,17 +22,18 @@ GLOBAL_MEMORY = 1  # an address space of NVVM
 _I64 = ir.IntType(64)
 
 
-# ---- code, the same for both targets ------------------------------------------------------------------------------------
+# ---- code for both targets ----------------------------------------------------------------------------------------------
 
 
 def _for_gpu(context):
-    """Whether code is made for CUDA. Asked here because numba-cuda also takes lowerings that were registered for njit."""
+    """Whether the code is for CUDA. Needed because numba-cuda also uses lowerings registered for njit."""
     return type(context).__name__ == "CUDATargetContext"
 
 
 def _load_word(context, builder, pointer, i):
-    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU the compiler
-    would then keep all words in registers, twice as many as exist; so it reloads them from shared memory.
+    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU this would
+    make the compiler keep all words in registers, twice as many as exist, so it reloads them from shared
+    memory instead.
     """
     value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
     if not _for_gpu(context):
@@ -64,7 +65,9 @@ def _element_pointer(context, builder, words, pointer, indices):
 
 
 def word_pointer(context, builder, signature, args):
-    """Address of args[0][args[1]]: of a plain array or of a table's one; the index is an integer or a tuple of them."""
+    """Address of args[0][args[1]] in a plain array or a table's array. The index is an integer or a tuple of
+    integers.
+    """
     array_type, index_type, *_ = signature.args
     indices = _indices(context, builder, index_type, args[1])
     if isinstance(array_type, TableArrayType):
@@ -74,18 +77,18 @@ def word_pointer(context, builder, signature, args):
 
 
 def is_words(array):
-    """Whether a type is an array of integers, of a table or a plain one."""
+    """Whether a type is an array of integers, plain or of a table."""
     return isinstance(array, TableArrayType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
 def _fits(words, index):
-    """Whether an array of a table can be indexed so: an integer for each axis."""
+    """Whether an index is valid for a table's array: one integer per axis."""
     kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
     return isinstance(words, TableArrayType) and len(kinds) == words.ndim and all(isinstance(k, types.Integer) for k in kinds)
 
 
 def _add_to_target(typing_registry, lowering_registry, abstract: Any, attribute: Any) -> None:
-    """Typing and code of trees and words, for one target."""
+    """Register typing and code of trees and words for one target."""
 
     @typing_registry.register_global(operator.getitem)
     class GetItem(abstract):
@@ -113,7 +116,7 @@ def _add_to_target(typing_registry, lowering_registry, abstract: Any, attribute:
 
     @lowering_registry.lower_getattr_generic(TableType)
     def get_field(context, builder, typ, value, attr):
-        """A pointer again, or an integer."""
+        """A field of a table: a pointer for a nested part, or an integer."""
         offset, kind = typ.fields[attr]
         if isinstance(kind, types.Integer):
             return _load_word(context, builder, value, offset)
@@ -138,7 +141,9 @@ _add_to_target(typing_registry, lowering_registry, AbstractTemplate, AttributeTe
 
 
 class ArgumentTable:
-    """A tree for njit functions, which take it as one pointer; its arrays are kept alive. tree, strided: as of make_table."""
+    """A tree as one pointer argument of njit functions. It keeps the arrays alive. tree, strided: as for
+    make_table.
+    """
 
     def __init__(self, tree: Any, strided: bool = False) -> None:
         self.tree = tree
@@ -164,7 +169,7 @@ def _unbox_table(typ, table, c):
 
 @cache
 def register_cuda_tables() -> None:
-    """Teach numba-cuda the same, once. Raises ImportError without numba-cuda."""
+    """Register the same for numba-cuda, once. Raises ImportError without numba-cuda."""
     from blinkpy.device.cuda import kernel_compiler as cuda
 
     cuda.models.register_model(TableType)(cuda.core_models.OpaqueModel)
@@ -173,8 +178,10 @@ def register_cuda_tables() -> None:
 
 
 def cuda_table_reader(kind: TableType) -> Callable[[Any], Any]:
-    """A device function for kernels: takes the words of a table, an int64 array in any of the GPU's memories, and returns
-    the tree. Shared memory is best: each access to an array of the tree looks there first."""
+    """A device function for kernels: it takes the words of a table, an int64 array in any of the GPU's
+    memories, and returns the tree. Shared memory is fastest, because each access to an array first reads the
+    table.
+    """
     from blinkpy.device.cuda.kernel_compiler import intrinsic
 
     register_cuda_tables()

@@ -1,11 +1,10 @@
 """NamedTuples of arrays behind one pointer, for compiled device code.
 
-The scheduler works on some ninety arrays. As arguments, about 700 words would be copied through every call.
-This would cost most of the compile time and
-12 us in every call from Python, and exceed a kernel's 4 KB of parameters. So compiled code gets them as a
-*table*: the integers of the tree, and address and strides
-of its arrays, one int64 word each. A tree, a nested tree and an array are all a pointer into the table;
-`tree.field` moves it, and `array[i]` loads the address there. Device code is the same for both:
+The scheduler works on about ninety arrays. As arguments, about 700 words would be copied through every call.
+This would cost most of the compile time and 12 us in every call from Python, and exceed a kernel's 4 KB of
+parameters. So compiled code gets them as a *table*: the integers of the tree, and address and strides of its
+arrays, one int64 word each. Trees, nested trees and arrays are pointers into the table: `tree.field` advances
+the pointer, and `array[i]` loads the address there. Device code is the same for both:
 `state.requests.length[slot]` reads a tuple of arrays in plain Python, or a table.
 
 Indices are not checked and must not be negative. A table must not change while it is in use.
@@ -22,7 +21,9 @@ from numpy.typing import NDArray
 
 
 class TableArrayType(types.Type):
-    """Numba's type of an array of a table: integers of 32 or 64 bits. dense: C-contiguous, else with any strides."""
+    """Numba's type of a table's array: integers of 32 or 64 bits. dense: C-contiguous; otherwise with any
+    strides.
+    """
 
     def __init__(self, dtype: types.Integer, ndim: int, dense: bool) -> None:
         self.dtype, self.ndim, self.dense = dtype, ndim, dense
@@ -30,7 +31,7 @@ class TableArrayType(types.Type):
 
 
 class TableType(types.Type):
-    """Numba's type of a table, or of a nested part of one. fields: (name, word offset, type) in order."""
+    """Numba's type of a table or of a nested part. fields: (name, word offset, type) in order."""
 
     def __init__(self, name: str, fields: tuple[tuple[str, int, types.Type], ...]) -> None:
         self.fields = {field: (offset, kind) for field, offset, kind in fields}
@@ -43,8 +44,8 @@ class TableType(types.Type):
         return self._key
 
 
-# Numba makes a type's name and looks for an equal one each time; a simulation makes a hundred tables for each
-# of its worlds.
+# Cached, because Numba builds and looks up a type's name each time, and a simulation makes a hundred tables
+# per world.
 
 
 @cache
@@ -58,8 +59,9 @@ def _table_type(name: str, fields: tuple[tuple[str, int, types.Type], ...]) -> T
 
 
 def array_properties(array: Any) -> tuple[int, np.dtype, tuple[int, ...], tuple[int, ...]]:
-    """(address, dtype, shape, strides in bytes) of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors,
-    Numba device arrays)."""
+    """(address, dtype, shape, strides in bytes) of a NumPy array, or of any object with
+    __cuda_array_interface__ (torch tensors, Numba device arrays).
+    """
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides") or dense_strides(shape, dtype.itemsize)

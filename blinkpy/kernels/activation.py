@@ -20,7 +20,7 @@ def silu_times(gate, up):
 
 @triton.jit
 def gated(gate, up, SWIGLU: tl.constexpr):
-    """silu(gate) * up of float32 blocks, or that of GEGLU."""
+    """silu(gate) * up of float32 blocks, or gelu(gate) * up if SWIGLU is GEGLU."""
     if SWIGLU == GEGLU:  # (1 + tanh(t)) / 2 = 1 / (1 + exp(-2 t))
         return gate / (1.0 + tl.exp(-gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate))) * up
     return silu_times(gate, up)
@@ -34,7 +34,9 @@ def capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def clamped_times(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """gate * sigmoid(ALPHA * gate) * (up + 1) of float32 blocks, gate at most LIMIT and up within it. LIMIT 0: silu_times."""
+    """gate * sigmoid(ALPHA * gate) * (up + 1) of float32 blocks, with gate at most LIMIT and up in [-LIMIT,
+    LIMIT]. LIMIT 0: silu_times.
+    """
     if LIMIT == 0.0:
         y = silu_times(gate, up)
     else:
@@ -87,7 +89,7 @@ def _swiglu_rows(
 def quantised_swiglu(
     x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None, *, gelu: bool = False, pdl: bool = False
 ) -> None:
-    """`swiglu`, rounded to x's dtype and then quantised; input_scale: of all rows, or None."""
+    """`swiglu`, rounded to x's dtype and then quantised. input_scale: of all rows, or None."""
     tokens, width = len(x), x.shape[1] // 2
     check_width(width)
     header = (counts, "counts", *launch.HEADER)

@@ -1,4 +1,6 @@
-"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/: nothing is tuned at start."""
+"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/. Nothing
+is tuned at the start.
+"""
 
 import json
 import re
@@ -10,15 +12,17 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 
 CAPABILITY = 90
 THREAD_REGISTERS = 255
-REGISTERS = 65_536  # of a multiprocessor, which one program may have all of
+REGISTERS = 65_536  # of a multiprocessor; one program may use all of them
 WARP = 32
 OTHER_REGISTERS = 8  # of a thread, for addresses and counters
 OTHER_SHARED = 1024  # bytes in addition to the buffers
-MATRIX_UNIT_ROWS = 64  # of the first operand, from which Hopper's matrix unit reads both from shared memory
+MATRIX_UNIT_ROWS = 64  # minimum rows of the first operand for which Hopper's matrix unit reads both operands from shared memory
 
 
 class Needs(NamedTuple):
-    """shared: bytes of shared memory.
+    """The needs of a program.
+
+    shared: bytes of shared memory.
     values: 32-bit values of all threads that live through the loop.
     """
 
@@ -26,16 +30,17 @@ class Needs(NamedTuple):
     values: int = 0
 
     def registers(self, warps: int) -> int:
-        """Of a thread, at least."""
+        """Minimum registers per thread."""
         return -(-self.values // (warps * WARP)) + OTHER_REGISTERS if self.values else 0
 
 
 def pipeline_bytes(tile: int, stages: int, first_rows: int, warps: int, *, tf32: bool = False) -> int:
-    """Shared memory of a loop over products. tile: bytes of the operands of one step.
-    first_rows: rows of the first operand.
-    tf32: whether operands are float32.
+    """Shared memory of a loop over products. Operands that the matrix unit reads from shared memory are in
+    use for one more step.
 
-    Operands that the matrix unit reads from shared memory are in use for one more step.
+    tile: bytes of the operands of one step.
+    first_rows: rows of the first operand.
+    tf32: the operands are float32.
     """
     from_shared = first_rows >= MATRIX_UNIT_ROWS and warps % 4 == 0 and not tf32
     return (stages if from_shared else max(1, stages - 1)) * tile + OTHER_SHARED
@@ -66,7 +71,7 @@ def gpus_with_tables(folder: Path = FOLDER) -> list[str]:
 
 
 def check_power_of_two(what: str, value: int, least: int) -> None:
-    """Raise ConfigError unless a size of a configuration is a power of two, and not too small."""
+    """Raise ConfigError unless `value` is a power of two and at least `least`."""
     if value < least or value & (value - 1):
         raise ConfigError(f"{what} {value} must be a power of two of at least {least}")
 
@@ -77,14 +82,16 @@ def power_of_two_at_most(value: int) -> int:
 
 
 class ConfigTable(Generic[T]):
-    """Measured configurations of one GPU model, by the names of shapes; shapes that were not measured get defaults."""
+    """Measured configurations of one GPU model, by the names of shapes. Other shapes get defaults."""
 
     section: ClassVar[str]  # key of the entries in the file
     suffix: ClassVar[str] = ""  # of the file's name
 
     @staticmethod
     def from_json(name: str, entry: Any) -> Any:
-        """An entry of the file, and its name. Raises ValueError, KeyError, TypeError or AttributeError for a damaged one."""
+        """Parse an entry of the file. Raises ValueError, KeyError, TypeError or AttributeError for a damaged
+        entry.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -96,7 +103,7 @@ class ConfigTable(Generic[T]):
 
     @classmethod
     def path(cls, gpu_name: str, folder: Path) -> Path:
-        """Of the table of a GPU model: nvidia_h200.json for "NVIDIA H200"."""
+        """The path of a GPU model's table: nvidia_h200.json for "NVIDIA H200"."""
         slug = re.sub(r"[^a-z0-9]+", "_", gpu_name.lower()).strip("_")
         return folder / f"{slug}{cls.suffix}.json"
 

@@ -1,7 +1,7 @@
 """Rows quantised to FP8: inputs of products with an `Fp8Matrix`.
 
-Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; rows made by several
-programs (attention, a fused SwiGLU) are quantised by a separate kernel.
+Kernels that compute a whole row (the norm, SwiGLU) quantise it with `store_quantised`. Rows computed by
+several programs (attention, a fused SwiGLU) are quantised by a separate kernel.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH
 
 WORD = tl.constexpr(8)
 """Weights of a word."""
-_LEAST_WORD = tl.constexpr(2.0**-100)  # a row's maximum is taken as at least this
+_LEAST_WORD = tl.constexpr(2.0**-100)  # lower bound of a row's maximum
 _EXPONENT = tl.constexpr(0x7F800000)  # bits of a float32
 _MULTIPLY_WORDS = tl.constexpr("""{
     .reg .b32 w<2>, x<4>, pair, sums;
@@ -43,9 +43,8 @@ _MULTIPLY_WORDS = tl.constexpr("""{
 
 @triton.jit
 def pack_row(x, BLOCK_K: tl.constexpr):
-    """(words of inputs 0 to 3 of each eight, of 4 to 7, the factor that undoes their scale) of x, float32 [BLOCK_K].
-
-    Words are int64 [BLOCK_K / 8], of four float16 each.
+    """(words of inputs 0 to 3 of each eight, words of inputs 4 to 7, the inverse of their scale) of x,
+    float32 [BLOCK_K]. Words are int64 [BLOCK_K / 8], of four float16 each.
     """
     most = tl.maximum(tl.max(tl.abs(x), 0), _LEAST_WORD)
     power = (most.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
@@ -63,7 +62,7 @@ def multiply_words(w, low, high):
         return tl.inline_asm_elementwise(_MULTIPLY_WORDS, "=f,l,l,l", [w, low, high], tl.float32, True, 1)
     even = tl.zeros_like(w).to(tl.float16)
     odd = even
-    for i in tl.static_range(0, WORD, 2):  # as the instructions do, except the rounding of fused multiply-adds
+    for i in tl.static_range(0, WORD, 2):  # like the instructions, except the rounding of fused multiply-adds
         inputs = (low if i < 4 else high) >> 16 * (i % 4)
         even += _weight(w >> 8 * i) * _input(inputs)
         odd += _weight(w >> 8 * (i + 1)) * _input(inputs >> 16)
@@ -72,7 +71,9 @@ def multiply_words(w, low, high):
 
 @triton.jit
 def multiply_words_exactly(w, x):
-    """The same in float32, for inputs x of float32 that 11 bits are too few for: w int64 [N, W], x float32 [8 * W]."""
+    """multiply_words in float32, for float32 inputs, which need more than 11 bits: w int64 [N, W], x float32
+    [8 * W].
+    """
     byte = w[:, :, None] >> (tl.arange(0, WORD) * 8)[None, None, :] & 0xFF
     weights = byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     return tl.sum(weights * tl.reshape(x, [w.shape[1], WORD])[None, :, :], 2)
@@ -80,13 +81,13 @@ def multiply_words_exactly(w, x):
 
 @triton.jit
 def _weight(word):
-    """float16 of the lowest byte."""
+    """float16 of a word's lowest byte."""
     return (word & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
 def _input(word):
-    """float16 in the lowest bits."""
+    """float16 of a word's lowest 16 bits."""
     return (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
 
 
@@ -115,7 +116,7 @@ class Fp8Matrix:
 
     @property
     def blocks(self) -> bool:
-        """Whether each block has a scale, and not each row."""
+        """Whether each block has a scale, instead of each row."""
         return self.scales.dim() == self.values.dim()
 
 
@@ -141,12 +142,12 @@ BLOCK_SCALES: one per 128 inputs of a row, and per 128 x 128 weights.
 """
 GROUP = tl.constexpr(BLOCK)
 _LARGEST = tl.constexpr(LARGEST)
-_LEAST = tl.constexpr(2.0**-100)  # a row's maximum is taken as at least this, so that rows of zeros have a scale
+_LEAST = tl.constexpr(2.0**-100)  # lower bound of a row's maximum, so that rows of zeros have a scale
 
 
 @dataclass(frozen=True)
 class Fp8Rows:
-    """Quantised rows; as Fp8Matrix says, x = values * scales."""
+    """Quantised rows: x = values * scales, as in Fp8Matrix."""
 
     values: torch.Tensor  # float8_e4m3fn [M, K]
     scales: torch.Tensor  # float32 [M], or [M, ceil(K / 128)]
@@ -165,7 +166,7 @@ class Fp8Rows:
 
     @classmethod
     def allocate(cls, rows: int, width: int, device: str) -> Self:
-        """Scratch for this many rows of up to this width, with scales of either kind."""
+        """Allocate scratch memory for `rows` rows of at most `width`, with scales of either kind."""
         values = torch.zeros(rows * width, dtype=torch.uint8, device=device).view(FP8)
         return cls(values, torch.zeros(rows * -(-width // BLOCK), dtype=torch.float32, device=device))
 
@@ -189,7 +190,7 @@ def store_quantised(
     input_scale,  # of all rows (STATIC only)
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """Divide by the scale, round to nearest even, and store. The conversion takes what is over the largest number as that."""
+    """Divide by the scale, round to nearest even, saturate, and store."""
     at = row.to(tl.int64) * WIDTH
     column = first + tl.arange(0, BLOCK)
     if SCALES == BLOCK_SCALES:
@@ -235,7 +236,9 @@ def _quantise_rows(
 def quantise_rows(
     x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None = None, *, each: int = 1, pdl: bool = False
 ) -> None:
-    """Quantise the first counts[TOKENS] * each rows of x [T * each, width], in a storage dtype and of any row stride."""
+    """Quantise the first counts[TOKENS] * each rows of x [T * each, width], in a storage dtype and with any
+    row stride.
+    """
     rows, width = x.shape
     check_width(width)
     header = (counts, "counts", *launch.HEADER)
@@ -250,7 +253,7 @@ def quantise_rows(
 
 
 def row_block(width: int) -> int:
-    """The power of two that holds a row, and whole groups."""
+    """The power of two that fits a row and whole groups."""
     return max(BLOCK, triton.next_power_of_2(width))
 
 

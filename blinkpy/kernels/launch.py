@@ -40,7 +40,7 @@ values of the names they use, but not of the attributes of modules."""
 
 @contextmanager
 def noted(what: Callable[[], str]) -> Iterator[None]:
-    """Add a note to an error of the launches within. The note's words are made for an error alone."""
+    """Add a note to errors of the launches in this context. `what` is only called for an error."""
     try:
         yield
     except Exception as error:
@@ -59,10 +59,11 @@ def check_tensors(*declared: tuple[Any, ...]) -> None:
     """Raise ValueError or TypeError unless all tensors are as declared, and on one device.
 
     Each is declared as (tensor, name, shape, dtypes, row_strided); None instead of a tensor is skipped.
-    shape: sizes,
-    AtLeast, or None for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first
-    dimension may have any stride (a slice of the columns of a wider tensor). Otherwise the tensor must be
-    contiguous.
+    Otherwise the tensor must be contiguous.
+
+    shape: sizes, AtLeast, or None for any.
+    dtypes: one or several; default STORAGE_DTYPES.
+    row_strided: the first dimension may have any stride (a slice of the columns of a wider tensor).
     """
     for tensor, *expected in declared:
         if tensor is not None:
@@ -98,7 +99,7 @@ def _is_size(want: int | None, have: int) -> bool:
 
 
 def by_name(*variants: V) -> dict[str, V]:
-    """Variants, ways to compute one operation, by their `name`. Raises ValueError if two have the same."""
+    """Variants of an operation by their `name`. Raises ValueError for equal names."""
     found = {variant.name: variant for variant in variants}
     if len(found) < len(variants):
         raise ValueError(f"two variants of one name: {', '.join(variant.name for variant in variants)}")
@@ -106,37 +107,39 @@ def by_name(*variants: V) -> dict[str, V]:
 
 
 def options(pdl: bool) -> dict[str, Any]:
-    """Launch options for a kernel that is (or is not) part of a chain of programmatic dependent launches."""
+    """Launch options for a kernel. pdl: it is part of a chain of programmatic dependent launches."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact anyway."""
+    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is
+    exact in any case.
+    """
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
 @triton.jit
 def wait_for_predecessor(PDL: tl.constexpr):
-    """Everything that earlier kernels wrote is visible after this."""
+    """Wait until all writes of earlier kernels are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def release_successor(PDL: tl.constexpr):
-    """The next kernel may start; it still waits for this one's end before it reads results."""
+    """Let the next kernel start; it still waits for this kernel's end before it reads results."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 class BatchView(NamedTuple):
-    """B rows and T tokens of a bucket; an array may be longer. See `blinkpy.kv.state.Batch`, which has them all."""
+    """B rows and T tokens of a bucket; arrays may be longer. A part of `blinkpy.kv.state.Batch`."""
 
     counts: torch.Tensor  # int64 [8] batch header
     row_slots: torch.Tensor  # int32 [B] request slot of each row
     query_starts: torch.Tensor  # int32 [B + 1] first token of each row
     context_lengths: torch.Tensor  # int32 [B] tokens in the cache after this step
-    emits: torch.Tensor  # int32 [B] 1: the row's last token gives a sampled token
+    emits: torch.Tensor  # int32 [B] 1: the row's last token yields a sampled token
     positions: torch.Tensor  # int32 [T] of each token in its sequence
     cache_slots: torch.Tensor  # int32 [T] page * page size + offset; negative: not written
 

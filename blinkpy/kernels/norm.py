@@ -84,14 +84,15 @@ def rms_norm(
     keep: bool = True,
     pdl: bool = False,
 ) -> None:
-    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x)
-    * weight.
+    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out =
+    norm(x) * weight. Only the first counts[TOKENS] rows are read or written. The norm is computed in float32
+    from the unrounded sum. A row's result depends only on itself.
 
-    x, out, residual: [T, hidden] in one storage dtype, rows of x and out of any stride, and out may be x; or x:
-    float32 [parts, T, hidden], partial sums of `blinkpy.kernels.linear.linear`; weight: [hidden] of any storage
-    dtype; counts: int64 [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in
-    float32 from the unrounded sum. A row's result depends only on itself.
-
+    x: [T, hidden] in a storage dtype, with rows of any stride; or float32 [parts, T, hidden], partial sums of
+        `blinkpy.kernels.linear.linear`.
+    weight: [hidden] of any storage dtype.
+    counts: int64 [8].
+    out, residual: [T, hidden] in x's storage dtype. Rows of out may have any stride, and out may be x.
     last_tokens_of: gather only the last token of each emitting row of this batch: out [B, hidden]; its other
         rows stay unchanged.
     add: out += norm(x) * weight.
@@ -141,7 +142,7 @@ def _embed(
     launch.wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         identity = tl.load(token_ids_ptr + token)
-        known = (identity >= 0) & (identity < vocabulary)  # an id that is not in the table reads nothing and gives zeros
+        known = (identity >= 0) & (identity < vocabulary)  # an id outside the table yields zeros without a read
         at = table_ptr + identity.to(tl.int64) * HIDDEN + column
         row = tl.load(at, mask=(column < HIDDEN) & known, other=0.0)
         if FACTOR != 1.0:
@@ -158,9 +159,12 @@ def embed(
     factor: float = 1.0,
     pdl: bool = False,
 ) -> None:
-    """out[t] = factor * table[token_ids[t]] of the first counts[TOKENS] tokens; an id outside the table gives a row of zeros.
+    """out[t] = factor * table[token_ids[t]] of the first counts[TOKENS] tokens; an id outside the table
+    yields zeros.
 
-    token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
+    token_ids: int32 [at least T].
+    table: [V, hidden].
+    out: [T, hidden].
     """
     tokens, hidden = out.shape
     launch.check_tensors(
@@ -208,13 +212,16 @@ def last_tokens(
     *,
     pdl: bool = False,
 ) -> None:
-    """out[row] = x[query_starts[row + 1] - 1] of the first counts[ROWS] rows; other rows of out stay unchanged.
-    ROWS and TOKENS of out_counts become counts[ROWS]: later kernels treat the result as a batch with one token
-    per row.
+    """out[row] = x[query_starts[row + 1] - 1] of the first counts[ROWS] rows; other rows of out stay
+    unchanged. ROWS and TOKENS of out_counts become counts[ROWS], so that later kernels treat the result as a
+    batch with one token per row.
 
-    x: [T, hidden]; out: [B, hidden] in x's dtype, not overlapping x; query_starts: int32 [at least B + 1];
+    x: [T, hidden].
+    query_starts: int32 [at least B + 1].
     counts, out_counts: int64 [8]. The step writes out_counts, so unlike counts it must not be read before a
-    kernel's wait. Raises ValueError or TypeError if shapes, dtypes or devices do not match.
+        kernel's wait.
+    out: [B, hidden] in x's dtype, not overlapping x.
+    Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     rows, hidden = out.shape
     launch.check_tensors(

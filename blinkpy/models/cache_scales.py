@@ -1,10 +1,10 @@
-"""Scales of an FP8 KV cache, for keys and values of each layer and key/value head: those of the checkpoint,
-or measured ones.
+"""Scales of an FP8 KV cache, for keys and values of each layer and key/value head: from the checkpoint, or
+measured.
 
-They are fixed at the start, on constant tokens, and no request changes them, so the same request always
-gets the same text. A measured scale is a power of two, with a margin for numbers twice as large as the
-measured ones. Rounding to a power of two costs a floating-point format nothing, and hides differences
-between machines in the last bits.
+They are fixed at the start, on constant tokens, and no request changes them, so the same request always gets
+the same text. A measured scale is a power of two, with a margin for numbers twice as large as the measured
+ones. Rounding to a power of two costs a floating-point format nothing, and hides differences between machines
+in the last bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,12 +85,12 @@ def scales_for(largest: NDArray[np.float32]) -> Scales:
 
 
 def calibration_tokens(model: DecoderDescription) -> int:
-    """Tokens of the batch that scales are measured on."""
+    """Number of tokens for measuring scales."""
     return min(TOKENS, model.default_context)
 
 
 def calibration_batch(model: DecoderDescription) -> Batch:
-    """One prompt, always the same, whose page k is page k of the pool."""
+    """A constant prompt, whose page k is page k of the pool."""
     tokens = calibration_tokens(model)
     at, one = np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32)
     counts = np.zeros(S.BATCH_COUNTS, np.int64)

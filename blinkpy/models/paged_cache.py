@@ -22,9 +22,12 @@ MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
 
 @dataclass(frozen=True)
 class RingSizes:
-    """layers: sliding-window layers.
+    """Sizes of window rings.
+
+    layers: sliding-window layers.
     window: the widest, tokens.
     pages: of one ring.
+    slots: requests.
     spill: maximum pages that a step may spill.
     """
 
@@ -37,7 +40,7 @@ class RingSizes:
 
     @classmethod
     def of(cls, model: DecoderDescription, page_size: int, slots: int, tokens: int, rows: int) -> Self | None:
-        """None for a model without windows. tokens, rows: of the largest step."""
+        """The sizes for a model; None if it has no windows. tokens, rows: of the largest step."""
         layers = tuple(index for index, layer in enumerate(model.layers) if layer.attention.window)
         if not layers:
             return None
@@ -48,12 +51,12 @@ class RingSizes:
 
     @property
     def layer_pages(self) -> int:
-        """Pages of the view that is one layer's cache."""
+        """Pages of one layer's view of the cache."""
         return len(self.layers) * self.slots * self.pages + self.spill
 
     @property
     def all_pages(self) -> int:
-        """Pages of all layers together, spill pages included."""
+        """Pages of all layers, including spill pages."""
         return self.layer_pages + len(self.layers) - 1
 
 
@@ -68,7 +71,7 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
         raise ConfigError(f"window_cache ring: no layer of {model.name} has a sliding window; use window_cache full")
-    if scheduler.step_groups > 1:  # the rings' tables are those of one step
+    if scheduler.step_groups > 1:  # rings only have tables for one step
         raise ConfigError("window_cache ring does not support step_groups above 1; use window_cache full")
     if sizes.all_pages * sizes.page_size >= MOST_TOKENS:
         raise ConfigError(f"window_cache ring: the rings of {slots} slots exceed {MOST_TOKENS:,} tokens; lower slots")
@@ -79,15 +82,17 @@ A = TypeVar("A")
 
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
-    """Bytes that one page of the pool takes, keys and values of all layers together, except those with rings.
-    itemsize: of a number. If all layers have rings, a page takes no memory, and the result is 1.
+    """Bytes of one page of the pool: keys and values of all layers, except layers with rings. If all layers
+    have rings, a page takes no memory, and the result is 1.
+
+    itemsize: bytes of a number.
     """
     layers = len(model.layers) - (len(rings.layers) if rings else 0)
     return max(1, layers * 2 * model.kv_size * page_size * itemsize)
 
 
 def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
-    """Bytes of all window rings, keys and values, spill pages included."""
+    """Bytes of all window rings, keys and values, including spill pages."""
     return 0 if rings is None else rings.all_pages * rings.page_size * 2 * model.kv_size * itemsize
 
 
@@ -103,8 +108,10 @@ def _of_layers(
 
 
 class PagedCache:
-    """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-    contiguous. The layers of `rings` share memory (blinkpy.models.paged_cache).
+    """The cache as torch tensors.
+
+    keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
+        contiguous. Layers with rings share memory.
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.cache_scales).
@@ -130,13 +137,15 @@ class PagedCache:
         self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
 
     def largest(self) -> NDArray[np.float32]:
-        """The size of the largest key and value of each head, [layers, 2, kv_heads]; of a cache without scales."""
+        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]. Only without
+        scales.
+        """
         sides = zip(self.keys, self.values, strict=True)
         return np.array([[side.abs().amax((0, 2, 3)).float().cpu().numpy() for side in both] for both in sides])
 
 
 class ArrayCache:
-    """The same as NumPy arrays: float32, or the bits of FP8 numbers, uint8."""
+    """The cache as NumPy arrays: float32, or the bits of FP8 numbers, uint8."""
 
     def __init__(
         self,
@@ -153,6 +162,8 @@ class ArrayCache:
         self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
 
     def largest(self) -> NDArray[np.float32]:
-        """The size of the largest key and value of each head, [layers, 2, kv_heads]; of a cache without scales."""
+        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]. Only without
+        scales.
+        """
         sides = zip(self.keys, self.values, strict=True)
         return np.array([[np.abs(side).max((0, 2, 3)) for side in both] for both in sides])

@@ -1,6 +1,6 @@
-"""A dump: one file with everything that a replay needs, in NumPy's zipped format, without pickles.
+"""A dump: one file with all data for a replay, in NumPy's zipped format, without pickles.
 
-It holds the prompts and the generated tokens of the requests that it covers, as token ids.
+It contains the prompts and generated tokens of its requests as token ids.
 """
 
 import io
@@ -21,11 +21,11 @@ from blinkpy.version import __version__
 FORMAT = 3
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
-CRASHES_KEPT = 10  # the newest dumps in a folder of crashes
+CRASHES_KEPT = 10  # number of the newest dumps that a folder of crashes keeps
 
 
 def write_dump(path: Path, capture: Capture, reason: str) -> None:
-    """Write a dump, whole or not at all. Raises RecordingError if it can't be written."""
+    """Write a dump atomically. Raises RecordingError if it can't be written."""
     about = {
         **capture.description,
         "format": FORMAT,
@@ -74,9 +74,10 @@ def read_dump(path: Path) -> Capture:
 
 
 def save_crash(reader: RecordingReader, folder: str, name: str, reason: str) -> str:
-    """Save the recording of an engine that died. folder: "": a folder in the user's state directory. Returns a
-    line with its path, or with the reason of a failure. Raises no errors of disk or recording, since a worse
-    error is being reported.
+    """Save the recording of an engine that died. Returns a line with its path, or with the reason of a
+    failure. Errors of disk or recording are not raised, because a worse error is being reported.
+
+    folder: "" means a folder in the user's state directory.
     """
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

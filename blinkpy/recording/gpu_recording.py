@@ -1,9 +1,9 @@
 """The recording of a scheduler that runs on the GPU.
 
-Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it
-survives a failure of the GPU. The loop itself copies the state between two steps: all arrays are in one
-block of GPU memory, and a graph of one node copies it at the memory's speed. The host process fetches these
-copies on a separate stream. If it is stopped, copies are missed, without other effects.
+Its ring is host memory that the GPU writes in place, a few words per row and step, and never reads. So it
+survives a failure of the GPU. The loop copies the state between two steps: all arrays are in one block of GPU
+memory, and a graph of one node copies it at the memory's speed. The host process fetches these copies on a
+separate stream. If it is stopped, copies are missed, without other effects.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ class GpuRecording:
         return placed._replace(recorder=placed.recorder._replace(words=ring, progress=progress, cursor=cursor))
 
     def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """The graph that copies the state. Keep this object for as long as it may run."""
+        """The graph that copies the state. This object must outlive it."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="relaxed")
@@ -74,7 +74,9 @@ class GpuRecording:
         return graph
 
     def fetch(self) -> None:
-        """The host's part, now and then: take the last copy over, if there is a new one and no newer one overwrites it."""
+        """Fetch the latest copy of the state to the host, unless a newer one is overwriting it. To be called
+        periodically.
+        """
         progress, size = self._recording.recorder.progress, self._recording.layout.copied_bytes
         begun = int(progress[S.COPIES_BEGUN])
         if begun == self._fetched or progress[S.COPIES_DONE] != begun:

@@ -17,7 +17,7 @@ LINK_PREFIX = "blinkpy-recording."
 
 
 class RecordingError(ConfigError):
-    """There is no recording, or none that can be used."""
+    """The recording is missing or unusable."""
 
 
 def link_path(name: str) -> Path:
@@ -28,14 +28,14 @@ def link_path(name: str) -> Path:
 def remove_dead_links() -> None:
     """Remove the links of engines that were killed."""
     for path in FOLDER.glob(f"{LINK_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # of another user
             if path.is_symlink() and not path.exists():
                 path.unlink()
 
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
-NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one turn, the recording itself, what stops it
+NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one turn, the recording itself, its fault
 
 # Head of a snapshot, int64.
 WRITES = 0  # odd while it is being written
@@ -47,22 +47,22 @@ SNAPSHOT_HEAD = 8
 INPUTS = ("inbox.", "batch.sampled")
 CURSOR = "recorder.cursor"
 
-# Of the turn that is under way, int64.
+# Of the unfinished turn, int64.
 OPENED = "opened"
 OPENED_NS = 0  # its time; 0 between turns
 OPENED_TURN = 1  # its number
 OPENED_AT = 2  # position of its record
 OPENED_WORDS = 4
 
-# In the record that a reader makes of a turn that does not end.
+# In a reader's record of an unfinished turn.
 OPEN_TURN = -2  # instead of its bucket
-CANCEL_WORDS = 3  # kind of a note: the cancel words of all slots, as the turn read them
+CANCEL_WORDS = 3  # kind of a note: the cancel words of all slots that the turn read
 
 Int64 = NDArray[np.int64]
 
 
 class RecordingLayout:
-    """Offsets in the memory, bytes. offsets: of arrays in the content of a snapshot, which has copied_bytes."""
+    """Offsets in the memory, bytes. offsets: of arrays in a snapshot's content, which has copied_bytes."""
 
     def __init__(self, description: Mapping[str, Any]):
         self.words = int(description["limits"]["record_words"])
@@ -87,8 +87,12 @@ class RecordingLayout:
 
 
 class RecordingViews:
-    """NumPy arrays over the memory. heads, contents: of the two snapshots; copies: the arrays in these contents, by name.
-    inputs: of the turn that is under way, by name."""
+    """NumPy arrays over the memory.
+
+    heads, contents: of the two snapshots.
+    copies: the arrays in these contents, by name.
+    inputs: of the unfinished turn, by name.
+    """
 
     def __init__(self, memory: mmap.mmap, layout: RecordingLayout):
         self.progress: Int64 = np.ndarray((8,), np.int64, memory, layout.progress)

@@ -71,7 +71,7 @@ class RecordingMemory:
                 f"a snapshot of the scheduler's state needs {size} MiB, but the limit is {SNAPSHOT_LIMIT >> 20}: lower slots"
             )
         self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
+        os.ftruncate(self._fd, layout.total_bytes)  # memory is allocated on write
         self.memory = mmap.mmap(self._fd, layout.total_bytes)
         self._views = RecordingViews(self.memory, layout)
         self.shared = memoryview(self.memory)[layout.progress : layout.first_snapshot]
@@ -92,22 +92,22 @@ class RecordingMemory:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def publish(self, name: str) -> None:
-        """Let others find it, by the name of the engine's segment, whose lock this engine holds."""
+        """Let other processes find it by the name of the engine's segment, whose lock this engine holds."""
         self._link = link_path(name)
         self._link.unlink(missing_ok=True)  # of a dead engine
         self._link.symlink_to(self._target)
 
     def keep(self, state: State) -> None:
-        """Take a snapshot if one is due: between a turn of the scheduler and the step that it asked for."""
+        """Take a snapshot if one is due, between a turn of the scheduler and the planned step."""
         position = int(state.recorder.cursor[S.POSITION])
         if position < self._due:
             return
         arrays, copies = dict(named_arrays(state)), self._views.copies[self._next]
         self.begin_snapshot()
         for name, copy in copies.items():
-            if name == "requests.tokens":  # the largest array, most of it without meaning
+            if name == "requests.tokens":  # the largest array, mostly unused
                 for slot in np.flatnonzero(state.requests.status != S.EMPTY).tolist():
-                    length = max(state.requests.length[slot], state.requests.prompt_length[slot])  # of a scored prompt all
+                    length = max(state.requests.length[slot], state.requests.prompt_length[slot])  # whole scored prompts
                     copy[slot, :length] = arrays[name][slot, :length]
             else:
                 np.copyto(copy, arrays[name])
@@ -121,29 +121,29 @@ class RecordingMemory:
         return state._replace(inbox=inbox, batch=state.batch._replace(sampled=shared["batch.sampled"]))
 
     def open_turn(self, now_ns: int, number: int) -> None:
-        """A turn begins."""
+        """Record the begin of a turn."""
         opened = self._opened
         opened[OPENED_TURN], opened[OPENED_AT] = number, self.recorder.cursor[S.POSITION]
         opened[OPENED_NS] = now_ns
 
     def close_turn(self) -> None:
-        """It has ended."""
+        """Record the end of the turn."""
         self._opened[OPENED_NS] = 0
 
     def begin_snapshot(self) -> NDArray[np.uint8]:
-        """The content of the older snapshot, to be written over. Readers pass it over until it is finished."""
+        """The content of the older snapshot, to be overwritten. Readers skip it until finish_snapshot()."""
         self._views.heads[self._next][WRITES] |= 1
         return self._views.contents[self._next]
 
     def finish_snapshot(self, position: int) -> None:
-        """position: of the first record after it."""
+        """Complete the snapshot. position: of the first record after it."""
         head = self._views.heads[self._next]
         head[TAKEN_AT] = position
         head[WRITES] += 1
         self._next ^= 1
 
     def close(self) -> None:
-        """Remove the link; the memory is freed by its last user."""
+        """Remove the link. The last user of the memory frees it."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 if self._link is not None and os.readlink(self._link) == self._target:

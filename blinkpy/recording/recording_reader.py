@@ -1,4 +1,4 @@
-"""A recording seen from outside: consistent copies, out of memory that the engine may continue writing."""
+"""Reads a recording from another process: consistent copies of memory that the engine may still write."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ from blinkpy.recording.recording_layout import (
 
 TRIES = 20
 INBOX_WORDS = ("heartbeat", "claim", "cq_head", "doorbell")  # in the order of a record
-STUCK_S = 0.05  # a turn that is under way for so long does not end
+STUCK_S = 0.05  # a turn unfinished for this time counts as stuck
 
 
 class Capture(NamedTuple):
@@ -68,12 +68,12 @@ class RecordingReader:
 
     @property
     def position(self) -> int:
-        """Words that the engine has recorded."""
+        """Number of words that the engine has recorded."""
         return int(self._views.progress[S.POSITION])
 
     def capture(self) -> Capture:
-        """Copy what can be replayed. Raises RecordingError if there is no snapshot, or the engine overwrites it too
-        soon.
+        """Copy the replayable part. Raises RecordingError if there is no snapshot, or the engine overwrites
+        it too soon.
         """
         for _ in range(TRIES):
             unended = self._unended_record()

@@ -1,1 +1,1 @@
-"""The common part of both ends of a link: contract, shared memory, verbs, handshake."""
+"""The common part of both sides of a link: contract, shared memory, verbs, handshake."""

@@ -4,9 +4,9 @@ A transport gives one process one queue pair. It moves bytes in order, without i
 implements it with loads and stores, `rdma` by one-sided reads and writes.
 
 Every transport guarantees:
-1. Order. When the engine sees a doorbell, it sees every write_prompt, write_hashes and write_entry that came before it.
+1. Order. An engine that sees a doorbell sees every earlier write_prompt, write_hashes and write_entry.
 2. No torn words. An 8-byte word is read and written whole.
-3. Reads may be old, never from the future: a value was in the engine's memory at some time after the
+3. Reads may be old: a value was in the engine's memory at some time after the
    transport last returned it. A value in the memory is returned after a bounded time, if the caller keeps
    reading.
 4. No call waits for the other side. A transport that has failed raises TransportError, in that call or a
@@ -15,12 +15,13 @@ Every transport guarantees:
    record of a word with HAS_LOGPROBS is complete.
 6. The front end is the only writer of its region, so a write never has to be read back.
 7. Succession. Before a pair is claimed again, all writes of an earlier owner to arenas and ring have
-   landed, or never will. (Words may land late: they carry their epoch.)
-8. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
+   arrived, or never will. (Words may arrive late, because they carry their epoch.)
+8. A completion head may arrive late: with the next doorbell or heartbeat, or when it is an eighth of the ring
+  ahead.
 
-1, 3, 5 and 7 are the orders that the protocol relies on: O1, O5, O6 and O8 of docs/verification.md.
+The protocol relies on 1, 3, 5 and 7, which are O1, O5, O6 and O8 of docs/verification.md.
 
-Positions count entries since the segment was made; a ring's place is the position modulo its size.
+Positions count entries since the segment was created; the index in a ring is the position modulo its size.
 """
 
 from typing import NamedTuple, Protocol
@@ -30,7 +31,7 @@ from blinkpy.queues.words import Int32, Int64, Records
 
 
 class TransportError(OSError):
-    """The engine's memory can't be reached (any more)."""
+    """The engine's memory is not, or no longer, reachable."""
 
 
 class EngineWords(NamedTuple):
@@ -54,16 +55,16 @@ class Transport(Protocol):
     pair: int
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
-        """Copy tokens to the prompt arena; offset in tokens. The caller keeps within the arena."""
+        """Copy tokens to the prompt arena. offset: in tokens. The range must be inside the arena."""
 
     def write_hashes(self, offset: int, hashes: Int64) -> None:
-        """Copy page hashes to their arena; offset in entries."""
+        """Copy page hashes to their arena. offset: in entries."""
 
     def write_entry(self, index: int, entry: bytes) -> None:
-        """Copy one submission entry (SQ_ENTRY_BYTES) to a place in the ring."""
+        """Copy one submission entry (SQ_ENTRY_BYTES) to an index of the ring."""
 
     def ring_doorbell(self, doorbell: int) -> None:
-        """Store FRONT_DOORBELL, behind everything written so far. Ringing again with the same value changes nothing."""
+        """Store FRONT_DOORBELL, after all earlier writes. Repeating the same value has no effect."""
 
     def write_cancel(self, slot: int, request_id: int) -> None:
         """Store the cancel word of a slot."""
@@ -72,18 +73,23 @@ class Transport(Protocol):
         """Store one of FRONT_CQ_HEAD, FRONT_HEARTBEAT and FRONT_CLAIM."""
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        """Up to `limit` words of the completion ring from a position on, never past its end; fewer, or none, when the
-        transport has no more new ones."""
+        """Up to `limit` words of the completion ring from `position`, never past its end; fewer, or [], if
+        the transport has no more new ones.
+        """
 
     def read_logprobs(self, position: int, count: int) -> Records:
-        """A copy of `count` records of log probabilities from a position on, within the words that read_completions returned
-        last. Only those mean something whose words have HAS_LOGPROBS, and whose place FRONT_CQ_HEAD did not yet give back."""
+        """A copy of `count` records of log probabilities from `position`, within the words that
+        read_completions returned last. A record is only valid if its word has HAS_LOGPROBS and FRONT_CQ_HEAD
+        has not freed its place.
+        """
 
     def read_hits(self, slot: int) -> int:
-        """The hit word of a slot, from after read_completions had returned the first word of its request."""
+        """The hit word of a slot, read after read_completions had returned the first word of its request."""
 
     def read_pair(self) -> EngineWords:
-        """The engine's words of this pair. epoch is read before the others, or attached may be of an earlier grant."""
+        """The engine's words of this pair. epoch is read before the others; otherwise attached could belong
+        to an earlier grant.
+        """
 
     def read_engine_state(self) -> int:
         """ENGINE_STATE, one of STATE_*."""
@@ -92,10 +98,10 @@ class Transport(Protocol):
         """The engine's block, BLOCK_WORDS words: state, heartbeat, counters, gauges."""
 
     def read_fault(self) -> int:
-        """CONTROL_FAULT: not 0 once the host saw the engine die."""
+        """CONTROL_FAULT: not 0 after the host saw the engine die."""
 
     def lost(self) -> bool:
-        """True once it is certain that the engine behind this memory is gone. May cost a system call."""
+        """Whether it is certain that the engine is gone. May cost a system call."""
 
     def close(self) -> None:
-        """Give the queue pair up. Further calls are errors; a second close is not."""
+        """Release the queue pair. Further calls are errors, except close()."""

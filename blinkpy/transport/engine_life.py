@@ -25,5 +25,7 @@ class EngineLife:
         return self._words[self._control + W.CONTROL_FAULT] != 0
 
     def beat(self) -> int:
-        """Moves while its loop turns, and while a step computes. The loop's own: one on a GPU moves it whatever the host does."""
+        """A number that changes while the engine's loop turns, and while a step computes. The loop itself
+        changes it, so a loop on the GPU does so whatever the host does.
+        """
         return self._words[self._engine + W.ENGINE_HEARTBEAT] + self._words[self._engine + W.ENGINE_PROGRESS]

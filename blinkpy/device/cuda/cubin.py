@@ -1,4 +1,4 @@
-"""A small reader of CUDA machine code (cubin, an ELF file), in pure Python: no CUDA tools, no GPU.
+"""A small reader of CUDA machine code (cubin, an ELF file) in pure Python, without CUDA tools or a GPU.
 
 It reads the values that a build gate checks. The attribute numbers are printed by `cuobjdump --dump-elf` for
 the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
@@ -14,7 +14,7 @@ SHARED_MEMORY_LIMIT = {90: 232_448}
 DRIVER_SYMBOLS = frozenset({"cudaGraphLaunch", "cudaGraphSetConditional", "vprintf", "__assertfail", "malloc", "free"})
 """Undefined symbols that the driver resolves when it loads the module."""
 
-SHARED = ".nv.shared."  # and a kernel's name: the section of its static shared memory
+SHARED = ".nv.shared."  # followed by a kernel's name: the section of its static shared memory
 _ATTRIBUTES = {0x2F: "registers", 0x11: "stack_frame", 0x12: "min_stack"}
 _FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size and that many bytes follow; other formats hold their value in those 16 bits
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
@@ -22,7 +22,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class CubinError(ValueError):
-    """The bytes are not a cubin that this reader understands."""
+    """The bytes are not a supported cubin."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class KernelResources:
     """The resources of one kernel: 32-bit registers, and bytes."""
 
     registers: int = 0  # per thread
-    stack_frame: int = 0  # local memory per thread (spilled registers and arrays); 0 when nothing spills
+    stack_frame: int = 0  # local memory per thread (spilled registers and arrays); 0 without spills
     min_stack: int = 0  # stack per thread including called functions
-    shared: int = 0  # static shared memory per block; dynamic shared memory (as of Triton) is not in the file
+    shared: int = 0  # static shared memory per block; dynamic shared memory (of Triton) is not in the file
 
 
 @dataclass(frozen=True)
 class Cubin:
-    undefined: tuple[str, ...]  # symbols that the file uses and does not define
+    undefined: tuple[str, ...]  # symbols that the file uses but does not define
     kernels: dict[str, KernelResources]  # of kernels and non-inlined device functions, by (mangled) name
 
     @property
     def unresolved(self) -> tuple[str, ...]:
-        """Undefined symbols that the driver will not provide either: loading this file fails."""
+        """Undefined symbols that the driver does not provide; with any of them, the file can't be loaded."""
         return tuple(s for s in self.undefined if s not in DRIVER_SYMBOLS and not s.startswith("__cuda_syscall_"))
 
 

@@ -1,4 +1,4 @@
-"""Errors of CUDA calls. This module stands apart since it must be importable without torch and CUDA."""
+"""Errors of CUDA calls. A separate module, because it must be importable without torch and CUDA."""
 
 from typing import Any
 

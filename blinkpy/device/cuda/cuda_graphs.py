@@ -1,4 +1,6 @@
-"""CUDA graphs as the loop on the GPU is built of them: step graphs, their nodes, conditional nodes, captures into a graph."""
+"""CUDA graphs for the loop on the GPU: step graphs, their nodes, conditional nodes, and captures into a
+graph.
+"""
 
 import contextlib
 import errno
@@ -40,7 +42,7 @@ class StepGraph:
 
 
 def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int, after: Sequence[Any] = ()) -> list[Any]:
-    """Add a conditional node behind the nodes `after`; returns the graphs of its bodies, to be filled."""
+    """Add a conditional node after the nodes `after`. Returns the empty graphs of its bodies."""
     parameters = runtime.cudaGraphNodeParams()
     parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
     parameters.conditional.handle = handle
@@ -52,7 +54,7 @@ def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int, after: Sequ
 
 
 def nodes_of(graph: Any) -> list[Any]:
-    """All nodes of a graph, without those of its bodies and child graphs."""
+    """All nodes of a graph, without the nodes of its bodies and child graphs."""
     _, count = check_cuda(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
     nodes, count = check_cuda(runtime.cudaGraphGetNodes(graph, count), "list nodes")
     return list(nodes)[: int(count)]
@@ -66,13 +68,13 @@ def only(nodes: list[Any]) -> Any:
 
 
 def captured_nodes(stream: torch.cuda.Stream) -> int:
-    """How many nodes the capture that runs on a stream has so far."""
+    """The number of nodes in the running capture of a stream."""
     _, _, graph, *_ = check_cuda(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
     return len(nodes_of(graph))
 
 
 def chain_of(graph: Any) -> list[Any]:
-    """The nodes of a step graph in the order in which they run. Raises RuntimeError unless each follows on one other."""
+    """The nodes of a step graph in execution order. Raises RuntimeError unless they are a chain."""
     nodes = {int(node): node for node in nodes_of(graph)}
     *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
     sources, targets, _, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
@@ -81,7 +83,7 @@ def chain_of(graph: Any) -> list[Any]:
 
 
 def begins_behind(graph: Any, node: Any) -> bool:
-    """Whether a node of a graph begins when those before it are complete: none of the edges to it is programmatic."""
+    """Whether a node starts only when its predecessors are complete: no edge to it is programmatic."""
     *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
     _, targets, kinds, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
     edges = zip(targets[: int(count)], kinds[: int(count)], strict=True)
@@ -89,7 +91,9 @@ def begins_behind(graph: Any, node: Any) -> bool:
 
 
 def in_order(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> list[Node]:
-    """Nodes of a chain by its edges: (before, after). Raises RuntimeError if they aren't one chain."""
+    """Order the nodes of a chain by its edges (before, after). Raises RuntimeError if they are not one
+    chain.
+    """
     after = dict(edges)
     found = [node for node in nodes if node not in after.values()][:1]
     while found and found[-1] in after and len(found) <= len(nodes):
@@ -113,7 +117,7 @@ def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[An
 
 
 def edge(kind: Any) -> Any:
-    """An edge of a graph that starts from a kernel: FULL waits for its end, PROGRAMMATIC for its griddepcontrol."""
+    """An edge of a graph from a kernel: FULL waits for its end, PROGRAMMATIC for its griddepcontrol."""
     data = runtime.cudaGraphEdgeData()
     data.type = kind
     data.from_port = PORT_PROGRAMMATIC if kind == PROGRAMMATIC else 0
@@ -124,7 +128,9 @@ Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
 
 class DeviceArray:
-    """An array at an address of the GPU, for device/tables.py, with shape, strides and dtype of `like`. keep: owns the memory."""
+    """An array at an address of the GPU, for device/tables.py, with shape, strides and dtype of `like`. keep:
+    owner of the memory.
+    """
 
     def __init__(self, pointer: int, like: np.ndarray, keep: object):
         self.__cuda_array_interface__ = {
@@ -143,12 +149,12 @@ def to_device(tree: Tree) -> Tree:
 
 
 def to_host(tree: Tree) -> Tree:
-    """Tensors copied back to NumPy arrays. Not while the loop runs: it waits for the GPU."""
+    """Copy tensors to NumPy arrays. Not while the loop runs, because the copy waits for the GPU."""
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
 def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
-    """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    """An array in memory that begins at address `host`, with the GPU's address `device`."""
     return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
 
 
@@ -168,7 +174,7 @@ class MappedMemory:
         self._device_base = int(check_cuda(runtime.cudaHostGetDevicePointer(self._base, 0), f"map {what}"))
 
     def moved(self, array: np.ndarray) -> DeviceArray:
-        """An array in this memory, as the GPU sees it."""
+        """An array in this memory, at its GPU address."""
         return array_at(array, self._base, self._device_base, self)
 
     def close(self) -> None:
@@ -183,16 +189,19 @@ def pinned(array: np.ndarray) -> np.ndarray:
 
 
 def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
-    """A tensor of device type "cuda" over a `pinned` array: the GPU reads host memory in place, over the bus."""
+    """A tensor of device type "cuda" over a `pinned` array. The GPU reads the host memory in place, over the
+    bus.
+    """
     pointer = int(check_cuda(runtime.cudaHostGetDevicePointer(int(array.ctypes.data), 0), "map pinned memory"))
     return torch.as_tensor(DeviceArray(pointer, array, array), device="cuda")
 
 
 def export_dmabuf(address: int, length: int) -> int:
-    """File descriptor of a dma-buf over memory that was allocated by cuMemAlloc; the caller closes it.
+    """A file descriptor of a dma-buf over memory that was allocated by cuMemAlloc. The caller closes it.
 
-    address, length: on page boundaries of the host, within one allocation. Raises OSError: EOPNOTSUPP if the
-    driver lacks support (it needs NVIDIA's open kernel modules), EINVAL if it rejects the range.
+    address, length: aligned to the host's pages, within one allocation.
+    Raises OSError: EOPNOTSUPP if the driver lacks support (it needs NVIDIA's open kernel modules), EINVAL if
+    it rejects the range.
     """
     kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
     status, descriptor = driver.cuMemGetHandleForAddressRange(address, length, kind, 0)

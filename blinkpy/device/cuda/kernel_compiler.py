@@ -1,7 +1,7 @@
-"""The only module that depends on numba-cuda, so that a successor of it changes only this file.
+"""The only module that depends on numba-cuda, so that a replacement of it changes only this file.
 
 Other modules import its decorators, registries and type bases from here. Importing this module needs
-numba-cuda, and no GPU.
+numba-cuda, but no GPU.
 """
 
 import contextlib
@@ -38,8 +38,9 @@ class KernelCode(NamedTuple):
 
 
 def array_words(*tensors: Any) -> list[int]:
-    """C-contiguous torch tensors as numba-cuda passes arrays to a kernel, 64-bit words: of each meminfo, parent, elements,
-    itemsize, address, shape, strides (bytes)."""
+    """C-contiguous torch tensors in numba-cuda's format for kernel arguments, as 64-bit words. For each:
+    meminfo, parent, elements, itemsize, address, shape, strides (bytes).
+    """
     words: list[int] = []
     for tensor in tensors:
         size = tensor.element_size()
@@ -48,17 +49,17 @@ def array_words(*tensors: Any) -> list[int]:
 
 
 def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:
-    """Compile a kernel's Python function for a compute capability. Before it: device.portable.register_cuda."""
+    """Compile a kernel's Python function for a compute capability. Requires device.portable.register_cuda."""
     with _pretend_device(cc):
         library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
         library._lto = False
-        library._nvvm_options = {**library._nvvm_options, "fma": False}  # floats of a policy round as on the host
+        library._nvvm_options = {**library._nvvm_options, "fma": False}  # so that floats are rounded as on the host
         return KernelCode(library._entry_name, library.get_asm_str(cc=cc), bytes(library.get_cubin(cc=cc).code))
 
 
 @contextlib.contextmanager
 def _pretend_device(cc: tuple[int, int]) -> Iterator[None]:
-    """Nested device functions ask the current device for its compute capability, whatever the kernel is compiled for."""
+    """Nested device functions ask the current device for its compute capability; return `cc` instead."""
     before = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
     try:

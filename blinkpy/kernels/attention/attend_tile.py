@@ -21,7 +21,9 @@ def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr,
 
 @triton.jit
 def first_visible(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """The first position that queries see, which are at these: the last WINDOW, or with CHUNKED all of their chunk of as many."""
+    """The first position that a query at `position` sees: of the last WINDOW positions, or, with CHUNKED, of
+    its chunk of WINDOW positions.
+    """
     return position // WINDOW * WINDOW if CHUNKED else tl.maximum(position - WINDOW + 1, 0)
 
 
@@ -98,13 +100,13 @@ def attend_tile_of_bytes(
 
 @triton.jit
 def byte_of(words, INDEX: tl.constexpr):
-    """float16: this byte of int32 words, from the lowest on, as the FP8 number that it is."""
+    """float16: byte INDEX of int32 words, from the lowest, interpreted as an FP8 number."""
     return (words >> (8 * INDEX)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
 def join_columns(sums_0, sums_1, sums_2, sums_3):
-    """[M, D] of every fourth column."""
+    """[M, D] from blocks of every fourth column."""
     joined = tl.join(tl.join(sums_0, sums_2), tl.join(sums_1, sums_3))
     return tl.reshape(joined, [sums_0.shape[0], 4 * sums_0.shape[1]])
 
@@ -123,9 +125,10 @@ def weigh(
     q, k,  # [BLOCK_M, BLOCK_D] and [BLOCK_N, BLOCK_D]
     maximum, total, visible, scale, MASK: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,  # as in attend_tile
 ):  # fmt: skip
-    """(weights float32 [BLOCK_M, BLOCK_N], factor [BLOCK_M] of earlier sums, new maximum, new total): online softmax, as in Dao
-    et al., FlashAttention (2022)."""
-    k = k.to(q.dtype)  # FP8 numbers, exactly; their scales are in `scale`, and behind the sums
+    """(weights float32 [BLOCK_M, BLOCK_N], factor [BLOCK_M] of earlier sums, new maximum, new total). Online
+    softmax, as in Dao et al., FlashAttention (2022).
+    """
+    k = k.to(q.dtype)  # exact for FP8 numbers; their scales are in `scale`, and applied to the sums
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = capped_scores(score, SOFTCAP)
     if MASK:

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: one entry point. A plan says which variant computes it."""
+"""Attention over the paged cache: one entry point. The plan selects the variant."""
 
 from typing import Any
 
@@ -15,9 +15,8 @@ VARIANTS: dict[str, AttentionVariant] = by_name(decode_attention.VARIANT, prefil
 def attend(call: AttentionCall, plan: Any) -> None:
     """Compute attention with the variant of `plan`.
 
-    A plan for prefill chunks covers rows [counts[DECODE_ROWS], counts[ROWS]), or all with `every_row`. A plan
-    for decode rows covers the rows before them, or with last_tokens the last token of all rows.
-
+    A plan for prefill chunks covers rows [counts[DECODE_ROWS], counts[ROWS]), or all rows with `every_row`. A
+    plan for decode rows covers the rows before them, or, with last_tokens, the last token of all rows.
     Raises ValueError or TypeError if call and plan do not match.
     """
     variant = VARIANTS[plan.variant]
@@ -30,7 +29,7 @@ def attend(call: AttentionCall, plan: Any) -> None:
 
 
 def check_call(call: AttentionCall) -> None:
-    """Raise ValueError or TypeError unless the tensors fit together."""
+    """Raise ValueError or TypeError unless the tensors match."""
     keys, batch, dtype = call.cache.keys, call.batch, call.q.dtype
     check_tensors((call.q, "q", (None, None, None), STORAGE_DTYPES, True), *declared_cache(call.cache, dtype))
     (_, kv_heads, page_size, head_dim), heads = keys.shape, call.q.shape[1]

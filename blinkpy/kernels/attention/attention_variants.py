@@ -17,8 +17,8 @@ from blinkpy.kernels.launch import BatchView
 class DecodePlan:
     """How the decode rows of a bucket are split. Results depend on it in the last bits: keep one plan per bucket."""
 
-    splits: int  # most splits of a row; a power of two
-    min_tiles: int  # fewest tiles of `block_n` positions in a split
+    splits: int  # maximum splits of a row; a power of two
+    min_tiles: int  # minimum tiles of `block_n` positions per split
     block_n: int  # positions of a tile
     warps: int = 2
     stages: int = 3
@@ -40,16 +40,20 @@ class DecodePlan:
             raise ConfigError(f"plan of decode attention: min_tiles and stages must be at least 1 in {self}")
 
     def check_needs(self, head_dim: int, group: int, dtype: torch.dtype, *, fp8: bool) -> None:
-        """Raise ConfigError unless a program fits a multiprocessor. group: query heads of a key and value head; fp8: the cache
-        has FP8 numbers."""
+        """Raise ConfigError unless a program fits a multiprocessor.
+
+        group: query heads per key and value head.
+        fp8: the cache has FP8 numbers.
+        """
         block_m = max(16, triton.next_power_of_2(group + 1))
         needs = attention_needs(block_m, self.block_n, head_dim, dtype, buffers=1, fp8=fp8)
         check_needs(needs, self.warps, f"plan of decode attention: {self} for heads of {head_dim}")
 
 
 def attention_needs(block_m: int, block_n: int, head_dim: int, dtype: torch.dtype, *, buffers: int, fp8: bool) -> Needs:
-    """Queries, and in each buffer a tile of keys and one of values; sums of float32. From an FP8 cache to float32 one tile at a
-    time is converted."""
+    """The needs of a program: queries, a tile of keys and one of values in each buffer, and float32 sums. A
+    tile of an FP8 cache is converted to float32 one at a time.
+    """
     width = triton.next_power_of_2(head_dim)
     if fp8 and dtype == torch.float32:
         cached = block_n * width * dtype.itemsize
@@ -69,22 +73,21 @@ def plan_decode(
     head_dim: int = 128,
     fp8: bool = False,
 ) -> DecodePlan:
-    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens,
-    for a GPU of `sm_count` SMs. mixed: with prefill chunks.
+    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for
+    a GPU of `sm_count` SMs. mixed: with prefill chunks.
 
-    - One row: about one tile per split, since a split's loads are serial.
-    - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each, since
-      adding splits costs time.
-    - Many rows fill the GPU: only long contexts are split, so that none delays the step; an unused split
-      costs
-      its start.
+    - One row: about one tile per split, because a split's loads are serial.
+    - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each,
+      because adding splits costs time.
+    - Many rows fill the GPU: only long contexts are split, so that they don't delay the step; an unused split
+      costs its start.
 
-    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B
-    shape at contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same
-    SMs. Heads over 128 need twice the warps, for the registers of their queries and sums, and half the
-    tile with an FP8 cache (not measured). FP8 halves the bytes, so a tile takes less time. So pipelines
-    are shorter, and a split has fewer tiles. One row, or very many rows, use one warp for half a tile
-    (measured for the kernel alone at 1 to 256 rows).
+    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape
+    at contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads
+    over 128 need twice the warps, for the registers of their queries and sums, and half the tile with an FP8
+    cache (not measured). FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a
+    split has fewer tiles. One row, or very many rows, use one warp for half a tile (measured for the kernel
+    alone at 1 to 256 rows).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
@@ -107,7 +110,9 @@ def plan_decode(
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """Scratch of the decode kernel, shared by all layers of a step and by all buckets up to its size."""
+    """Scratch memory of the decode kernel, shared by all layers of a step and by all buckets up to its
+    size.
+    """
 
     partial: torch.Tensor  # float32 [rows * heads * splits * head_dim]
     state: torch.Tensor  # float32 [2 * rows * heads * splits]
@@ -115,7 +120,7 @@ class DecodeWorkspace:
 
     @classmethod
     def allocate(cls, plans: Sequence[tuple[int, DecodePlan]], heads: int, kv_heads: int, head_dim: int, device: str) -> Self:
-        """Enough for each of the plans, which are given with the rows of their buckets."""
+        """Allocate for the largest of the plans. plans: (rows of the bucket, plan)."""
         most = max(rows * plan.splits for rows, plan in plans) * heads
         return cls(
             torch.zeros(most * head_dim, dtype=torch.float32, device=device),
@@ -134,11 +139,11 @@ class PagedKV(NamedTuple):
     keys: torch.Tensor  # [pages, kv_heads, page_size, head_dim]
     values: torch.Tensor  # the same
     page_table: torch.Tensor  # int32 [slots, pages of a slot]
-    scales: torch.Tensor | None = None  # float32 [2, kv_heads] of keys and of values, which are FP8 numbers then
+    scales: torch.Tensor | None = None  # float32 [2, kv_heads] of FP8 keys and values
 
 
 class NewTokens(NamedTuple):
-    """Fused projections from which decode attention rotates its queries and completes the cache by itself."""
+    """Fused projections with which decode attention rotates its queries and writes the cache itself."""
 
     qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim], whose query part is q
     cos: torch.Tensor  # float32 [max_len, rotary / 2]
@@ -146,15 +151,17 @@ class NewTokens(NamedTuple):
     norms: tuple[torch.Tensor, torch.Tensor] | None = None  # RMSNorm weights [head_dim] of queries and keys
     eps: float = 1e-6
     query_growth: float = 0.0  # queries are multiplied by 1 + query_growth * log(1 + (position + 1) // query_period)
-    query_period: int = 0  # 0: they are not
+    query_period: int = 0  # 0: no factor
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of some rows of a batch of at most `rows` rows, in one layer; other rows of out stay unchanged."""
+    """Attention of some rows of a batch of at most `rows` rows, in one layer. Other rows of out stay
+    unchanged.
+    """
 
     q: torch.Tensor  # [T, heads, head_dim], rotated; tokens of any stride (a view of the fused projections)
-    cache: PagedKV  # holds the new keys and values already
+    cache: PagedKV  # already has the new keys and values
     batch: BatchView
     out: torch.Tensor  # [T, heads * head_dim]; of last tokens [B, heads * head_dim]
     rows: int  # of the bucket
@@ -163,24 +170,24 @@ class AttentionCall:
     workspace: DecodeWorkspace | None = None  # of decode rows and last tokens
     new: NewTokens | None = None  # decode rows: q is not rotated yet, and the cache lacks the rows' last tokens
     sinks: torch.Tensor | None = None  # [heads] score of each head's sink, a share of the softmax without a value
-    last_tokens: bool = False  # all rows, prefill chunks too, each with its last token only
+    last_tokens: bool = False  # all rows, including prefill chunks, each only with its last token
     pdl: bool = False
     softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: unchanged
-    chunked: bool = False  # a query sees only its own chunk of `window` tokens, from the chunk's first token to itself
+    chunked: bool = False  # a query sees the tokens of its chunk of `window` tokens, up to itself
 
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """One way to compute attention. A new one is a file, and its name in VARIANTS of attention.py.
+    """One way to compute attention. A new variant is a file, and an entry in VARIANTS of attention.py.
 
     A row's result depends on its own context and on the plan, never on other rows.
     """
 
     name: str  # `variant` of its plans
-    rows: frozenset[str]  # which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
+    rows: frozenset[str]  # the rows that it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
     launch: Callable[[AttentionCall, Any], None]
     """Takes a call and a plan: checks its own requirements, in addition to `attend`'s, and launches the kernels."""
-    plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans that tests run, small enough for the interpreter
+    plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans for tests, small enough for the interpreter
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
 
 
@@ -189,7 +196,7 @@ FP8 = torch.float8_e4m3fn
 
 @triton.jit
 def to_fp8(x):
-    """float32 as float8e4nv; beyond 448 that, and NaN stays NaN."""
+    """float32 as float8e4nv, saturated at 448; NaN stays NaN."""
     sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
@@ -216,7 +223,7 @@ def scales_of(cache: PagedKV) -> tuple[torch.Tensor, bool]:
 
 
 def declared_cache(cache: PagedKV, dtype: torch.dtype, kv_heads: int | None = None, head_dim: int | None = None) -> list[Any]:
-    """For `check_tensors`: the cache of a model whose keys and values have a dtype before they are cached."""
+    """For `check_tensors`: the cache of a model with keys and values of `dtype` before caching."""
     return [
         (cache.keys, "keys", (None, kv_heads, None, head_dim), dtype if cache.scales is None else FP8),
         (cache.values, "values", tuple(cache.keys.shape), cache.keys.dtype),

@@ -1,4 +1,4 @@
-"""Paged attention for the decode rows of a batch: one query token a row, its keys and values split over
+"""Paged attention for the decode rows of a batch: one query token per row, its keys and values split over
 programs.
 
 The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values.
@@ -41,8 +41,9 @@ from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 @triton.jit
 def split_bounds(context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
                  BLOCK_N: tl.constexpr, OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
-    """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this context. The arithmetic is
-    the same in every split of a row."""
+    """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this
+    context. All splits of a row compute the same values.
+    """
     first_position = first_visible(context - 1, WINDOW, CHUNKED) if WINDOW > 0 else 0
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
@@ -62,14 +63,17 @@ def begin_split(
     cache_slots_ptr,  # int32 [T]
     row, token, q_stride, split, kv_head,  # integers
     context,  # with the new token
-    scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only), which is in `scale`, too
+    scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only); k_scale is also in `scale`
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
     NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """(queries [BLOCK_M, BLOCK_D], the new value, float32 [BLOCK_D], and maximum and total, float32 [BLOCK_M], to begin with).
-    FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, and its sums begin with them. Other
-    splits have no new value: it counts nothing."""
+    """(queries [BLOCK_M, BLOCK_D]; the new value, float32 [BLOCK_D]; initial maximum and total, float32
+    [BLOCK_M]).
+
+    FUSED: the queries are rotated here. Split 0 writes the new key and value to the cache, and its sums begin
+        with them. In other splits, the new value has no weight.
+    """
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -118,7 +122,7 @@ def add_splits(
     G: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The result of a row and key/value head from all of its splits, in their order."""
+    """The result of a row and key/value head from all of its splits, in order."""
     head = tl.arange(0, BLOCK_G)
     every = tl.arange(0, SPLITS)
     column = tl.arange(0, BLOCK_D)
@@ -217,21 +221,21 @@ def _decode_attention(
     scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
-    CHUNKED: tl.constexpr,  # only its own chunk of WINDOW tokens
-    LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
-    FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
+    CHUNKED: tl.constexpr,  # only tokens of its chunk of WINDOW tokens
+    LAST_TOKENS: tl.constexpr,  # all rows, including prefill chunks, each with its last token
+    FUSED: tl.constexpr,  # queries are unrotated, followed by new keys and values that are not cached yet
     ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
-    SINKS: tl.constexpr,  # each row's softmax has one more share, added once, to the sum of all splits
-    SPLITS: tl.constexpr,  # most splits of a row, power of two
-    MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
+    SINKS: tl.constexpr,  # each row's softmax has a further share, added once to the sum of all splits
+    SPLITS: tl.constexpr,  # maximum splits of a row, power of two
+    MIN_TILES: tl.constexpr,  # minimum tiles of BLOCK_N positions per split
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,  # query heads of a group and the new key, padded for tl.dot
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
-    SPLITS_AT_ONCE: tl.constexpr,  # that are added at a time
+    SPLITS_AT_ONCE: tl.constexpr,  # splits that are added at a time
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of the scores; 0: none
     EARLY_TRIGGER: tl.constexpr,  # the successor may start immediately
-    OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
+    OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which does not affect these rows
     FP8: tl.constexpr,  # the cache has FP8 numbers
     BYTES: tl.constexpr,  # they are read by `attend_tile_of_bytes`
     PDL: tl.constexpr,
@@ -240,8 +244,8 @@ def _decode_attention(
     kv_head, row, split = tl.program_id(0), tl.program_id(ROW_AXIS), tl.program_id(3 - ROW_AXIS)
     if EARLY_TRIGGER:
         launch.release_successor(PDL)
-    # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the
-    # step before.
+    # Written before the step, so it may be read before the wait; not through the L1 cache, which may have old
+    # data.
     rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
@@ -298,15 +302,16 @@ def _decode_attention(
     if not EARLY_TRIGGER:
         launch.release_successor(PDL)
     if OVERLAP_PREFILL and (row == 0) & (kv_head == 0) & (split == 0):
-        launch.wait_for_predecessor(PDL)  # so that this kernel's end still means the end of all before it
+        launch.wait_for_predecessor(PDL)  # so that this kernel's end still implies the end of all previous kernels
 
 
 def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
-    """Launch the kernel. With `plan.overlap_prefill`, the launch before this one must be prefill attention of the same batch with
-    its own `overlap_prefill`; both then run at the same time."""
+    """Launch the kernel. With `plan.overlap_prefill`, the previous launch must be prefill attention of the
+    same batch with its own `overlap_prefill`; both then run concurrently.
+    """
     scratch = check_decode(call, plan)
     (keys, values, page_table, _), (scales, fp8), batch, q = call.cache, scales_of(call.cache), call.batch, call.q
-    _, cos, sin, norms, eps, growth, period = call.new or NewTokens(q, q, q, eps=0.0)  # or whatever: it is not read
+    _, cos, sin, norms, eps, growth, period = call.new or NewTokens(q, q, q, eps=0.0)  # placeholders, not read
     q_norm, k_norm = norms or (q, q)
     (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
@@ -330,7 +335,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
 
 
 def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
-    """The workspace. Raises ValueError or TypeError unless plan, workspace and new tokens fit the call."""
+    """The workspace. Raises ValueError or TypeError unless plan, workspace and new tokens match the call."""
     (tokens, heads, head_dim), kv_heads, rows, scratch = call.q.shape, call.cache.keys.shape[1], call.rows, call.workspace
     if rows > min(tokens, len(call.out)):
         raise ValueError(f"rows {rows} exceeds q [{tokens}] or out [{len(call.out)}]")

@@ -1,8 +1,9 @@
-"""Paged attention for the prefill chunks of a batch: tiles of query tokens, causal over cached context and chunk.
+"""Paged attention for the prefill chunks of a batch: tiles of query tokens, causal over cached context and
+chunk.
 
-A tile is of one row's chunk and one key/value head; the query heads that share it are packed into the tile. How many tiles there
-are, and which row one belongs to, is found on the device, from `query_starts`: the host decides nothing. There are as many
-programs as fit the GPU, and each takes one tile after the other, those with the longest contexts first.
+A tile belongs to one row's chunk and one key/value head; the query heads that share it are packed into the
+tile. The device finds the number of tiles, and the row of each, from `query_starts`, without the host. The
+number of programs fits the GPU. Each takes one tile after the other, those with the longest contexts first.
 """
 
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """How prefill attention is cut into tiles. Results depend on it in the last bits."""
+    """The division of prefill attention into tiles. Results depend on it in the last bits."""
 
     block_m: int  # query tokens of a tile, times the heads of a group (padded to a power of two)
-    block_n: int  # positions that a tile looks at in one go
+    block_n: int  # positions that a tile processes per iteration
     warps: int
     stages: int
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
@@ -33,7 +34,7 @@ class PrefillPlan:
     overlap_prefill: bool = False
     """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
     every_row: bool = False
-    """Decode rows, too: chunks of one token, whose result is then that of the same token in a longer chunk."""
+    """Also compute decode rows, as chunks of one token, with the same result as within a longer chunk."""
     variant: str = "tiles"  # name of an `AttentionVariant`
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ def attend_chunk(
     q_stride, scale, kv_head,
     start, length,  # first token of the chunk; its tokens
     context,  # tokens of the sequence
-    first_query,  # of the tile, in the chunk
+    first_query,  # first query of the tile, within the chunk
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr, EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
@@ -119,7 +120,7 @@ def attend_chunk(
 
     query_position = context - length + query  # [BLOCK_M] position in the sequence
     first_position = context - length + first_query
-    end = tl.minimum(context, first_position + BLOCK_Q)  # past the last position that any query here sees
+    end = tl.minimum(context, first_position + BLOCK_Q)  # after the last position that these queries see
     if WINDOW > 0:
         begin = first_visible(first_position, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
         unmasked_end = begin
@@ -128,10 +129,10 @@ def attend_chunk(
         unmasked_end = 0
     else:
         begin = 0
-        unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
+        unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # all queries see every earlier position
     if FP8:
         scale *= tl.load(scales_ptr + kv_head)
-        if q_ptr.dtype.element_ty == tl.bfloat16 and BLOCK_D <= 128:  # wider, registers run out
+        if q_ptr.dtype.element_ty == tl.bfloat16 and BLOCK_D <= 128:  # wider heads need too many registers
             q, scale = as_half(q, scale)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
@@ -189,7 +190,7 @@ def _prefill_attention(
     EVERY_ROW: tl.constexpr,  # decode rows too
     SOFTCAP: tl.constexpr,  # of the scores; 0: none
     FP8: tl.constexpr,  # the cache has FP8 numbers
-    OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
+    OVERLAP_PREFILL: tl.constexpr,  # the successor, decode attention, depends only on this kernel's predecessors
     PDL: tl.constexpr,
 ):  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
@@ -229,8 +230,8 @@ def _prefill_attention(
 
 
 def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
-    """Launch the kernel. The cache holds the chunks' own keys and values already. Leave this launch out of
-    buckets that hold decode rows only. Raises ValueError if the plan does not fit the heads.
+    """Launch the kernel. The cache must already have the chunks' keys and values. Buckets with only decode
+    rows don't need this launch. Raises ValueError if the plan does not fit the heads.
     """
     (keys, values, page_table, _), (scales, fp8), batch = call.cache, scales_of(call.cache), call.batch
     (tokens, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape

@@ -14,15 +14,17 @@ from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS, BatchView
 @triton.jit
 def load_rotated(
     at,  # [HEADS, 1] pointers to the heads
-    inside,  # [HEADS, BLOCK] elements that exist
+    inside,  # [HEADS, BLOCK] whether the element exists
     is_query,  # [HEADS, 1] query heads
-    rotates,  # [HEADS, 1] query and key heads; the others are loaded unchanged
+    rotates,  # [HEADS, 1] true for query and key heads; value heads are loaded unchanged
     q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position; queries grown for it, with a PERIOD."""
+    """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position; with a PERIOD, queries
+    are scaled for it.
+    """
     # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
     HALF: tl.constexpr = ROTARY // 2
     column = tl.arange(0, BLOCK)[None, :]
@@ -112,12 +114,12 @@ def _rope_and_cache(
 
 
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
-    """Rotate the queries in place, write the rotated keys and the values to the cache.
+    """Rotate the queries in place, and write the rotated keys and the values to the cache.
 
-    The query part of new.qkv is replaced, the rest stays unchanged. The rotary dimension may be less than
+    The query part of new.qkv is replaced; the rest stays unchanged. The rotary dimension may be less than
     head_dim (partial rotary embedding), and every scaling of the rotary embedding is in cos and sin. Only the
-    first counts[TOKENS] tokens are touched. A token's result depends only on itself. Raises ValueError or
-    TypeError if shapes, dtypes or devices do not match.
+    first counts[TOKENS] tokens are processed. A token's result depends only on itself.
+    Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     check_new_tokens(new, cache, batch, heads)
     (qkv, cos, sin, norms, eps, growth, period), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
@@ -133,7 +135,7 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
 
 
 def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int) -> None:
-    """Raise ValueError or TypeError unless the new tokens fit the cache and the batch."""
+    """Raise ValueError or TypeError unless the new tokens match the cache and the batch."""
     (qkv, cos, sin, norms, *_), (_, kv_heads, _, head_dim) = new, cache.keys.shape
     q_norm, k_norm = norms or (None, None)
     launch.check_tensors(
@@ -166,7 +168,7 @@ class WindowRings:
     cache_slots: torch.Tensor  # int32 [T]
     window: int  # the widest, tokens
     pages: int  # of a ring
-    layers: int  # that have rings
+    layers: int  # layers with rings
 
 
 @triton.jit

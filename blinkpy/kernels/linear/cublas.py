@@ -1,4 +1,4 @@
-"""Linear layers by torch's matrix product, cuBLAS on a GPU: for many rows, where arithmetic is the limit."""
+"""Linear layers by torch's matrix product, cuBLAS on a GPU: for many rows, which are bound by arithmetic."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, Linea
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
-    """One product, with the bias or the residual added by it."""
+    """Compute one product, which also adds the bias or the residual."""
     x, weight, out, bias, residual = call.x, call.weight, call.out, call.bias, call.residual
     if call.scales is not None and call.scales.x is not None:
         fp8_product(call, call.scales.x, call.scales.weight)
@@ -33,7 +33,7 @@ def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.T
     """Product with row scales, float32 [M] and [N]. A residual is added in a separate pass, because the
     product only takes a bias.
     """
-    if call.x.is_meta:  # when kernels are only compiled; cuBLAS is not compiled here
+    if call.x.is_meta:  # only kernels are compiled ahead; cuBLAS is not
         return
     out, residual = call.out, call.residual
     product = out if residual is None else call.workspace.rows[: out.numel()].view_as(out)
@@ -53,14 +53,16 @@ def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.T
 
 
 def supports(shape: LinearShape) -> bool:
-    """Of FP8: scales for rows, and sizes that the product takes."""
+    """For FP8: row scales, and sizes that the product supports."""
     return not shape.fp8 or not (
         shape.norm or shape.blocks or shape.out_dtype != torch.bfloat16 or shape.weight_rows % 16 or shape.k % 16
     )
 
 
 def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
-    """Gate and up as separate products, for row counts at which cuBLAS chooses badly for both together."""
+    """Compute gate and up as separate products, for row counts at which cuBLAS chooses a slow kernel for
+    both.
+    """
     if call.residual is not None or call.out.dtype != call.x.dtype:
         cublas_linear(call, config)
         return

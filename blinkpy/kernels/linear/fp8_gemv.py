@@ -1,9 +1,10 @@
-"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_rows.py), sums in float32; of a row
-of float32, products in float32.
+"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_rows.py) with
+float32 sums; for a float32 row, float32 products.
 
-A program packs the row once and keeps it in registers, for several tiles of BLOCK_N outputs and all of K; it loads the next tile
-while it computes one. The first is loaded before the wait for the kernel before, as in gemv.py. RMSNorm of x, bias, SwiGLU and
-the residual addition are fused in. The row is not quantised: that would cost a pass and exactness, and make nothing faster here.
+A program packs the row once and keeps it in registers, for several tiles of BLOCK_N outputs and all of K. It
+loads the next tile while it computes one. The first tile is loaded before the wait for the previous kernel,
+as in gemv.py. RMSNorm of x, bias, SwiGLU and the residual addition are fused in. The row is not quantised,
+which would cost a pass and accuracy without saving time here.
 """
 
 from collections.abc import Iterator
@@ -26,11 +27,15 @@ from blinkpy.kernels.tile_product import finish_row
 
 @triton.jit
 def load_words(w_ptr, n, word, N, WORDS: tl.constexpr, EVEN_K: tl.constexpr):
-    """int64 [BLOCK_N, BLOCK_WORDS] of W [N, WORDS]; zeros outside. Read once: it need not stay in the cache."""
+    """int64 [BLOCK_N, BLOCK_WORDS] of W [N, WORDS]; zeros outside. Words are read once, so they need not stay
+    in the cache.
+    """
     inside = (n < N)[:, None]
     if not EVEN_K:
-        # The second coordinate of the grid is 0, which the compiler does not know. It must not see words that are always outside:
-        # ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is NaN.
+        # The second coordinate of the grid is 0, but the compiler does not know this. Otherwise it would know
+        # words that
+        # are always outside, and ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is
+        # NaN.
         inside &= (word - tl.program_id(1) * 16 < WORDS)[None, :]
     at = w_ptr.to(tl.pointer_type(tl.int64)) + n[:, None].to(tl.int64) * WORDS + word[None, :]
     return tl.load(at, mask=inside, other=0, eviction_policy="evict_first")
@@ -118,7 +123,7 @@ def _fp8_gemv(
 
 
 def fp8_gemv(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: one row, everything fused."""
+    """Launch the kernel: one row, with all operations fused."""
     x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
     norm, eps = call.norm or (x, 0.0)
     _fp8_gemv[(triton.cdiv(n, config.block_n * config.tiles),)](
@@ -131,12 +136,12 @@ def fp8_gemv(call: LinearCall, config: LinearConfig) -> None:
 
 
 def block_k(k: int) -> int:
-    """The power of two that holds a row; a program has all of it in registers."""
+    """The power of two that fits a row, which a program keeps in registers."""
     return max(WORD.value, triton.next_power_of_2(k))
 
 
 def supports(shape: LinearShape) -> bool:
-    """One row of whole words, no wider than other kernels take one."""
+    """One row of whole words, at most as wide as for other kernels."""
     return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0 and shape.k <= MAX_FP8_WIDTH
 
 
@@ -175,7 +180,7 @@ CASES: tuple[tuple[LinearConfig, tuple[int, int], dict[str, Any]], ...] = (
     (LinearConfig("fp8_gemv", block_n=4, warps=8, tiles=8), (4096, 4096), {"norm": True}),
     (LinearConfig("fp8_gemv", block_n=2, warps=8, tiles=5), (1000, 14336), {"residual": True}),
     (LinearConfig("fp8_gemv", block_n=1, warps=16), (600, 28672), {"residual": True, "blocks": True}),
-    # Rows that leave a quarter of the block empty, and more: whole registers of each thread are outside.
+    # Rows that leave at least a quarter of the block empty: whole registers of each thread are outside.
     (LinearConfig("fp8_gemv", block_n=1, warps=8), (600, 12288), {"residual": True}),
     (LinearConfig("fp8_gemv", block_n=1, warps=16, tiles=3), (600, 18944), {"norm": True}),
     (LinearConfig("fp8_gemv", block_n=4, warps=8), (300, 4864), {"blocks": True}),

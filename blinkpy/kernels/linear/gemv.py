@@ -24,7 +24,9 @@ from blinkpy.kernels.tile_product import finish_row, weight_tile
 
 @triton.jit
 def add_products(total, w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
-    """[BLOCK_N, BLOCK_K / VECTOR] totals, and to each the products of VECTOR neighbours, which one thread holds."""
+    """Totals [BLOCK_N, BLOCK_K / VECTOR], with the products of VECTOR neighbours, which one thread holds,
+    added to each.
+    """
     products = w.to(tl.float32) * x[None, :]
     if VECTOR > 1:
         products = tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // VECTOR, VECTOR]), 2)
@@ -56,7 +58,7 @@ def _gemv(
         w_upper = weight_tile(w_ptr + N * K, n, lane, N, K, EVEN, EVEN)
     launch.wait_for_predecessor(PDL)
 
-    # Sums of each thread's own elements; the threads are added once, at the end.
+    # Sums of each thread's elements; the threads' sums are added once, at the end.
     total = tl.zeros([BLOCK_N, VECTORS], tl.float32)
     upper = tl.zeros([BLOCK_N, VECTORS], tl.float32)
     squares = tl.zeros([VECTORS], tl.float32)
@@ -83,7 +85,7 @@ def _gemv(
 
 
 def gemv(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: one row, everything fused."""
+    """Launch the kernel: one row, with all operations fused."""
     x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
     norm, eps = call.norm or (x, 0.0)
     vector = 1 if config.elementwise else 16 // call.weight.element_size()

@@ -1,6 +1,8 @@
-"""Linear layers, y = x W^T, with the layers around them: RMSNorm of x before; bias, SwiGLU and the residual addition after.
+"""Linear layers, y = x W^T, with adjacent operations: RMSNorm of x before; bias, SwiGLU and the residual
+addition after.
 
-A configuration says which of VARIANTS computes a layer. A row's result depends on itself and on it, never on other rows.
+The configuration selects one of VARIANTS. A row's result depends on the row and the configuration, never on
+other rows.
 """
 
 from dataclasses import replace
@@ -44,7 +46,7 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
 
 
 def launch_variant(call: LinearCall, config: LinearConfig, variant: LinearVariant, scratch: torch.Tensor) -> None:
-    """The product, and behind it SwiGLU where the variant does not fuse that. scratch: memory that no norm uses."""
+    """Launch the product, then SwiGLU if the variant does not fuse it. scratch: memory that no norm uses."""
     if call.swiglu and "swiglu" not in variant.fuses:
         gate_up, _ = take(scratch, call.out, call.weight.shape[0])
         variant.launch(replace(call, out=gate_up, swiglu=False), config)
@@ -54,7 +56,7 @@ def launch_variant(call: LinearCall, config: LinearConfig, variant: LinearVarian
 
 
 def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -> None:
-    """Raise ValueError or TypeError unless the tensors fit together and the variant computes this."""
+    """Raise ValueError or TypeError unless the tensors match and the variant supports the call."""
     x, out, bias, norm, residual = call.x, call.out, call.bias, call.norm, call.residual
     (rows, k), n, shape = x.shape, out.shape[-1], call.shape
     fp8, quantised = call.scales is not None, call.scales is not None and call.scales.x is not None
@@ -98,8 +100,9 @@ def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:
 
 
 def check_config(config: LinearConfig, shape: LinearShape) -> None:
-    """Raise ConfigError unless the configuration's variant computes layers of this shape with it, and the kernel fits a
-    multiprocessor: everything that a launch would refuse of the two."""
+    """Raise ConfigError for a configuration that its variant does not support with this shape, or whose
+    kernel does not fit a multiprocessor.
+    """
     if config.variant not in VARIANTS:
         raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; known variants: {', '.join(VARIANTS)}")
     variant = VARIANTS[config.variant]
@@ -110,7 +113,7 @@ def check_config(config: LinearConfig, shape: LinearShape) -> None:
 
 
 def fits(config: LinearConfig, shape: LinearShape) -> bool:
-    """Whether `check_config` takes it."""
+    """Whether `check_config` accepts the configuration."""
     try:
         check_config(config, shape)
     except ConfigError:
@@ -119,22 +122,22 @@ def fits(config: LinearConfig, shape: LinearShape) -> bool:
 
 
 def can_fuse(config: LinearConfig, *features: str) -> bool:
-    """Whether the configuration's variant does all of these besides the product."""
+    """Whether the configuration's variant fuses all these operations."""
     return VARIANTS[config.variant].fuses.issuperset(features)
 
 
 def can_leave_partials(config: LinearConfig) -> bool:
-    """Whether the sums are split over K, and the partials may be the result."""
+    """Whether the sums are split over K, and the partial sums may be the result."""
     return config.split_k > 1 and can_fuse(config, "partials")
 
 
 def leaves_partials(config: LinearConfig) -> bool:
-    """Whether the partials must be the result, as the variant does not add them up."""
+    """Whether the result must be partial sums, because the variant does not add them."""
     return config.split_k > 1 and not can_fuse(config, "split sums")
 
 
 def take(scratch: torch.Tensor, like: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A contiguous [rows of like, columns] from the scratch, and the rest of it."""
+    """A contiguous [rows of like, columns] from the scratch memory, and the rest of it."""
     rows = like.shape[0]
     if scratch.numel() < rows * columns or scratch.dtype != like.dtype:
         raise ValueError(f"linear workspace: {rows * columns} scratch elements of {like.dtype} needed, {scratch.numel()} left")

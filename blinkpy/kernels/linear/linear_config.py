@@ -1,4 +1,6 @@
-"""The parameters of a linear layer's kernel. They decide the order of the sums: fixed per bucket, and with them every result."""
+"""The parameters of a linear layer's kernel. They decide the order of the sums, which is therefore fixed per
+bucket, and so is every result.
+"""
 
 from dataclasses import dataclass
 
@@ -11,10 +13,10 @@ MOST = {"block_m": 256, "block_n": 512, "block_k": 8192, "split_k": 64, "warps":
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """How one linear layer is computed. Fields that a variant does not use keep their defaults.
+    """The configuration of one linear layer. Fields that a variant does not use keep their defaults.
 
-    Raises ConfigError for values that no variant supports. `blinkpy.kernels.linear.linear.check_config` checks
-    them for its variant and a shape.
+    Raises ConfigError for values that no variant supports. `blinkpy.kernels.linear.linear.check_config`
+    checks them for a variant and a shape.
     """
 
     variant: str = "triton"  # name of a `LinearVariant`

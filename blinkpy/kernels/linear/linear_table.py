@@ -25,12 +25,13 @@ FIELDS = {JSON_KEYS.get(field.name, field.name): field.name for field in fields(
 
 
 def default_config(shape: LinearShape) -> LinearConfig:
-    """A configuration that works for any shape, without measurement. It passes `check_config`.
+    """A configuration for any shape, without measurement. It passes `check_config`.
 
-    Of the shape count rows (of the bucket), sizes, dtype, swiglu, blocks and, with FP8, the dtype of the result.
+    It depends on the shape's rows (of the bucket), sizes, dtype, swiglu, blocks and, with FP8, the dtype of
+    the result.
     """
     config = _fp8_default(shape) if shape.fp8 else _default(shape)
-    while config.split_k > 1 and not fits(config, shape):  # many outputs, whose partial sums exceed a workspace
+    while config.split_k > 1 and not fits(config, shape):  # the partial sums of many outputs exceed the workspace
         config = replace(config, split_k=config.split_k // 2)
     check_config(config, shape)
     return config
@@ -41,7 +42,7 @@ def _default(shape: LinearShape) -> LinearConfig:
     if rows > 64:
         return LinearConfig("cublas")
     if rows == 1:
-        # 16 or 32 KiB of weights a tile: 16 or 32 registers of a thread, so that several programs fit an SM.
+        # 16 or 32 KiB of weights per tile: 16 or 32 registers per thread, so that several programs fit an SM.
         block_k = min(2048, max(128, 1 << (k - 1).bit_length()))
         block_n = (16_384 if k <= 4096 else 32_768) // dtype.itemsize // block_k // halves
         return LinearConfig("gemv", block_n=power_of_two_at_most(min(block_n, 16)), block_k=block_k, warps=8)
@@ -85,7 +86,7 @@ KEY = re.compile(r"n([1-9]\d{0,8}) k([1-9]\d{0,8}) m([1-9]\d{0,8}) (bfloat16|flo
 
 
 def shape_of(name: str) -> LinearShape:
-    """The shape that `key` makes a name of. Raises ConfigError for another name."""
+    """The inverse of `key`. Raises ConfigError for an invalid name."""
     found = KEY.fullmatch(name)
     if found is None:
         raise ConfigError(f"{name!r} is not the name of a shape, such as {key(LinearShape(16, 6144, 4096))!r}")
@@ -94,7 +95,7 @@ def shape_of(name: str) -> LinearShape:
 
 
 class LinearTable(ConfigTable[LinearConfig]):
-    """By shape, rows and dtype."""
+    """Configurations by shape, rows and dtype."""
 
     section = "linear"
 
@@ -109,8 +110,9 @@ class LinearTable(ConfigTable[LinearConfig]):
         return {JSON_KEYS.get(name, name): value for name, value in asdict(entry).items()}
 
     def config(self, shape: LinearShape) -> LinearConfig:
-        """The configuration of a layer: measured at the next larger row count of ROW_BUCKETS, else the default. Tables are
-        measured with results of bfloat16: FP8 layers of a float32 model have defaults."""
+        """The configuration of a layer: measured at the next larger row count of ROW_BUCKETS, or the default.
+        Tables are measured with bfloat16 results, so FP8 layers of a float32 model have defaults.
+        """
         if shape.fp8 and shape.out_dtype != torch.bfloat16:
             return default_config(shape)
         found = self.entries.get(key(shape._replace(rows=next((size for size in ROW_BUCKETS if size >= shape.rows), 0))))

@@ -27,12 +27,12 @@ class LinearShape(NamedTuple):
     dtype: torch.dtype = torch.bfloat16  # of the weights
     result: torch.dtype | None = None  # None: the dtype of x, or bfloat16 for FP8
     gelu: bool = False
-    blocks: bool = False  # of FP8: a scale for each block, and not each row
+    blocks: bool = False  # with FP8: a scale per block instead of per row
     inputs: torch.dtype | None = None  # of x; None: dtype
 
     @property
     def weight_rows(self) -> int:
-        """Gate and up are rows of one weight."""
+        """Rows of the weight, which has both gate and up with SwiGLU."""
         return 2 * self.n if self.swiglu else self.n
 
     @property
@@ -42,19 +42,21 @@ class LinearShape(NamedTuple):
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Of a result that is not partial sums."""
+        """The dtype of a result that is not partial sums."""
         return self.result or self.inputs or (torch.bfloat16 if self.fp8 else self.dtype)
 
 
 class LinearCase(NamedTuple):
-    """A test of a variant. It is compiled ahead of time, and runs on a GPU and, unless it is large, in the interpreter."""
+    """A test of a variant. It is compiled ahead of time, and runs on a GPU and, unless it is large, in the
+    interpreter.
+    """
 
     config: LinearConfig
     shape: LinearShape
 
     @property
     def large(self) -> bool:
-        """Of real sizes: too slow for the interpreter."""
+        """Whether it has real sizes, which are too slow for the interpreter."""
         return self.shape.n * self.shape.k > 1_000_000
 
 
@@ -64,7 +66,7 @@ PARTIAL_FLOATS = 4_194_304
 
 @dataclass(frozen=True)
 class LinearWorkspace:
-    """Scratch of the linear layers of a step, shared by all of them."""
+    """Scratch memory of the linear layers, shared by all layers of a step."""
 
     partial: torch.Tensor  # float32 [elements] partials of split sums
     arrivals: torch.Tensor  # int32 [tiles], zero between launches
@@ -86,7 +88,7 @@ class LinearWorkspace:
 
 
 class Scales(NamedTuple):
-    """Of FP8 operands, as `Fp8Matrix` and `Fp8Rows` have them."""
+    """Scales of FP8 operands, in the form of `Fp8Matrix` and `Fp8Rows`."""
 
     x: torch.Tensor | None  # float32 [M], or [M, ceil(K / 128)]; None: x is not quantised
     weight: torch.Tensor  # float32 [rows of weight], or [ceil(rows of weight / 128), ceil(K / 128)]
@@ -114,7 +116,7 @@ class LinearCall:
     swiglu: bool = False
     pdl: bool = False
     gelu: bool = False  # with swiglu: gelu (tanh approximation) instead of silu
-    scales: Scales | None = None  # of FP8 weights, and of x if it is FP8 too; then there is no norm
+    scales: Scales | None = None  # of FP8 weights, and of x if it is also FP8; then without a norm
 
     @property
     def gate(self) -> int:
@@ -141,7 +143,7 @@ class LinearCall:
 
     @property
     def scale_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The kernels' scales of x and weight; unused placeholders without scales."""
+        """The kernels' scales of x and weight; unused placeholders if there are no scales."""
         x, weight = self.scales or (None, None)
         return self.x if x is None else x, self.x if weight is None else weight
 
@@ -165,7 +167,7 @@ def check_tile(config: LinearConfig, shape: LinearShape) -> None:
 
 @dataclass(frozen=True)
 class LinearVariant:
-    """One way to compute a linear layer. A new one is a file, and its name in VARIANTS of linear.py."""
+    """One way to compute a linear layer. A new variant is a file, and an entry in VARIANTS of linear.py."""
 
     name: str  # `LinearConfig.variant`; "kind" in configs/*.json
     launch: Callable[[LinearCall, LinearConfig], None]
@@ -174,7 +176,7 @@ class LinearVariant:
     """Fused operations: "norm" of x before the product; "bias", "swiglu", "residual" after it; "partials":
     return partial sums over K; "split sums": add them up. `linear` runs missing norm and SwiGLU separately.
     """
-    cases: tuple[LinearCase, ...]  # tests; without them nothing proves a variant
+    cases: tuple[LinearCase, ...]  # tests of the variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
     supports: Callable[[LinearShape], bool] = lambda shape: not shape.fp8
     """Whether it computes layers of these rows, sizes and dtype."""
@@ -188,5 +190,5 @@ class LinearVariant:
     """Whether it takes x as FP8 numbers where weights are; else x is in a storage dtype."""
 
     def given(self, shape: LinearShape, inputs: torch.dtype = torch.bfloat16) -> LinearShape:
-        """A shape with x as this variant takes it. inputs: storage dtype of x."""
+        """The shape with x in the form that this variant takes. inputs: storage dtype of x."""
         return shape._replace(inputs=None if self.quantised_inputs or not shape.fp8 else inputs)

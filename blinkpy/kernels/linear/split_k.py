@@ -35,14 +35,16 @@ def multiply_split(
     x_scale_ptr,  # float32 [M], or [M, GROUPS] (FP8 only)
     w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     m, n,  # [BLOCK_M] rows, [BLOCK_N] columns
-    begin, end,  # first input of the split, past its last one
+    begin, end,  # first input of the split, and the input after its last one
     M, x_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     SHAPE_0: tl.constexpr,  # of the sums
     SHAPE_1: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
 ):  # fmt: skip
-    """float32 [SHAPE_0, SHAPE_1] sums of a tile over one split of K, and those of the up half (SWIGLU, else zeros)."""
+    """float32 [SHAPE_0, SHAPE_1] sums of a tile over one split of K, and the sums of the up half (SWIGLU;
+    otherwise zeros).
+    """
     accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
     upper = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
     for first in range(begin, end, BLOCK_K):
@@ -86,7 +88,7 @@ def add_splits(
     index,  # of the tile
     tiles, split, SPLIT_K: tl.constexpr, SHAPE_0: tl.constexpr, SHAPE_1: tl.constexpr, SWIGLU: tl.constexpr,
 ):  # fmt: skip
-    """(whether this program is the last of its tile, the sums over all splits there)"""
+    """(whether this program is the last of its tile, the sums over all splits in that program)"""
     TILE: tl.constexpr = SHAPE_0 * SHAPE_1
     HALVES: tl.constexpr = 2 if SWIGLU else 1
     within = tl.arange(0, SHAPE_0)[:, None] * SHAPE_1 + tl.arange(0, SHAPE_1)[None, :]
@@ -95,9 +97,9 @@ def add_splits(
     tl.store(at + split * step, accumulator)
     if SWIGLU:
         tl.store(at + split * step + TILE, upper)
-    tl.debug_barrier()  # all threads have stored before one announces it
+    tl.debug_barrier()  # all threads have stored before one reports it
     last = tl.atomic_add(arrivals_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
-    tl.debug_barrier()  # all threads go the same way
+    tl.debug_barrier()  # all threads read the same value
     if last:
         tl.store(arrivals_ptr + index, 0)
         accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
@@ -165,7 +167,9 @@ def _linear(
 
 
 def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: all but the norm fused. Raises ValueError if the workspace is too small."""
+    """Launch the kernel, with all operations except the norm fused. Raises ValueError if the workspace is too
+    small.
+    """
     x, out, rows, n = call.x, call.out, len(call.x), call.out.shape[-1]
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals
@@ -210,7 +214,7 @@ FP8_TILES: Fp8Tiles = (
 
 
 def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Weights as the first operand: their tile has 64 rows and more, and x may have as few as there are."""
+    """Weights as the first operand: their tile has at least 64 rows, and x may have any number of rows."""
     halves = 2 if shape.swiglu else 1
     for block_m, (block_n, block_k, split_k, warps) in product((16, 32, 64, 128), FP8_TILES):
         programs = -(-shape.n // block_n) * split_k * -(-shape.rows // block_m)
@@ -226,7 +230,9 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """Operands in the pipeline's buffers, and sums in registers; with a scale for each block those of a step, too."""
+    """The needs of a program: operands in the pipeline's buffers, and sums in registers; with block scales,
+    also the sums of a step.
+    """
     wide, parts = (2 if shape.swiglu else 1) * config.block_n, config.block_n if shape.blocks and shape.fp8 else 0
     tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
     first, tf32 = config.block_n if config.weights_first else config.block_m, shape.dtype == torch.float32
@@ -243,18 +249,18 @@ def check_splits(config: LinearConfig, shape: LinearShape) -> None:
 
 
 def partial_floats(config: LinearConfig, shape: LinearShape) -> int:
-    """Numbers of a workspace that the splits need."""
+    """Workspace numbers that the splits need."""
     tiles, halves = -(-shape.n // config.block_n) * -(-shape.rows // config.block_m), 2 if shape.swiglu else 1
     return tiles * config.block_m * config.block_n * config.split_k * halves if config.split_k > 1 else 0
 
 
 def supports(shape: LinearShape) -> bool:
-    """All, but a norm of rows that are quantised."""
+    """All shapes, except a norm of quantised rows."""
     return not (shape.fp8 and shape.norm)
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """A few dozen configurations around what is known to be good."""
+    """A few dozen configurations around known good ones."""
     if shape.fp8:
         yield from fp8_candidates(shape, sm_count)
         return

@@ -152,8 +152,8 @@ def _linear_tma(
 
 
 def tile_widths(width: int) -> tuple[int, int, int]:
-    """The powers of two whose sum is a tile's width, descending, padded with 0 to three. Raises ConfigError for
-    more of them, or some below 16, the matrix unit's minimum.
+    """The powers of two whose sum is a tile's width, descending, padded with 0 to three. Raises ConfigError
+    if there are more, or if one is below 16, the matrix unit's minimum.
     """
     powers = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
     if not 1 <= len(powers) <= 3 or powers[-1] < 16 or width > 256:
@@ -163,13 +163,13 @@ def tile_widths(width: int) -> tuple[int, int, int]:
 
 
 def check_strips(config: LinearConfig, shape: LinearShape) -> None:
-    """Raise ConfigError unless block_n is a width that `tile_widths` cuts, and a step over K stays within one scale."""
+    """Raise ConfigError unless `tile_widths` accepts block_n, and a step over K stays within one scale."""
     tile_widths(config.block_n)
     check_block_k(config, shape)
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """As of split_k.py; strips of 16 columns that are not there cost nothing."""
+    """Like split_k.needs; absent strips of 16 columns cost nothing."""
     halves = 2 if shape.swiglu else 1
     wide, parts = halves * config.block_n, halves * tile_widths(config.block_n)[0] if shape.blocks and shape.fp8 else 0
     tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
@@ -178,7 +178,9 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
 
 
 def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: all but the norm fused. Raises ValueError if the accelerator can't address a tensor."""
+    """Launch the kernel, with all operations except the norm fused. Raises ValueError if the accelerator
+    can't address a tensor.
+    """
     x, weight, out, (rows, k), n = call.x, call.weight, call.out, call.x.shape, call.out.shape[-1]
     for tensor, name in ((x, "x"), (weight, "weight")):
         if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
@@ -201,7 +203,7 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
 
 
 def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Items are half as long, and scales of blocks need registers for a second sum."""
+    """Candidates for FP8. Items are half as long, and block scales need registers for a second sum."""
     splits = (1,) if shape.swiglu else (1, 2)
     for block_m, block_n, weights_first, split_k in product((64, 128), (64, 112, 128, 256), (False, True), splits):
         width, tiles = block_n * (2 if shape.swiglu else 1), -(-shape.rows // block_m) * -(-shape.n // block_n) * split_k
@@ -219,7 +221,7 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
 
 
 def supports(shape: LinearShape) -> bool:
-    """Rows of whole 16 bytes, which the accelerator needs."""
+    """Rows of a multiple of 16 bytes, which the accelerator needs."""
     if shape.fp8:
         return shape.k % 16 == 0 and not shape.norm
     return shape.dtype == torch.bfloat16 and shape.k % 8 == 0

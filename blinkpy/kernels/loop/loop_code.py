@@ -1,4 +1,4 @@
-"""The loop's kernels, compiled for a GPU, and kept on disk."""
+"""The loop's kernels, compiled for a GPU and cached on disk."""
 
 import contextlib
 import hashlib
@@ -63,7 +63,7 @@ def _store(path: Path, code: KernelCode) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     head = json.dumps({"entry": code.entry, "bytes": len(code.cubin)}).encode()
     temporary.write_bytes(head + b"\n" + code.cubin)
-    temporary.replace(path)  # whole or not at all
+    temporary.replace(path)  # atomically
 
 
 def _load(path: Path) -> KernelCode:

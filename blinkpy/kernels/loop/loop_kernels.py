@@ -25,11 +25,11 @@ from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 
 # Words of the loop, int64, in GPU memory.
-LOOP_BUDGET_NS = 0  # the loop ends by itself so long after its first turn; 0: never
+LOOP_BUDGET_NS = 0  # time limit from the first turn; 0: no limit
 LOOP_BEGAN_NS = 1  # clock of the first turn
 LOOP_TURNS = 2
 LOOP_TRACED = 3  # rows written to the trace
-LOOP_RESULT = 4  # why the loop ended: STOPPED, DRAINED, or TIME_OVER
+LOOP_RESULT = 4  # reason of the loop's end: STOPPED, DRAINED, or TIME_OVER
 LOOP_OVERLAP_BEGIN = 5  # clock of the last `overlap`
 LOOP_OVERLAP_END = 6
 LOOP_COPY_GRAPH = 7  # branch of SWITCH that copies the state for the flight recorder
@@ -38,21 +38,21 @@ LOOP_COPY_EVERY = 9  # words between two copies
 LOOP_COPY_DUE = 10  # 1: before the next step
 LOOP_COPIES = 11  # copies begun
 LOOP_DELAYED_GRAPH = 12  # step graph that follows the copy
-LOOP_PUBLISH_DUE = 13  # 1: the last turn has not published; `publish` does
+LOOP_PUBLISH_DUE = 13  # 1: `publish` still has to publish the last turn
 LOOP_FIRST_CUT = 14  # index of the first step graph that is cut into groups
 LOOP_WORDS = 15
 TIME_OVER = -100
 
-# Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
-TRACE_BEGIN = 0  # the step before is complete
+# Columns of the trace, int64, one row for each turn that planned a batch. Times are of the GPU's clock, ns.
+TRACE_BEGIN = 0  # the previous step is complete
 TRACE_END = 1  # the turn's decision is made
 TRACE_GRAPH = 2
 TRACE_ROWS = 3
 TRACE_OVERLAP_BEGIN = 4  # of `overlap`
 TRACE_OVERLAP_END = 5
-TRACE_STEP_BEGIN = 6  # of the step that is complete, written by stamps; 0 without
+TRACE_STEP_BEGIN = 6  # of the completed step, written by stamps; 0 without stamps
 TRACE_STEP_END = 7
-TRACE_FAST_PATH = 8  # 1: it may have taken the fast path
+TRACE_FAST_PATH = 8  # 1: the turn may have taken the fast path
 TRACE_GROUP = 9  # the layer group that follows; 0 at the start of a step
 TRACE_COLUMNS = 10
 
@@ -68,13 +68,13 @@ WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
 OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
 PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
 SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, HANDLES, WORDS, TRACE, uint64, uint64, int64)
-GRAPHS_OF_BUCKET = 3  # of decode rows alone, with prefill chunks, and with chunks in groups of layers
+GRAPHS_OF_BUCKET = 3  # only decode rows, with prefill chunks, and cut
 STAMP_SIGNATURE = types.void(WORDS, TRACE, int64)
 AFTER_COPY_SIGNATURE = types.void(HANDLES, WORDS, WORDS, uint64, int64)
 
 
 class Arguments(NamedTuple):
-    """What schedule() works on."""
+    """The arguments of schedule()."""
 
     limits: Limits
     queues: EngineViews
@@ -82,8 +82,9 @@ class Arguments(NamedTuple):
 
 
 def device_arguments(limits: Limits, queues: EngineViews, state: S.State) -> tuple[TableType, NDArray[np.int64]]:
-    """Type and words of the table that a kernel gets. The arrays are on the GPU; copy the words there too. The type does
-    not depend on the sizes of anything."""
+    """Type and words of the table for a kernel. The arrays are on the GPU; the words must be copied there,
+    too. The type does not depend on sizes.
+    """
     return make_table(Arguments(limits, queues, state), strided_parts=("queues",))
 
 
@@ -117,7 +118,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
         clock = cuda.shared.array(1, int64)
         if lane == 0:
             clock[0] = now_ns()
-        cuda.syncthreads()  # one time for all lanes: their decisions depend on it
+        cuda.syncthreads()  # all lanes must use the same time
         run(arguments.limits, arguments.queues, arguments.state, clock[0], lane, lanes)
         if lane == 0:
             loop[LOOP_OVERLAP_BEGIN] = clock[0]
@@ -148,7 +149,9 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 
 @cuda.jit(device=True)
 def ask_for_copy(loop, position):
-    """One lane, after publishing: is a copy of the state due? position: words recorded."""
+    """One lane, after publishing: set LOOP_COPY_DUE if a copy of the state is due. position: words
+    recorded.
+    """
     if position >= loop[LOOP_COPY_AT]:
         loop[LOOP_COPY_DUE] = 1
 
@@ -176,7 +179,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
 
     def schedule_and_select(table, repeat, parts, loop, trace, while_handle, switch_handle, own):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
-        # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
+        # Before the step's end, load all data of the decision together, because each load may go to memory.
         turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
         due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
         overlap_begin, overlap_end = loop[LOOP_OVERLAP_BEGIN], loop[LOOP_OVERLAP_END]
@@ -186,7 +189,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         wait_for_predecessors()
         begin = now_ns()
         bucket = schedule(engine.limits, engine.queues, engine.state, lane, lanes)
-        if is_faulted(engine.state):  # never, where the state is not checked
+        if is_faulted(engine.state):  # only if the state is checked
             bucket = S.STOPPED
         counts = engine.state.batch.counts
         graph = step = int64(repeat.shape[0] - 1)  # without a step
@@ -203,7 +206,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             result = bucket
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
             result = TIME_OVER
-        publishes = bucket < 0 or result != 0 or graph != step  # otherwise publishing can wait until the step began
+        publishes = bucket < 0 or result != 0 or graph != step  # otherwise publishing waits until the step has begun
         if bucket >= 0 and counts[S.GROUPS] > 1:
             first = (step - loop[LOOP_FIRST_CUT]) * engine.limits.step_groups
             select_group(parts, first, counts, result == 0, lane, lanes)
@@ -224,7 +227,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             publish(engine.limits, engine.queues, engine.state, lane, lanes)
             if lane == 0:
                 recorder = engine.state.recorder
-                if graph != step:  # the copy comes first, of the state as it is now
+                if graph != step:  # copy the current state first
                     loop[LOOP_DELAYED_GRAPH], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
                     loop[LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[LOOP_COPY_EVERY]
                     recorder.progress[S.COPIES_BEGUN] = copies + 1
@@ -247,7 +250,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
 
 @cuda.jit(device=True)
 def select_graph(repeat, switch_handle, own, graph):
-    """The next graph is another one: the WHILE around this one ends, and SWITCH enters that one's."""
+    """Select another graph: end the WHILE around this one, and let SWITCH enter the other's."""
     if own >= 0:
         set_condition(repeat[own], 0)
     set_condition(repeat[graph], 1)
@@ -267,7 +270,7 @@ def select_group(parts, first, counts, runs, lane, lanes):
 
 @cuda.jit(device=True)
 def end_loop(repeat, while_handle, own, graph):
-    """No further turn."""
+    """End the loop."""
     if own >= 0:
         set_condition(repeat[own], 0)
     set_condition(repeat[graph], 0)
@@ -275,9 +278,12 @@ def end_loop(repeat, while_handle, own, graph):
 
 
 def stamp_kernel() -> Callable[..., None]:
-    """The Python function of a kernel that notes when the kernels before it are complete, for benchmarks. Arguments: the
-    loop's words; the trace, int64 [rows, TRACE_COLUMNS]; and the column that gets the time, in the row that the step's turn will
-    write. Nothing is between the moment and the clock: not the load that says which row, nor the turn's own trace."""
+    """The Python function of a kernel that records when the previous kernels are complete, for benchmarks.
+
+    Arguments: the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; and the column for the time, in the
+        row that the step's turn will write. The clock is read first, before the load of the row's index and
+        the turn's own trace.
+    """
 
     def stamp(loop, trace, column):
         at = now_ns()

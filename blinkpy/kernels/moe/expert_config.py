@@ -20,7 +20,7 @@ LEAST_PACKED_K = 128
 
 @dataclass(frozen=True)
 class ExpertTile:
-    """How one of the two products is cut."""
+    """The tiles of one of the two products."""
 
     block_n: int
     block_k: int
@@ -32,7 +32,7 @@ class ExpertTile:
 class ExpertConfig:
     """Tiles of a bucket. Raises ConfigError unless kernels can be built from them."""
 
-    block_m: int  # assignments of a block; that of the Routing
+    block_m: int  # assignments of a block, as in the Routing
     up: ExpertTile  # gate and up, block_n rows of each
     down: ExpertTile
 
@@ -47,8 +47,15 @@ class ExpertConfig:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert; mxfp4: the matrices are
-    MXFP4. fp8: they are FP8, with a scale for each of the "rows" or "blocks"."""
+    """The shape of an expert layer.
+
+    experts: their number.
+    top_k: experts of a token.
+    hidden: hidden size.
+    width: of an expert.
+    mxfp4: the matrices are MXFP4.
+    fp8: the matrices are FP8, with scales for "rows" or "blocks"; "": they are not.
+    """
 
     experts: int
     top_k: int
@@ -65,7 +72,7 @@ class ExpertShape:
 
     @classmethod
     def of_key(cls, name: str) -> tuple[Self, torch.dtype]:
-        """The shape and the dtype that `key` makes a name of. Raises ConfigError for another name."""
+        """The inverse of `key`: shape and dtype. Raises ConfigError for an invalid name."""
         found = KEY.fullmatch(name)
         if found is None:
             raise ConfigError(f"{name!r} is not the name of a shape, such as 'e128 top8 h2048 w768 bfloat16'")
@@ -101,9 +108,9 @@ def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.
         halves * tile.block_n,
         dtype == torch.float32,
     )
-    if inputs <= block_k:  # one step, and no pipeline
+    if inputs <= block_k:  # one step, without a pipeline
         return Needs(OTHER_SHARED, block_m * wide)
-    if shape.mxfp4:  # inputs and words of eight weights are taken apart in registers, so that no operand stays in use
+    if shape.mxfp4:  # inputs and words of eight weights are unpacked in registers, so that no operand stays in use
         operands = block_m * block_k * dtype.itemsize + wide * block_k // 2
         return Needs((tile.stages - 1) * operands + OTHER_SHARED, block_m * wide)
     operands = (block_m + wide) * block_k * (1 if shape.fp8 else dtype.itemsize)
@@ -112,15 +119,20 @@ def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.
 
 
 def step_over_k(tile: ExpertTile, inputs: int, *, packed: bool, fp8: str) -> int:
-    """Inputs of one step of a grouped product: no more than there are, or than share a scale, and as many as the matrix unit
-    takes. packed: the matrix is MXFP4; fp8: `ExpertShape.fp8`."""
+    """Inputs of one step of a grouped product: limited by the number of inputs and the range of a scale, and
+    at least the matrix unit's minimum.
+
+    packed: the matrix is MXFP4.
+    fp8: `ExpertShape.fp8`.
+    """
     least, most = LEAST_PACKED_K if packed else 32 if fp8 else 16, BLOCK if fp8 == "blocks" else tile.block_k
     return max(least, min(tile.block_k, most, 1 << (inputs - 1).bit_length()))
 
 
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-    """Tiles that work for any shape, without measurement: narrow while experts see few tokens and reading weights is the cost.
-    They pass `check_expert_config`."""
+    """Tiles for any shape, without measurement: narrow while experts see few tokens and reading weights
+    dominates. They pass `check_expert_config`.
+    """
     config = _default(shape, tokens, dtype)
     check_expert_config(config, shape, dtype)
     return config
@@ -129,20 +141,20 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
 def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
-    each = tokens * shape.top_k / shape.experts  # tokens of an expert on average
+    each = tokens * shape.top_k / shape.experts  # average tokens per expert
     if shape.mxfp4:
         return next(config for most, config in MXFP4_DEFAULTS if each <= most)
     if each <= 8:
         return ExpertConfig(16, ExpertTile(32, 128), ExpertTile(64, 128))
     if each <= 32:
         return ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))
-    if each <= 64 or shape.fp8 == "blocks":  # whose second sums need registers
+    if each <= 64 or shape.fp8 == "blocks":  # block scales need registers for second sums
         return ExpertConfig(64, ExpertTile(64, 64, stages=3), ExpertTile(128, 64, stages=3))
     return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
 
 
 class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
-    """By shape and dtype, then by tokens."""
+    """Configurations by shape and dtype, then by tokens."""
 
     section, suffix = "experts", "_experts"
 
@@ -162,7 +174,9 @@ class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
         return {str(tokens): asdict(config) for tokens, config in sorted(entry.items())}
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-        """The configuration for a bucket of `tokens` tokens: the one measured at the next larger number, or the largest."""
+        """The configuration for a bucket of `tokens` tokens: measured at the next larger number, or at the
+        largest.
+        """
         buckets = self.entries.get(shape.key(dtype))
         if not buckets:
             return default_expert_config(shape, tokens, dtype)
@@ -172,7 +186,7 @@ class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
 
 
 class InvariantExpertTable(ExpertTable):
-    """One configuration for all numbers of tokens: see InvariantLinearTable."""
+    """One configuration for all numbers of tokens, like InvariantLinearTable."""
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
         return default_expert_config(shape, 16 * shape.experts // shape.top_k, dtype)

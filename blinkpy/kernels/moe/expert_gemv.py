@@ -1,10 +1,11 @@
-"""Mixture of experts for one or a few tokens: matrix-vector products straight from the weights of each token's experts.
+"""Mixture of experts for one or a few tokens: matrix-vector products directly with the weights of each
+token's experts.
 
-Two kernels: choice of the experts, gate, up and SwiGLU; down, the weighted sum of the experts and the residual. Nothing
-is sorted, and no tile of a matrix unit is filled with padding. Both kernels make the choice from the logits themselves,
-which costs less than one more kernel before them; the second one while the first still runs. Programs are small, most of
-one warp: many of them on an SM keep more reads in flight than a few that wait at barriers. FP8 weights are unpacked; their
-inputs stay in the storage dtype, as in linear/gemv.py.
+Two kernels: choice of the experts, gate, up and SwiGLU; then down, the weighted sum of the experts, and the
+residual. There is no sorting, and no tile of a matrix unit is filled with padding. Both kernels compute the
+choice from the logits, which costs less than a further kernel; the second one does so while the first still
+runs. Programs are small, most of one warp: many of them on an SM keep more reads in flight than a few that
+wait at barriers. FP8 weights are unpacked; their inputs stay in the storage dtype, as in linear/gemv.py.
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ def scale_count(ROWS: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
 def _tile_scales(
     scale_ptr,  # float32 [ROWS], or [ROWS / 128, GROUPS]
     row,  # of the matrix, any shape
-    first,  # column of a tile, which is within one block
+    first,  # first column of a tile, which is within one block
     ROWS: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """float32 [like row] scales of an expert's rows, in a tile."""
@@ -64,7 +65,7 @@ def _expert_gate_up(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
-    SCALE_INPUTS: tl.constexpr,  # by the weights of the experts
+    SCALE_INPUTS: tl.constexpr,  # inputs are scaled by the experts' weights
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -73,7 +74,7 @@ def _expert_gate_up(
     assignment = tl.program_id(1)
     token = assignment // TOP_K
     launch.wait_for_predecessor(PDL)
-    launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
+    launch.release_successor(PDL)  # after the wait, because _expert_down reads the logits before its own wait
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, shares = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
@@ -98,7 +99,7 @@ def _expert_gate_up(
         if SCALES == ROW_SCALES:
             y *= _tile_scales(scales, n, 0, 2 * N, K, SCALES)
             y_up *= _tile_scales(scales, N + n, 0, 2 * N, K, SCALES)
-        if SCALE_INPUTS:  # the products are linear
+        if SCALE_INPUTS:  # possible because the products are linear
             share = tl.sum(tl.where(own, shares, 0.0), 0)
             y, y_up = y * share, y_up * share
         if BIAS:
@@ -128,11 +129,11 @@ def _expert_down(
     token = tl.program_id(1)
     choice = tl.arange(0, BLOCK_TOP)
     chosen = choice < TOP_K
-    # _expert_gate_up lets this kernel start after its own wait, so the logits, written before that, are there.
+    # _expert_gate_up releases this kernel after its own wait, so the logits are complete.
     ids, shares = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
     )
-    if SCALE_INPUTS:  # which _expert_gate_up has done
+    if SCALE_INPUTS:  # done by _expert_gate_up
         shares = chosen.to(tl.float32)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
     scales = scale_ptr + ids.to(tl.int64)[:, None] * scale_count(N, K, SCALES)
@@ -168,7 +169,7 @@ def _expert_down(
 def expert_gemv(call: ExpertCall, prepared: None) -> None:
     """Launch both kernels."""
     shape, inner, pdl = call.shape, call.workspace.inner, call.pdl
-    launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
+    launch.check_tensors((call.x, "x", (None, shape.hidden)))  # contiguous tokens
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
     kind = {"": 0, "rows": ROW_SCALES.value, "blocks": BLOCK_SCALES.value}[shape.fp8]
@@ -195,7 +196,7 @@ VARIANT = ExpertVariant(
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (
-        ExpertCase(1, 1, ExpertShape(5, 2, 128, 64)),  # no tile is cut
+        ExpertCase(1, 1, ExpertShape(5, 2, 128, 64)),  # all tiles are whole
         ExpertCase(1, 1, ExpertShape(6, 3, 22, 14), normalize=False),
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), ties=True),
         ExpertCase(3, 3, ExpertShape(12, 5, 20, 12), groups=3, factor=2.5),

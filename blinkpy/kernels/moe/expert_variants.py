@@ -13,7 +13,7 @@ from blinkpy.kernels.moe.routing import Selection
 
 @dataclass(frozen=True)
 class ExpertWorkspace:
-    """Scratch of the expert layers, shared by all buckets."""
+    """Scratch memory of the expert layers, shared by all buckets."""
 
     inner: torch.Tensor  # storage dtype [T * top_k * width] results of gate and up
     results: torch.Tensor  # storage dtype [T * top_k * hidden]
@@ -21,7 +21,7 @@ class ExpertWorkspace:
 
     @classmethod
     def allocate(cls, shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str) -> Self:
-        """For up to `tokens` tokens."""
+        """Allocate for up to `tokens` tokens."""
         sizes = (tokens * shape.top_k * shape.width, tokens * shape.top_k * shape.hidden)
         inner, results = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
         widest = max(shape.hidden, shape.width)
@@ -30,8 +30,9 @@ class ExpertWorkspace:
 
 
 class Clamp(NamedTuple):
-    """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up within it. A limit of 0 stands for
-    silu(gate) * up."""
+    """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up in [-limit,
+    limit]. A limit of 0 means silu(gate) * up.
+    """
 
     alpha: float
     limit: float
@@ -43,12 +44,14 @@ SILU = Clamp(0.0, 0.0)
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first
-    counts[TOKENS] tokens. The top_k experts of a token are those of the largest logits, the lower id first
-    among equals; weights are their softmax, unless the selection says otherwise. If it scales inputs, an
-    expert's weight multiplies its input x instead of its result.
+    counts[TOKENS] tokens.
 
-    MXFP4 matrices are uint8 and half as long in their last dimension, two weights a byte, the first in its lower half. Their
-    scales belong to 32 weights each, and are powers of two with an offset of 127.
+    The experts of a token have the top_k largest logits, the lower id first among equals. Their weights are a
+    softmax, unless the selection differs. If the selection scales inputs, an expert's weight multiplies its
+    input x instead of its result.
+
+    MXFP4 matrices are uint8 and half as long in their last dimension: a byte has two weights, the first in
+    its lower half. A scale belongs to 32 weights, and is a power of two with an offset of 127.
     """
 
     x: torch.Tensor  # [T, hidden]
@@ -61,14 +64,14 @@ class ExpertCall:
     top_k: int
     selection: Selection
     pdl: bool = False
-    clamp: Clamp = SILU  # between the products
+    clamp: Clamp = SILU  # activation between the products
     biases: tuple[torch.Tensor, torch.Tensor] | None = None  # [E, 2 * width] and [E, hidden]
-    fp8: tuple[Fp8Matrix, Fp8Matrix] | None = None  # of which gate_up and down are the values
+    fp8: tuple[Fp8Matrix, Fp8Matrix] | None = None  # gate_up and down are their values
     scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
 
     @property
     def shape(self) -> ExpertShape:
-        """Of the layer."""
+        """The shape of the layer."""
         experts, hidden, width = self.down.shape
         mxfp4 = self.scales is not None
         fp8 = "" if self.fp8 is None else "blocks" if self.fp8[1].blocks else "rows"
@@ -83,16 +86,16 @@ class ExpertCase(NamedTuple):
     shape: ExpertShape
     config: ExpertConfig | None = None  # None: the default
     normalize: bool = True
-    one_expert: bool = False  # every token chooses expert 0 first, so that its blocks fill
+    one_expert: bool = False  # every token chooses expert 0 first, so that its blocks are full
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
     groups: int = 0  # weights are sigmoids, chosen with a bias from half of the groups, rounded up; 0: softmax
     factor: float = 1.0
     clamp: Clamp = SILU
     biases: bool = False
-    scales_inputs: bool = False  # by sigmoids of the logits that are chosen
+    scales_inputs: bool = False  # by sigmoids of the chosen logits
 
     def selection(self, bias: torch.Tensor) -> Selection:
-        """bias: float32 [experts], which the case may leave aside."""
+        """The selection. bias: float32 [experts], which the case may ignore."""
         groups = max(1, self.groups)
         if self.scales_inputs:
             return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)
@@ -100,15 +103,15 @@ class ExpertCase(NamedTuple):
 
     @property
     def large(self) -> bool:
-        """Of real sizes: too slow for the interpreter."""
+        """Whether it has real sizes, which are too slow for the interpreter."""
         return self.shape.hidden > 200
 
 
 @dataclass(frozen=True)
 class ExpertVariant:
-    """One way to compute an expert layer. To add a variant, add a file, and its name in VARIANTS of experts.py.
+    """One way to compute an expert layer. A new variant is a file, and an entry in VARIANTS of experts.py.
 
-    A token's result depends on itself and the prepared configuration, never on other tokens.
+    A token's result depends on the token and the prepared configuration, never on other tokens.
     """
 
     name: str
@@ -118,5 +121,5 @@ class ExpertVariant:
     """Prepares a bucket of `tokens` tokens on a device: configuration and scratch memory."""
     launch: Callable[[ExpertCall, Any], None]
     """Launches the kernels, given the checked call and the prepared data."""
-    cases: tuple[ExpertCase, ...]  # tests; without them nothing proves a variant
+    cases: tuple[ExpertCase, ...]  # tests of the variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

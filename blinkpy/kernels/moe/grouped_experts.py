@@ -41,7 +41,7 @@ def _expert_linear(
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if SCALES == BLOCK_SCALES else 1
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
+    block = tl.program_id(0) // TILES  # concurrent programs read neighbouring rows of one expert
     n = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
@@ -82,7 +82,7 @@ def _expert_linear(
             accumulator = scaled(accumulator, x_scale, tl.load(w_scales + n, mask=n < N, other=0.0), False)
             if SWIGLU:
                 upper = scaled(upper, x_scale, tl.load(w_scales + N + n, mask=n < N, other=0.0), False)
-        if SCALE_INPUTS:  # the products are linear
+        if SCALE_INPUTS:  # possible because the products are linear
             share = tl.load(shares_ptr + assignment, mask=valid, other=0.0)[:, None]
             accumulator *= share
             upper *= share
@@ -114,7 +114,7 @@ def _combine(
         inside = column < HIDDEN
         first = token.to(tl.int64) * TOP_K
         total = tl.zeros([BLOCK], tl.float32)
-        for choice in tl.static_range(TOP_K):  # in the order of the choices: the sum does not depend on the batch
+        for choice in tl.static_range(TOP_K):  # in the order of the choices, so the sum does not depend on the batch
             y = tl.load(y_ptr + (first + choice) * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
             total += tl.load(weights_ptr + first + choice) * y if WEIGHTED else y
         at = out_ptr + token.to(tl.int64) * HIDDEN + column
@@ -137,13 +137,14 @@ def grouped_linear(
     swiglu: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Each assignment's row of x through the linear layer of its expert.
+    """Apply to each assignment's row of x the linear layer of its expert.
 
-    x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2
-    * N, K], gate then up; out: [T * top_k, N], where only rows of routed assignments are written. bias, scales
-    (of MXFP4), clamp (with swiglu): as in ExpertCall. shares: float32 [T, top_k], each multiplies the row of
-    its assignment; not with MXFP4. fp8: scales of x and weight, which are FP8 then; with block scales, a step
-    over K stays within one block.
+    x: [T or T * top_k, K], by token or by assignment; rows of any stride.
+    weight: [E, N, K]; with swiglu [E, 2 * N, K], gate then up.
+    out: [T * top_k, N]; only rows of routed assignments are written.
+    bias, scales (of MXFP4), clamp (with swiglu): as in ExpertCall.
+    fp8: scales of x and weight, which are then FP8; with block scales, a step over K stays within one block.
+    shares: float32 [T, top_k], factors of the rows of their assignments; not with MXFP4.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
@@ -195,7 +196,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
 
 
 def _quantised(call: ExpertCall, index: int, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Inputs of the first or second matrices as these take them, and the scales of both."""
+    """The inputs of the first or second matrices in the form that these take, and the scales of both."""
     if call.fp8 is None:
         return x, None
     matrix, scratch = call.fp8[index], call.workspace.quantised
@@ -218,7 +219,7 @@ VARIANT = ExpertVariant(
     (
         ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
         ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
-        ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
+        ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # an expert with three blocks
         ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
         ExpertCase(5, 6, ExpertShape(12, 5, 48, 40), SMALL, groups=4, factor=2.5),
         ExpertCase(4, 6, ExpertShape(9, 3, 48, 40), SMALL, normalize=False, ties=True, groups=3),

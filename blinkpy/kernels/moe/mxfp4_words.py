@@ -1,14 +1,14 @@
-"""Products of a few rows with MXFP4 weights in packed float16: eight weights are a 32-bit word.
+"""Products of a few rows with MXFP4 weights in packed float16. A 32-bit word has eight weights.
 
-E2M1 is a sign, two bits of exponent and one of mantissa. Moved to the sign and the lowest exponent bits of
-a float16, these bits give the number times 2 ** -14, also for subnormals. Two weights that are four apart
-have the same position in both halves of a word, so one operation converts both. A row is scaled by a power
-of two, so that its largest number is from 8,192 to 16,384 and no sum of four products exceeds float16. Four
-products are accumulated in each half of a register. The sum of a word is added in float32. The sum of
-four words, a group, is multiplied by its scale.
+E2M1 has a sign, two bits of exponent and one of mantissa. Moved to the sign and the lowest exponent bits of a
+float16, these bits give the number times 2 ** -14, also for subnormals. Two weights at a distance of four
+have the same position in both halves of a word, so one operation converts both. A row is scaled by a power of
+two, so that its largest number is from 8,192 to 16,384 and no sum of four products exceeds float16. Four
+products are accumulated in each half of a register. The sum of a word is added in float32. The sum of four
+words, a group, is multiplied by its scale.
 
-A float16 has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. Rows of float32
-are multiplied in float32.
+A float16 has 11 bits, so the sums lose less than rounding to bfloat16. Rows of float32 are multiplied in
+float32.
 """
 
 import triton
@@ -63,7 +63,7 @@ def scales_of_rows(
     present,  # [C] whether it is there
     K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """(what `pack_rows` multiplies by, what undoes it and the weights' 2 ** -14) of each row, float32 [C] each."""
+    """(factor for `pack_rows`, inverse of it and of the weights' 2 ** -14) of each row, float32 [C] each."""
     most = tl.abs(row_inputs(x_ptr, row, present, 0, K, BLOCK_K))
     for first in tl.static_range(BLOCK_K, K, BLOCK_K):
         most = tl.maximum(most, tl.abs(row_inputs(x_ptr, row, present, first, K, BLOCK_K)))
@@ -103,8 +103,9 @@ def sum_groups(
     low, high,  # int64 [M or 1, WORDS] of pack_rows (else)
     K: tl.constexpr, M: tl.constexpr, WORDS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, WORDS / 4] products of WORDS words of each row, group by group; zeros outside. Read once: the weights need not
-    stay in the cache."""
+    """float32 [M, WORDS / 4] products of WORDS words of each row, by group; zeros outside. Weights are read
+    once, so they need not stay in the cache.
+    """
     word = tl.arange(0, WORDS) + first
     group = tl.arange(0, WORDS // GROUP_WORDS) + first // GROUP_WORDS
     at, inside = w_ptr + row[:, None] * (K // WORD) + word[None, :], present[:, None] & (word < K // WORD)[None, :]
@@ -124,7 +125,7 @@ def _multiply(w, low, high):
         return tl.inline_asm_elementwise(_MULTIPLY_WORDS, "=f,r,l,l", [w, low, high], tl.float32, True, 1)
     left = tl.zeros_like(w).to(tl.float16)
     right = left
-    for i in tl.static_range(0, 4):  # as the instructions do, except the rounding of fused multiply-adds
+    for i in tl.static_range(0, 4):  # like the instructions, except the rounding of fused multiply-adds
         inputs = (low if i < 2 else high) >> 32 * (i % 2)
         left += (_weight(w >> 4 * i) * 2.0**-14).to(tl.float16) * _input(inputs)
         right += (_weight(w >> 4 * i + 16) * 2.0**-14).to(tl.float16) * _input(inputs >> 16)
@@ -133,14 +134,14 @@ def _multiply(w, low, high):
 
 @triton.jit
 def _multiply_exactly(w, x, M: tl.constexpr, WORDS: tl.constexpr):
-    """The same in float32, for inputs that 11 bits are too few for; times 2 ** -14 as well, and not scaled."""
+    """_multiply in float32, for inputs that need more than 11 bits; also times 2 ** -14, and not scaled."""
     weights = _weight(w[:, :, None] >> (4 * tl.arange(0, WORD))[None, None, :]) * 2.0**-14
     return tl.sum(weights * tl.reshape(x, [x.shape[0], WORDS, WORD]), 2)
 
 
 @triton.jit
 def _weight(word):
-    """float32 of the lowest four bits."""
+    """float32 of a word's lowest four bits."""
     rest = word & 7
     twice = tl.where(rest < 2, rest, (2 + (rest & 1)) << tl.maximum((rest >> 1) - 1, 0))
     return tl.where((word & 8) != 0, -0.5, 0.5) * twice.to(tl.float32)
@@ -148,7 +149,7 @@ def _weight(word):
 
 @triton.jit
 def _input(word):
-    """float16 in the lowest bits."""
+    """float16 of a word's lowest 16 bits."""
     return (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
 
 
@@ -159,7 +160,7 @@ UNSCALE = tl.constexpr(2.0**126)
 
 @triton.jit
 def split_inputs(x, BLOCK_M: tl.constexpr, WORDS: tl.constexpr):
-    """The inputs of the four parts, [2 * WORDS, BLOCK_M] each, of x [BLOCK_M, 8 * WORDS]."""
+    """The inputs of the four parts, [2 * WORDS, BLOCK_M] each, from x [BLOCK_M, 8 * WORDS]."""
     even, odd = tl.split(tl.reshape(x, [BLOCK_M, WORDS, 2, 2, 2]))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
@@ -179,7 +180,7 @@ def _multiply_part(
     LEFT: tl.constexpr,  # the same for the other bits; negative: to the right
     BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums + w x for the two weights of each word at one place."""
+    """sums + w x for the two weights of each word at one position."""
     signs = w << SIGN_LEFT
     rest = w << LEFT if LEFT > 0 else w >> (0 - LEFT)
     two = (signs & SIGNS) | (rest & E2M1_BITS)

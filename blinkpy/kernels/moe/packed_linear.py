@@ -1,7 +1,8 @@
-"""Linear layers over blocks of assignments with MXFP4 weights, for the grouped products of grouped_experts.py.
+"""Linear layers over blocks of assignments with MXFP4 weights, for the grouped products of
+grouped_experts.py.
 
-The weights are the first operand of the matrix unit, straight from the registers in which they are made; the inputs come through
-shared memory.
+The weights are unpacked in registers, and directly become the first operand of the matrix unit; the inputs
+come from shared memory.
 """
 
 from typing import Any
@@ -48,7 +49,7 @@ def _packed_gate_up(
     assignment = tl.program_id(1)
     token = assignment // TOP_K
     launch.wait_for_predecessor(PDL)
-    launch.release_successor(PDL)  # not before the wait: _packed_down reads the logits before its own
+    launch.release_successor(PDL)  # after the wait, because _packed_down reads the logits before its own wait
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, _ = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
@@ -92,7 +93,7 @@ def _packed_down(
     EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     M: tl.constexpr = BLOCK_N * BLOCK_TOP  # rows of the weights: of each output those of all choices
     token = tl.program_id(1)
-    # _packed_gate_up lets this kernel start after its own wait, so the logits, written before that, are there.
+    # _packed_gate_up releases this kernel after its own wait, so the logits are complete.
     ids, shares = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
     )
@@ -126,7 +127,7 @@ def _packed_down(
 
 @triton.jit
 def _of_rows(of_choices, BLOCK_N: tl.constexpr, M: tl.constexpr):
-    """[M, width] of [BLOCK_TOP, width]: that of a row's choice."""
+    """[M, width] from [BLOCK_TOP, width]: the values of each row's choice."""
     CHOICES: tl.constexpr = of_choices.shape[0]
     WIDTH: tl.constexpr = of_choices.shape[1]
     return tl.reshape(tl.broadcast_to(of_choices[None, :, :], [BLOCK_N, CHOICES, WIDTH]), [M, WIDTH])
@@ -137,11 +138,11 @@ def packed_gemv(call: ExpertCall, prepared: None) -> None:
     shape, inner, pdl, scales = call.shape, call.workspace.inner, call.pdl, call.scales
     if scales is None:
         raise ValueError("packed_gemv supports only MXFP4 weights")
-    launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
+    launch.check_tensors((call.x, "x", (None, shape.hidden)))  # contiguous tokens
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "PDL": pdl, **padded}
     sizes |= {"BIAS": call.biases is not None, **launch.options(pdl)}
-    biases = call.biases or (call.x, call.x)  # or whatever: it is not read
+    biases = call.biases or (call.x, call.x)  # placeholders, not read
     selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     gate_up, down = (weight.view(torch.int32) for weight in (call.gate_up, call.down))
     _packed_gate_up[(triton.cdiv(shape.width, UP_N), len(call.x) * shape.top_k)](
@@ -184,7 +185,9 @@ def _multiply(
     first,  # column, a multiple of 32
     x0, x1, x2, x3, sums, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums + W[row, first:first + BLOCK_K] x; zeros outside. Read once: the weights need not stay in the cache."""
+    """sums + W[row, first:first + BLOCK_K] x; zeros outside. Weights are read once, so they need not stay in
+    the cache.
+    """
     word = first // 8 + tl.arange(0, BLOCK_K // 8)
     group = first // 32 + tl.arange(0, BLOCK_K // 32)
     present = (row < N)[:, None]
@@ -213,11 +216,12 @@ def packed_linear(
     LIMIT: tl.constexpr,  # of clamped_times
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[a] = W[expert] x[a // DIVIDE] + bias, a program for each block of assignments and BLOCK_N outputs; with SWIGLU
-    clamped_times of the gate's and the up rows' products."""
+    """out[a] = W[expert] x[a // DIVIDE] + bias, with a program for each block of assignments and BLOCK_N
+    outputs. With SWIGLU, clamped_times of the products with the gate and up rows.
+    """
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
+    block = tl.program_id(0) // TILES  # concurrent programs read neighbouring rows of one expert
     n = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)

@@ -1,5 +1,5 @@
-"""Routing of expert layers: which tokens go to which experts, and the sorting for the grouped products, all
-on the device.
+"""Routing of expert layers on the device: the choice of experts for each token, and the sorting for the
+grouped products.
 
 An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one
 expert each (the form of MegaBlocks, Gale et al., 2022), in the order of their tokens. Positions come from
@@ -44,7 +44,7 @@ def _router(
     expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     column = tl.arange(0, BLOCK)
     inside = column < HIDDEN
-    # The weights are in registers before the wait: after it there is one load of the token, and sums.
+    # The weights are loaded into registers before the wait; after it, only the token is loaded.
     at = router_ptr + expert[:, None] * HIDDEN + column[None, :]
     weight = tl.load(at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
     scale = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
@@ -67,7 +67,9 @@ def _keep_groups(
     rank,  # float32 [BLOCK_E], -inf behind the last expert
     E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Ranks, but -inf outside of the KEPT groups whose best two sum to the most, the lower group first among equals."""
+    """The ranks, with -inf outside of the KEPT groups with the largest sums of their best two ranks, the
+    lower group first among equals.
+    """
     SIZE: tl.constexpr = E // GROUPS
     expert = tl.arange(0, BLOCK_E)
     total = tl.full([BLOCK_E], float("-inf"), tl.float32)  # of each expert's group
@@ -101,7 +103,7 @@ def pick_experts(
     """Experts of a token [BLOCK_TOP], and their weights: in float32, the lower id first among equals."""
     expert = tl.arange(0, BLOCK_E)
     choice = tl.arange(0, BLOCK_TOP)
-    # Not through the first level of the cache: it may hold the logits of the layer before.
+    # Not through the L1 cache, which may have the logits of the previous layer.
     logit = tl.load(logits_ptr + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
     logit = tl.where(logit == logit, logit + 0.0, float("-inf"))  # + 0.0: no negative zero
     rank = logit
@@ -112,7 +114,9 @@ def pick_experts(
         if KEPT < GROUPS:
             rank = _keep_groups(rank, E, GROUPS, KEPT, BLOCK_E)
     bits = rank.to(tl.int32, bitcast=True)
-    left = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the logits: a warp has an instruction for their maximum
+    left = bits ^ (
+        (bits >> 31) & 0x7FFFFFFF
+    )  # integers in the order of the logits, because warps have an instruction for their maximum
     ids = tl.zeros([BLOCK_TOP], tl.int32)
     best = tl.zeros([BLOCK_TOP], tl.int32)
     weights = tl.zeros([BLOCK_TOP], tl.float32)
@@ -126,7 +130,7 @@ def pick_experts(
         left = tl.where(expert == at, -0x80000000, left)
     if SIGMOID:
         if NORMALIZE:
-            weights = weights / (tl.sum(weights, 0) + 1e-20)  # all may round to 0
+            weights = weights / (tl.sum(weights, 0) + 1e-20)  # all may be rounded to 0
     else:
         largest = tl.max(logit, 0)
         weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
@@ -174,7 +178,9 @@ def _sort_assignments(
     launch.release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
+    for first in range(
+        0, assignments, ASSIGNMENTS_PER_SCAN
+    ):  # of the bucket, so that the ids are loaded together with the counts
         assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
         ids = tl.load(ids_ptr + assignment, mask=assignment < assignments, other=0)
         histogram += tl.histogram(ids, BLOCK_E, mask=assignment < total)
@@ -202,10 +208,11 @@ def _sort_assignments(
 
 
 class Selection(NamedTuple):
-    """How a router's logits become a token's experts and weights.
+    """How a router's logits determine a token's experts and weights.
 
     normalize: weights sum to 1.
     factor: multiplies the weights.
+    groups, kept: see bias.
     bias: float32 [experts]. With it, weights are sigmoids of the logits, and the chosen experts have the
         largest sums with the bias, from `kept` of `groups` groups. Without it, weights are a softmax, or
         sigmoids if `sigmoid`.
@@ -221,7 +228,7 @@ class Selection(NamedTuple):
     scales_inputs: bool = False
 
     def bias_or(self, other: torch.Tensor) -> torch.Tensor:
-        """The bias, or a tensor in its place that is not read."""
+        """The bias, or `other` as a placeholder that is not read."""
         return other if self.bias is None else self.bias
 
     @property
@@ -245,7 +252,7 @@ class Routing:
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Self:
-        """For up to `tokens` tokens; block_m: of an `ExpertConfig`."""
+        """Allocate for up to `tokens` tokens. block_m: of an `ExpertConfig`."""
         blocks = block_bound(tokens, experts, top_k, block_m)
         return cls(
             torch.zeros(tokens, top_k, dtype=torch.float32, device=device),
@@ -258,7 +265,7 @@ class Routing:
 
 
 def block_bound(tokens: int, experts: int, top_k: int, block_m: int) -> int:
-    """The most blocks that any routing of `tokens` tokens fills."""
+    """The maximum number of blocks of any routing of `tokens` tokens."""
     assignments = tokens * top_k
     return assignments // block_m + min(assignments, experts)
 
@@ -275,10 +282,13 @@ def router_logits(
     pdl: bool = False,
 ) -> None:
     """normed = RMSNorm(hidden), logits = normed router^T + bias, of the first counts[TOKENS] rows, in one
-    kernel.
+    kernel. A row's result depends only on itself.
 
-    For few tokens: each reads all of the router. hidden, normed: [T, hidden size]; norm: weight [hidden size]
-    and eps; router: [E, hidden size]; bias: [E]; logits: float32 [T, E]. A row's result depends only on itself.
+    hidden, normed: [T, hidden size].
+    norm: weight [hidden size] and eps.
+    router: [E, hidden size].
+    logits: float32 [T, E].
+    bias: [E].
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
     launch.check_tensors(
@@ -301,10 +311,11 @@ def router_logits(
 
 
 def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, selection: Selection, *, pdl: bool = False) -> None:
-    """Choose each token's experts (in float32, the lower id first among equals) and sort the assignments into blocks.
+    """Choose each token's experts (in float32, the lower id first among equals) and sort the assignments into
+    blocks. The caller has checked the tensors.
 
-    logits: float32 [T, experts], of which the first counts[TOKENS] rows count. Fills all of `routing`; a token's experts and
-    weights depend on itself alone. The caller has checked the tensors.
+    logits: float32 [T, experts], of which the first counts[TOKENS] rows count.
+    routing: filled; a token's experts and weights depend only on the token.
     """
     tokens, top_k = routing.ids.shape
     block_e = triton.next_power_of_2(routing.experts)

@@ -78,8 +78,11 @@ def pick(values, index):
 def collect(
     row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Sorted keys [MAX_CANDIDATES] of the candidates with low < key <= high, PAST_ALL behind them; there must not be more.
-    keys_ptr: int64 [MAX_CANDIDATES] scratch of this row."""
+    """Sorted keys [MAX_CANDIDATES] of the candidates with low < key <= high, followed by PAST_ALL. There must
+    be at most MAX_CANDIDATES.
+
+    keys_ptr: int64 [MAX_CANDIDATES], scratch memory of this row.
+    """
     found = tl.zeros([], tl.int32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):
         keys, _ = keys_of(row_ptr, first + tl.arange(0, BLOCK), vocabulary, maximum, temperature)
@@ -90,7 +93,7 @@ def collect(
     tl.debug_barrier()  # other threads' stores are read below
     index = tl.arange(0, MAX_CANDIDATES)
     collected = tl.load(keys_ptr + index, mask=index < found, other=PAST_ALL)
-    tl.debug_barrier()  # and may be overwritten by the next search
+    tl.debug_barrier()  # the next search may overwrite them
     return tl.sort(collected, 0)
 
 
@@ -102,15 +105,15 @@ def weights_of(keys):
 
 @triton.jit
 def split(low, high):
-    """THRESHOLDS keys that cut the bracket (low, high] into equal sections; the last one is `high`."""
+    """THRESHOLDS keys that divide the bracket (low, high] into equal sections; the last key is `high`."""
     step = (high - low + THRESHOLDS - 1) // THRESHOLDS
     return tl.minimum(low + (tl.arange(0, THRESHOLDS) + 1).to(tl.int64) * step, high)
 
 
 @triton.jit
 def section_of(short, counts):
-    """The first section that reaches the target. short: whether each threshold falls short of it. If rounding
-    puts the target past the last candidate, the result is the last section.
+    """The first section that reaches the target; the last one if rounding puts the target after the last
+    candidate. short: whether each threshold is below the target.
     """
     first = tl.sum(short.to(tl.int32), 0)
     return tl.minimum(first, tl.sum((counts < pick(counts, THRESHOLDS - 1)).to(tl.int32), 0))
@@ -128,7 +131,7 @@ BIAS_BLOCK = tl.constexpr(256)
 SEQUENCE_BLOCK = tl.constexpr(32)
 
 
-@triton.jit(noinline=True)  # so that it takes no registers from rows without rules
+@triton.jit(noinline=True)  # uses no registers of rows without rules
 def apply_rules(
     row_ptr,  # float32 [V] logits of the row
     out_ptr,  # float32 [V] result
@@ -140,7 +143,7 @@ def apply_rules(
     length,  # of prompt and output
     TOKENS: tl.constexpr,  # of this program
 ):
-    """The logits of this program's tokens under the rules of the row. Each token of a program is written by it alone."""
+    """Apply a row's rules to the logits of this program's tokens. Only this program writes its tokens."""
     biases, sequences = tl.load(rules_ptr + BIASES_WORD), tl.load(rules_ptr + SEQUENCES_WORD)
     ids_ptr = rules_ptr + FIRST_WORD
     banned_ptr = ids_ptr + 2 * biases
@@ -151,7 +154,7 @@ def apply_rules(
     bits = tl.load(bits_ptr + (ids >> BITS_SHIFT), mask=inside & (tl.load(rules_ptr + BITMASK_WORD) > 0), other=-1)
     logit = tl.where((bits >> (ids & 31)) & 1 != 0, logit, float("-inf"))
     tl.store(out_ptr + ids, logit, mask=inside)
-    tl.debug_barrier()  # other threads of the program load what was stored
+    tl.debug_barrier()  # other threads of the program load the stored values
     for first in range(0, biases, BIAS_BLOCK):
         index = first + tl.arange(0, BIAS_BLOCK)
         token = tl.load(ids_ptr + index, mask=index < biases, other=-1)
@@ -207,7 +210,7 @@ class GrammarView(NamedTuple):
 @triton.jit
 def walk(
     ids,  # int32 [BLOCK] tokens
-    inside,  # bool [BLOCK] they exist
+    inside,  # bool [BLOCK] whether the token exists
     state,  # of the automaton
     words_ptr,  # int32 [W] packed automaton
     classes_ptr,  # uint8 [4 W] the same memory
@@ -215,7 +218,9 @@ def walk(
     token_place_ptr,  # int64 [V] first word | number of bytes << 32
     token_bytes_ptr,  # int32 [n]
 ):
-    """Whether the bytes of each token lead on from a state; no bytes lead nowhere. bool [BLOCK]."""
+    """Whether the bytes of each token continue a string from `state`, bool [BLOCK]; False for a token without
+    bytes.
+    """
     row = 1 + tl.load(words_ptr + CLASSES_WORD)
     place = tl.load(token_place_ptr + ids, mask=inside, other=0)
     first, length = place.to(tl.int32), (place >> 32).to(tl.int32)
@@ -237,7 +242,7 @@ def walk(
     return alive
 
 
-@triton.jit(noinline=True)  # so that it takes no registers from rows without a grammar
+@triton.jit(noinline=True)  # uses no registers of rows without a grammar
 def mask_illegal(
     row_ptr,  # float32 [V] logits of the row
     first_id,  # the first token of this program
@@ -253,7 +258,7 @@ def mask_illegal(
     TOKENS: tl.constexpr,  # of this program
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """-inf for tokens that are not legal, in place. A stop id is legal where the output may end."""
+    """Set the logits of illegal tokens to -inf, in place. A stop id is legal if the output may end."""
     offset = grammar.to(tl.int64) * width
     words_ptr, classes_ptr, cells_ptr = words_ptr + offset, classes_ptr + 4 * offset, cells_ptr + 2 * offset
     flags = tl.load(cells_ptr + FIRST_CELL + state * (1 + tl.load(words_ptr + CLASSES_WORD))).to(tl.int32)
@@ -265,4 +270,4 @@ def mask_illegal(
         for i in tl.static_range(STOP_IDS):
             legal = tl.where(ids == tl.load(entry_ptr + WORD_STOP_IDS + i), accepting, legal)
         tl.store(row_ptr + ids, float("-inf"), mask=inside & ~legal)
-    tl.debug_barrier()  # other threads of the program load what was stored
+    tl.debug_barrier()  # other threads of the program load the stored values

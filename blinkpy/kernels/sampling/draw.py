@@ -26,19 +26,19 @@ def first_distances():
 def draw_from_head(
     keys,  # int64 [MAX_CANDIDATES] sorted, of the head
     each,  # float32 [MAX_CANDIDATES] their weights
-    inside,  # how many there are
+    inside,  # their number
     head_distance,  # float32, the largest in the head
     candidates,  # of finite logit, in the whole row
     kept_weight,  # of all candidates
     top_k, top_p, min_p, uniform, token, stage, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """(token, stage): the sampled token's key and DRAW, where the head is enough to know it; else as they were."""
+    """(token, stage): the sampled token's key and DRAW if the head is sufficient; otherwise unchanged."""
     index = tl.arange(0, MAX_CANDIDATES)
     in_top_k = index < tl.minimum(top_k, inside)
     each = tl.where(in_top_k, each, 0.0)
     sums = tl.cumsum(each, 0)
     head_weight = tl.sum(each, 0)
-    complete = top_k <= inside  # all that top_k leaves is in the head
+    complete = top_k <= inside  # the head contains all candidates that top_k keeps
     known = complete | (top_k == candidates)  # the weight of the candidates that top_k keeps is known
     nucleus = top_p * tl.where(complete, head_weight, kept_weight)
     nucleus = tl.where(top_p < 1.0, nucleus, float("inf"))
@@ -52,7 +52,7 @@ def draw_from_head(
         at = tl.sum((kept & (sums <= goal)).to(tl.int32), 0)
         at = tl.minimum(at, tl.sum(kept.to(tl.int32), 0) - 1)
         token = tl.sum(tl.where(index == at, keys, 0), 0)
-        stage = tl.full([], DRAW, tl.int32)  # nothing is left to do
+        stage = tl.full([], DRAW, tl.int32)  # finished
     return token, stage
 
 
@@ -60,16 +60,16 @@ def draw_from_head(
 def find_in_bracket(
     keys,  # int64 [MAX_CANDIDATES] sorted, of the bracket
     each,  # float32 [MAX_CANDIDATES] their weights
-    inside,  # how many there are
+    inside,  # their number
     count,  # candidates below the bracket
     weight,  # their weight
     goal,  # weight
     top_k, limit, kept_weight, stage, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """(key that the stage searches, limit, kept weight). For a filter, it is the last key that it keeps."""
+    """(key found by the stage, limit, kept weight). The key of a filter is the last candidate that it keeps."""
     index = tl.arange(0, MAX_CANDIDATES)
     sums = weight + tl.cumsum(each, 0)
-    short = tl.where(stage == TOP_P, sums < goal, sums <= goal)  # top_p keeps none behind a sum that just reaches it
+    short = tl.where(stage == TOP_P, sums < goal, sums <= goal)  # top_p keeps no candidate after a sum that reaches it exactly
     at = tl.sum(((index < inside) & short).to(tl.int32), 0)
     at = tl.where(stage == TOP_K, top_k - count - 1, at)
     at = tl.maximum(tl.minimum(at, inside - 1), 0)
@@ -82,7 +82,7 @@ def find_in_bracket(
 
 @triton.jit
 def next_stage(stage, top_k, candidates, top_p, min_p):
-    """The stage behind this one; filters that leave everything are skipped."""
+    """The next stage; filters that keep every candidate are skipped."""
     stage += 1
     if (stage == TOP_K) & (top_k >= candidates):
         stage += 1
@@ -106,13 +106,15 @@ def draw(
     keys_ptr,  # int64 [MAX_CANDIDATES] scratch
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sampled token id, by stages of one or more passes over the row. HEAD collects the best candidates, as many as fit,
-    and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the token."""
+    """The sampled token id, in stages of one or more passes over the row. HEAD collects as many of the best
+    candidates as fit, and is usually sufficient. Otherwise TOP_K, TOP_P and MIN_P each find the last key that
+    they keep, and DRAW finds the token.
+    """
     nothing = tl.full([], NO_KEY, tl.int64)
     steps = first_distances()
     thresholds = search.distance_key(steps)
     top_p = tl.maximum(top_p, 1.0e-38)  # keep at least the best token
-    limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
+    limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the previous filters keep
     low, high = nothing, limit  # the bracket, and the weight below it
     count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
     candidates, kept_weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)  # of finite logit; up to `limit`

@@ -1,1 +1,1 @@
-"""The decoder that needs NumPy and Numba alone: the CPU's, in float32."""
+"""The CPU's decoder in float32, which needs only NumPy and Numba."""

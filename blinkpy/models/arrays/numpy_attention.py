@@ -1,4 +1,6 @@
-"""Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py does it with torch."""
+"""Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py is the
+version with torch.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,14 +20,15 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
 from blinkpy.models.weights.array_weights import ArrayLayer, Float32
 
-QUERIES = 64  # of a prompt attend together: keys behind them all are not looked at
+QUERIES = 64  # prompt tokens that attend together, without the keys after all of them
 GATHERED = 4096  # tokens whose keys and values are copied from their pages before prompts attend
 PART_WORK = 1 << 19  # multiply-adds per part of a prompt's attention; small key heads share a part
-SHARED_WORK = 1 << 17  # multiply-adds of a pass from which on a second thread is worth its call
+SHARED_WORK = 1 << 17  # multiply-adds of a pass above which a second thread pays
 
 
 class NumpyAttention:
-    """
+    """Attention of all layers of a model.
+
     max_model_len, max_tokens: largest context and batch, tokens.
     progress: advances during a step.
     """
@@ -77,8 +80,8 @@ class NumpyAttention:
         arguments, counts = self.arguments, batch.counts
         self.tokens, rows, decode_rows = (int(counts[name]) for name in (S.TOKENS, S.ROWS, S.DECODE_ROWS))
         if self.progress.invariant:
-            decode_rows = 0  # they attend as the tokens of prompts do
-        # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
+            decode_rows = 0  # they attend like prompt tokens
+        # The compiled pass does not check these; a wrong value would write outside the buffers.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
@@ -118,13 +121,15 @@ class NumpyAttention:
     def _prompt(
         self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32
     ) -> Iterator[Callable[[], None]]:
-        """Causal attention of the last tokens of one sequence, in parts of some tokens and key heads, in any order.
+        """Causal attention of the last tokens of one sequence, in parts by tokens and key heads, which may
+        run in any order.
 
-        q, out: [tokens, heads, head_dim]; the sequence's tokens [context - tokens, context). pages: int32, of the sequence.
+        q, out: [tokens, heads, head_dim]; the sequence's tokens [context - tokens, context).
+        pages: int32, of the sequence.
         """
         model, page_size, window = self.model, self.cache.page_size, self.model.layers[layer].attention.window
         first, kv_heads = context - len(q), model.kv_heads
-        skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
+        skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that none of these tokens sees
         base, seen = skipped * page_size, pages[skipped : -(-context // page_size)]
         # [pages, kv_heads, page_size, head_dim] -> [kv_heads, tokens, head_dim]
         k, v = (
@@ -142,7 +147,7 @@ class NumpyAttention:
         for start in range(0, len(q), queries):
             tokens = min(queries, len(q) - start)
             at, end = first + start, first + start + tokens
-            low = max(at + 1 - window, 0) // page_size * page_size if window else 0  # none here sees less
+            low = max(at + 1 - window, 0) // page_size * page_size if window else 0  # start of the first page that they see
             keys, rows = slice(low - base, end - base), slice(start, start + tokens)
             for head in range(0, kv_heads, together):
                 some, of_heads = slice(head, head + together), slice(head * group, (head + together) * group)
@@ -154,8 +159,11 @@ class NumpyAttention:
         self.team.share(lambda part: parts[part](), len(parts))
 
     def _attend(self, q: Float32, k: Float32, v: Float32, first: int, window: int, out: Float32) -> None:
-        """Of some tokens for some key heads, with the queries that share each. q, out: [tokens, heads, head_dim]. k, v:
-        [kv_heads, keys, head_dim]; key `first` is the first token's own."""
+        """Attention of some tokens for some key heads, with the queries that share each head.
+
+        q, out: [tokens, heads, head_dim].
+        k, v: [kv_heads, keys, head_dim]; key `first` belongs to the first token.
+        """
         tokens, head_dim = len(q), q.shape[2]
         grouped = q.transpose(1, 0, 2).reshape(len(k), -1, head_dim)
         scores = np.matmul(grouped, k.transpose(0, 2, 1))  # [kv_heads, queries of a key head and tokens, keys]

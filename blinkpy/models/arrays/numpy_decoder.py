@@ -1,7 +1,8 @@
-"""The decoder on the CPU without torch: one forward pass over a batch that mixes decode tokens and prefill chunks, float32.
+"""The decoder on the CPU without torch: one forward pass in float32 over a batch that mixes decode tokens and
+prefill chunks.
 
-Numba compiles all but products with one token, which are NumPy's. It knows the blocks of its table with the fields that it names;
-models that need others are the torch decoder's.
+Numba compiles everything except products with one token, which NumPy computes. Its table has the supported
+blocks and fields; other models need the torch decoder.
 """
 
 from typing import Any
@@ -111,7 +112,7 @@ class NumpyDecoder:
                 results[part] = self.progress.linear(inner, layer.down[expert])
                 start = end
         results = results.reshape(*chosen.shape, -1)
-        for place in range(experts.top_k):  # in the order of the token's experts, so the rest of the batch doesn't matter
+        for place in range(experts.top_k):  # in the order of the token's experts, independent of the rest of the batch
             x += results[:, place] * shares[:, place, None]
         return x
 
@@ -126,7 +127,9 @@ def _softmax(scores: Float32) -> Float32:
 
 
 def _top_k(scores: Float32, k: int) -> NDArray[np.int64]:
-    """Places of the k highest of each row, the first one of equals, highest first. scores: [rows, n]."""
+    """Indices of the k highest scores of each row, highest first, the first one among equals. scores: [rows,
+    n].
+    """
     return np.argsort(-scores, axis=-1, kind="stable")[:, :k]
 
 
@@ -139,7 +142,7 @@ def _softmax_top_k(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[
 
 
 def _top_k_softmax(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[np.int64]]:
-    """The same, for RouterKind.TOP_K_SOFTMAX."""
+    """Like _softmax_top_k, for RouterKind.TOP_K_SOFTMAX."""
     chosen = _top_k(scores, experts.top_k)
     return _softmax(np.take_along_axis(scores, chosen, axis=-1)), chosen
 

@@ -1,5 +1,6 @@
-"""Matrix products on a team's threads, in pieces of bounded time: NumPy's product for one token, our own for
-more, and NumPy's for many tokens if its library is faster. Batch-invariant products always use our own.
+"""Matrix products on a team's threads, in pieces of bounded time. One token uses NumPy's product, more tokens
+use a compiled one, and many tokens use NumPy's if its library is faster. Batch-invariant products always use
+the compiled one.
 """
 
 from collections.abc import Callable
@@ -36,15 +37,15 @@ def multiply_fp8(multiply: Multiply, x: Float32, weight: ArrayFp8, out: Float32)
         out += part
 
 
-UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
-UNITS = 4  # of a product for each thread, so that none waits long for another
+UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # bytes of weights, or multiply-adds: less does not pay for another thread
+UNITS = 4  # units per thread, so that threads end at about the same time
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
-"""OpenBLAS's with vectors of 512 bits. With its others it is not faster than ours."""
+"""OpenBLAS kernels with 512-bit vectors. Its other kernels are not faster than the compiled product."""
 # minimum sizes for NumPy's product, which first copies the weights into another order
 LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024
-NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs: rows of a tile of ours then stay in the first-level cache
-DIRECT_TOKENS = 128  # below, it is faster at weight x^T, the result's copy included
+NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs, because the compiled product's rows then stay in the first-level cache
+DIRECT_TOKENS = 128  # below, weight x^T is faster, including the copy of the result
 
 
 @cache
@@ -62,7 +63,7 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
         raise ValueError("the arrays of a product must be contiguous")
     least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
     by_library = len(x) >= least and has_wide_kernels() and not invariant
-    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would put x into another order again
+    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would reorder x again
     units = max(1, min(team.size * per_thread, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
     if len(x) == 1 and not invariant:
@@ -114,7 +115,7 @@ class NumpyProgress(StepProgress):
     def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
         super().__init__(piece)
         self.team, self.invariant = team or ThreadTeam(), invariant
-        compiled_product(invariant)  # now, and not in the first step that needs it
+        compiled_product(invariant)  # compile it now, not in the first step
 
     def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""

@@ -26,7 +26,7 @@ def core_count() -> int:
 
 
 def one_thread_products() -> None:
-    """Let NumPy's products run on their caller's thread alone, in the whole process."""
+    """Let NumPy's products run only on the calling thread, in the whole process."""
     threadpool_limits(1, "blas")
 
 
@@ -35,7 +35,7 @@ def _help(posts: SimpleQueue[Work | None], done: SimpleQueue[BaseException | Non
         error = None
         try:
             work()
-        except BaseException as raised:  # the caller's
+        except BaseException as raised:  # for the caller
             error = raised
         del work
         done.put(error)
@@ -48,7 +48,7 @@ def _dismiss(posts: list[SimpleQueue[Work | None]]) -> None:
 
 
 class ThreadTeam:
-    """size: threads, the caller's included; 0: one for each core. For one caller at a time."""
+    """A team of threads, for one caller at a time. size: threads including the caller; 0: one per core."""
 
     def __init__(self, size: int = 0):
         self.size = size or core_count()
@@ -78,7 +78,7 @@ class ThreadTeam:
                 raise error
 
     def share(self, do: Callable[[int], object], units: int) -> None:
-        """Call do(0), do(1) and so on up to `units`, in any order and on any threads."""
+        """Call do(0) to do(units - 1), in any order and on any threads."""
         numbers = itertools.count()
 
         def work() -> None:
@@ -89,13 +89,15 @@ class ThreadTeam:
 
 
 def address(array: np.ndarray) -> int:
-    """Of an array's first element. The attribute ctypes takes twice as long, but the other one describes each field."""
+    """The address of an array's first element. The attribute ctypes takes twice as long, but
+    __array_interface__ describes each field of a structured array.
+    """
     return int(array.ctypes.data if array.dtype.names else array.__array_interface__["data"][0])
 
 
 @functools.cache
 def function_of(compiled: Any) -> Any:
-    """A CFunc void(void *) as a function of an address. Calls let go of the interpreter's lock."""
+    """A CFunc void(void *) as a function of an address. Calls release the GIL."""
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
 
 
@@ -103,8 +105,8 @@ TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 
 
 class RowPasses:
-    """Passes over float32 arrays of a step, norm and SiLU divided among a team's threads if there is enough to
-    do.
+    """Passes over float32 arrays of a step. Norm and SiLU are divided among a team's threads if there is
+    enough work.
     """
 
     def __init__(self, team: ThreadTeam):
@@ -134,8 +136,12 @@ class RowPasses:
         return out
 
     def softmax(self, scores: Float32, first: int, window: int, scale: float) -> None:
-        """Causal softmax of scale * scores, in place, on this thread. scores: [rows, tokens, keys], contiguous; token i sees keys
-        up to number first + i, the last `window` of them (0: all). scale: positive."""
+        """Causal softmax of scale * scores, in place, on this thread.
+
+        scores: [rows, tokens, keys], contiguous. Token i sees keys up to first + i, and of these the last
+            `window` (0: all).
+        scale: positive.
+        """
         tokens, keys = scores.shape[-2:]
         arguments = np.zeros(1, ARGUMENTS)
         place = address(arguments)

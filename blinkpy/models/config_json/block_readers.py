@@ -1,4 +1,4 @@
-"""Blocks from a config.json, as most families spell them."""
+"""Readers of a config.json's blocks, in the spelling of most families."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -24,14 +24,14 @@ from blinkpy.models.description.blocks import (
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
 from blinkpy.models.description.rope_tables import Rope
 
-# Every parameter of a rope section that means something here. Another one would change the model if it were ignored.
+# Every supported parameter of a rope section. Ignoring another one could change the model.
 KNOWN_PARAMETERS = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
 }
 MAX_CONTEXT = 1 << 31  # limit of values in a config.json
-INERT_PARAMETERS = {"finetuned"}  # how the weights were made
+INERT_PARAMETERS = {"finetuned"}  # describe the origin of the weights
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
@@ -169,7 +169,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def grouped_attention(
     c: HfConfig, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False, **rope: Any
 ) -> Attention:
-    """Attention with grouped keys and values. rope: options of read_rope."""
+    """Grouped-query attention. rope: options of read_rope."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     kv_heads = c.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -189,7 +189,7 @@ def _layer_types(c: HfConfig, layers: int) -> list[str] | None:
 
 
 def no_windows(c: HfConfig) -> tuple[int, ...]:
-    """Of each layer: 0, for all tokens."""
+    """0 for each layer: it sees all tokens. Raises ConfigError if `layer_types` has windows."""
     layers = c.integer("num_hidden_layers")
     if "sliding_attention" in (_layer_types(c, layers) or ()):
         raise ConfigError("config.json: layer_types has sliding_attention, but sliding_window is not set")
@@ -221,7 +221,9 @@ def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, up
 
 
 def periodic_windows(c: HfConfig, period: int) -> tuple[int, ...]:
-    """Of each layer: `sliding_window`, or 0 as `layer_types` says, or without that in each `period`-th."""
+    """The window of each layer: `sliding_window`, or 0 according to `layer_types`; without `layer_types`, 0
+    in each `period`-th layer.
+    """
     layers, window = c.integer("num_hidden_layers"), c.get("sliding_window")
     types = _layer_types(c, layers) or ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
     if window is None and "sliding_attention" in types:
@@ -240,7 +242,7 @@ def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
 
 
 def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool, **more: Any) -> Experts:
-    """The experts of a layer; size: the key of their width. more: fields of Experts."""
+    """The experts of a layer. size: the key of their width. more: fields of Experts."""
     count, top_k = c.integer("num_experts", "num_local_experts", "n_routed_experts", low=0), c.integer("num_experts_per_tok")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")
@@ -248,7 +250,9 @@ def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: boo
 
 
 def strided_experts(c: HfConfig, experts: Experts) -> list[Mlp | Experts]:
-    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, except mlp_only_layers."""
+    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, except in
+    mlp_only_layers.
+    """
     layers, stride, dense = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step"), c.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
         raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r:.200}")

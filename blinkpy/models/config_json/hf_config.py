@@ -97,14 +97,16 @@ class HfConfig(Mapping[str, Any]):
         return value
 
     def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
-        """The value of the first name that has one, or the default. Without a default it must be there."""
+        """The value of the first name that has one, or the default. Without a default, a value is
+        required.
+        """
         value, high = self._first(names, default), min(high, MOST.get(names[0], high))
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r:.80}")
         return value
 
     def number(self, name: str, default: float | None = None, below: float = LARGEST) -> float:
-        """A number above 0. Without a default it must be there."""
+        """A number above 0. Without a default, a value is required."""
         value = self._first((name,), default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < below:
             limit = "" if below == LARGEST else f" and below {below:g}"
@@ -119,7 +121,9 @@ class HfConfig(Mapping[str, Any]):
         return bool(value)
 
     def section(self, key: str, inherits: tuple[str, ...], defaults: Mapping[str, Any]) -> "HfConfig":
-        """An object within, whose keys are checked with those around it. inherits: keys whose value out here goes before."""
+        """A nested object, whose keys are checked together with this one's. inherits: keys whose value in
+        this object has priority.
+        """
         values = self.get(key)
         if not isinstance(values, Mapping):
             raise ConfigError(f"{self.where}: {key} must be an object, not {str(values)[:80]}")

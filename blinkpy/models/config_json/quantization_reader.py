@@ -1,4 +1,4 @@
-"""`quantization_config` of a config.json: which FP8 scheme it names. All others are refused by name.
+"""Reads the FP8 scheme of `quantization_config` in a config.json. Other schemes are refused by name.
 
 Layouts: compressed-tensors (llm-compressor), transformers' and DeepSeek's "fp8", and NVIDIA's modelopt.
 """
@@ -13,7 +13,7 @@ from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import BLOCK, Quantization, Scales, joined
 
 MOST_IGNORED, LONGEST_IGNORED = 1 << 16, 1000  # entries of an ignore list, and characters of one
-FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: 8 bits, a number each
+FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: one 8-bit number per weight
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"  # of a module's name
 NONE_AT_ALL: tuple[Any, ...] = (None, False, [], {}, "")
 WEIGHT_STRATEGIES = {"tensor": Scales.MATRIX, "channel": Scales.ROW, "block": Scales.BLOCK}
@@ -29,7 +29,7 @@ INERT_NUMBERS = {"observer", "observer_kwargs", "strategy", "dynamic", "group_si
 
 
 class _Section:
-    """An object of the section, whose keys are read once and then checked."""
+    """An object of the section, which records the keys that were read."""
 
     def __init__(self, values: Any, where: str):
         if not isinstance(values, Mapping):
@@ -41,7 +41,7 @@ class _Section:
         return self.values.get(key, default)
 
     def one_of(self, key: str, *supported: Any) -> Any:
-        """The value of a key, which must be one of those supported; None if it is missing."""
+        """The value of a key, which must be one of the supported ones; None if it is missing."""
         value = self.get(key)
         if not any(value == some and type(value) is type(some) for some in supported):
             listed = ", ".join("nothing" if some is None else str(some) for some in supported)
@@ -49,7 +49,7 @@ class _Section:
         return value
 
     def names(self, *keys: str) -> list[str]:
-        """Of all these lists."""
+        """The entries of all these lists."""
         found = [entry for key in keys for entry in _list(self.get(key), f"{self.where}: {key}")]
         if len(found) > MOST_IGNORED or any(not _is_name(name) for name in found):
             raise self.error(f"{keys[0]} must be at most {MOST_IGNORED} names of 1 to {LONGEST_IGNORED} characters")
@@ -59,7 +59,7 @@ class _Section:
         return ConfigError(f"{self.where}: {text}")
 
     def check_rest(self) -> None:
-        """Raise ConfigError for a key that was not read and says something."""
+        """Raise ConfigError for an unread key with a value."""
         unknown = sorted(key for key in self.values if key not in self._known and self.values[key] not in NONE_AT_ALL)
         if unknown:
             raise self.error(f"{', '.join(unknown)[:200]} not supported")
@@ -94,7 +94,7 @@ def read_quantization(c: HfConfig) -> Quantization | None:
 
 
 def _check_patterns(section: _Section, patterns: tuple[str, ...]) -> None:
-    """Raise ConfigError unless each is a regular expression, and all together are one."""
+    """Raise ConfigError unless each pattern, and their union, is a regular expression."""
     for pattern in (*patterns, joined(patterns)):
         try:
             re.compile(pattern)
@@ -103,7 +103,7 @@ def _check_patterns(section: _Section, patterns: tuple[str, ...]) -> None:
 
 
 def _fp8(section: _Section) -> Quantization:
-    """transformers' FineGrainedFP8, DeepSeek, and vLLM's own."""
+    """transformers' FineGrainedFP8, DeepSeek's and vLLM's format."""
     static = section.one_of("activation_scheme", "dynamic", "static", None) == "static"
     section.one_of("fmt", "e4m3", "float8_e4m3fn", None)
     section.one_of("scale_fmt", "float", None)
@@ -126,7 +126,7 @@ def _modelopt(section: _Section) -> Quantization:
     if cache is not None:
         _cache_scheme(_Section(cache, f"{section.where}: kv_cache_scheme"))
     section.one_of("kv_cache_quant_algo", "FP8", None)
-    for key in ("producer", "quantization", "config_groups", "version"):  # the same again
+    for key in ("producer", "quantization", "config_groups", "version"):  # repeat the same facts
         section.get(key)
     ignored = section.names("ignore", "exclude_modules")
     return Quantization(Scales.MATRIX, static=True, ignored=tuple(fnmatch.translate(name) for name in ignored))
@@ -162,7 +162,7 @@ def _compressed_tensors(section: _Section) -> Quantization | None:
 
 
 def _group_scheme(group: _Section) -> tuple[Scales, bool]:
-    """Scales of the weights, and whether those of the inputs are static."""
+    """Scales of the weights, and whether the scales of the inputs are static."""
     weights = _numbers(group, "weights")
     scales = WEIGHT_STRATEGIES[weights.one_of("strategy", *WEIGHT_STRATEGIES)]
     weights.one_of("dynamic", False, None)

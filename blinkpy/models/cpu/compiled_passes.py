@@ -1,9 +1,9 @@
-"""Matrix products of the decoder that works on NumPy arrays, compiled by Numba. float32.
+"""Matrix products of the NumPy decoder, compiled by Numba, in float32.
 
-One product is for two or more tokens: four tokens and four outputs at a time, whose sixteen sums stay in
-registers, so each loaded number is used four times. The batch-invariant one computes one token and four
-outputs at a time, so every token passes the same instructions. The weights are read in their stored order;
-a library's product first copies them, which does not pay for few tokens.
+One product is for two or more tokens. It computes four tokens and four outputs at a time, whose sixteen sums
+stay in registers, so each loaded number is used four times. The batch-invariant one computes one token and
+four outputs at a time, so every token passes the same instructions. The weights are read in their stored
+order; a library's product first copies them, which does not pay for few tokens.
 """
 
 import functools
@@ -24,11 +24,11 @@ weight's rows are `pitch` elements apart. begun: address of `taken`, the number 
 0.
 size: outputs of a unit.
 """
-TOKEN_BLOCK_ITEMS = 1 << 16  # of x, which stay in the second-level cache while weights pass
+TOKEN_BLOCK_ITEMS = 1 << 16  # items of x, which stay in the second-level cache while weights pass
 
 
 def _product(arguments):  # type: ignore[no-untyped-def]
-    """out = x weight^T. Beyond the last token or output the last one is computed again."""
+    """out = x weight^T. After the last token or output, the last one is computed again."""
     wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
@@ -62,8 +62,11 @@ def _product(arguments):  # type: ignore[no-untyped-def]
 
 
 def _product_by_token(arguments):  # type: ignore[no-untyped-def]
-    """out = x weight^T, by the same instructions for each token. size: a multiple of 4, so that they are the same ones of the
-    four for each output, too. Beyond the last output it is computed again."""
+    """out = x weight^T, by the same instructions for each token.
+
+    size: a multiple of 4, so that each output also passes the same one of four instructions. After the last
+        output, the last one is computed again.
+    """
     wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
@@ -89,13 +92,14 @@ def _product_by_token(arguments):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def compiled_product(invariant: bool) -> Any:
-    """Numba's CFunc void(ARGUMENTS *), which owns the code at its `address`. Threads of a team call it together. invariant: the
-    batch-invariant one."""
+    """Numba's CFunc void(ARGUMENTS *), which owns the code at its `address`. All threads of a team call it
+    together. invariant: the batch-invariant product.
+    """
     function = _product_by_token if invariant else _product
     return cached_cfunc(function, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST)
 
 
-UNIT_ITEMS = 1 << 14  # of the rows of one unit
+UNIT_ITEMS = 1 << 14  # items in the rows of one unit
 PASS_ARGUMENTS = np.dtype(
     [(name, np.int64) for name in ("x", "other", "out", "begun", "taken", "rows", "width", "tokens", "first", "window")]
     + [("scalar", np.float32)],
@@ -152,9 +156,10 @@ def _silu_rows(arguments):  # type: ignore[no-untyped-def]
 
 
 def _softmax_rows(arguments):  # type: ignore[no-untyped-def]
-    """Causal softmax of scalar * x, in place. x: [rows, width], scores of `width` keys per row. Row r belongs
-    to token r % tokens, which sees keys up to number first + r % tokens, and of these the last `window` (0:
-    all).
+    """Causal softmax of scalar * x, in place.
+
+    x: [rows, width], scores of `width` keys per row. Row r belongs to token r % tokens, which sees keys up to
+        first + r % tokens, and of these the last `window` (0: all).
     """
     a = carray(arguments, (1,), PASS_ARGUMENTS)[0]
     x = carray(pointer_to(a.x), (a.rows, a.width), np.float32)

@@ -26,7 +26,8 @@ from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
 class CpuAttention:
-    """
+    """Attention of all layers of a model.
+
     max_model_len, max_tokens: largest context and batch, tokens.
     progress: advances during a step.
     """
@@ -81,13 +82,13 @@ class CpuAttention:
         self.tables = LayerTables(cache.rings, self.room // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
-        """Take over the metadata of one step. page_table: int32 [slots, pages]."""
+        """Read the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
         self.tokens = int(counts[S.TOKENS])
-        # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
+        # The compiled pass does not check these; a wrong value would write outside the buffers.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
-        # A batch-invariant decode row attends as the tokens of prompts do.
+        # A batch-invariant decode row attends like prompt tokens.
         rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["progress"] = batch.positions.ctypes.data, self.progress.word.ctypes.data
@@ -100,9 +101,9 @@ class CpuAttention:
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
+        """Attention of one layer. Returns [tokens, q_size], valid until the next run.
 
-        Returns [tokens, q_size], valid until the next run.
+        qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
         """
         model, weights, out = self.model, self.layers[layer], self.out[: self.tokens]
         if model.attention.qk_norm == QkNorm.WIDTH and weights.q_norm is not None and weights.k_norm is not None:
@@ -131,7 +132,11 @@ class CpuAttention:
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """An RMSNorm in x's dtype. x: [tokens, width], contiguous along the width. weight: [width], of that dtype or float32."""
+    """An RMSNorm in x's dtype.
+
+    x: [tokens, width], contiguous along the width.
+    weight: [width], in x's dtype or float32.
+    """
     same = x if x.dtype == weight.dtype else x.float()
     return F.rms_norm(same, weight.shape, weight, eps).to(x.dtype)
 
@@ -163,7 +168,7 @@ def attend(
     """
     page_size, first = keys.shape[2], context - len(q)
     seen_from = 0 if not window else first // window * window if chunked else max(first + 1 - window, 0)
-    skipped = seen_from // page_size  # whole pages that no token here sees
+    skipped = seen_from // page_size  # whole pages that none of these tokens sees
     base, pages = skipped * page_size, pages[skipped : -(-context // page_size)]
     # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
     k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
@@ -203,12 +208,14 @@ def _attend_capped(
 def with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys, values and mask extended so that attention includes the sinks.
+    """Extend queries, keys, values and mask so that attention includes the sinks.
 
-    One more dimension holds the head's sink in queries, and 0 in keys. One more key, visible to all queries, is
-    1 there, else 0, and has value 0. So its score is the sink.
-
-    q: [tokens, heads, head_dim]. k, v: [1, kv_heads, tokens, head_dim]. mask: [queries, keys]. sinks: [heads], over the scale.
+    A further dimension holds the head's sink in queries, and 0 in keys. A further key, visible to all
+    queries, has 1 in it, otherwise 0, and the value 0. So its score is the sink.
+    q: [tokens, heads, head_dim].
+    k, v: [1, kv_heads, tokens, head_dim].
+    mask: [queries, keys].
+    sinks: [heads], divided by the scale.
     """
     last = sinks.to(q.dtype).expand(len(q), -1)[..., None]
     k, v = F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 1, 0, 1))

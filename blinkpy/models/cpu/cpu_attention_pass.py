@@ -46,15 +46,15 @@ _ADDRESSES = (
     "page_table",  # int32 [slots, table_width]
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
     "scores",  # float32 [threads, heads, room], scratch
-    "begun",  # int64 [2], how many threads and units of work have begun: 0 before each pass
+    "begun",  # int64 [2], numbers of threads and units of work that have begun: 0 before each pass
     "progress",  # int64, counts units of work, for the watchdog
 )
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
     "room",  # tokens of the largest context, in whole pages
-    "window",  # how many of the last tokens a token sees, itself included; 0: all
-    "chunked",  # 1: only its own chunk of `window` tokens
+    "window",  # number of the last tokens that a token sees, including itself; 0: all
+    "chunked",  # 1: only tokens of its chunk of `window` tokens
 )
 ARGUMENTS = np.dtype(
     [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), *((name, np.float32) for name in ("eps", "scale", "softcap"))],
@@ -69,10 +69,11 @@ inlined = njit(inline="always")
 
 @functools.lru_cache(maxsize=32)
 def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> Any:
-    """The pass for one item type (bfloat16 or float32), a cache of these or of FP8 numbers, page size (a multiple of 4) and head
-    size, as Numba's CFunc.
+    """Compile the pass for one item type (bfloat16 or float32), a cache of such items or of FP8 numbers, page
+    size (a multiple of 4) and head size.
 
-    `address` is that of a C function void(ARGUMENTS *), which every thread of a team calls. It is valid while the CFunc lives.
+    Returns Numba's CFunc. Its `address` is of a C function void(ARGUMENTS *), which every thread of a team
+    calls. It is valid while the CFunc lives.
     """
     P, D, item = page_size, head_dim, np.int16 if bfloat16 else np.float32
     cached = np.uint8 if fp8 else item
@@ -102,7 +103,8 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
         decode_rows, window, eps = a.decode_rows, a.window, a.eps
         group = heads // kv_heads  # queries that share a key head
 
-        # A unit of work is a token with some of its key heads: all of them when there are tokens enough for the threads.
+        # A unit of work is a token with some of its key heads: all of them if there are enough tokens for the
+        # threads.
         parts = np.int64(1) if tokens >= 2 * threads else kv_heads
         step = kv_heads // parts
         unit = take_number(a.begun + 8)
@@ -115,7 +117,7 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
             for h in range(first, last):
                 for g in range(h * group, (h + 1) * group):
                     prepare(qkv[token, g], q_norm, eps, cos[position], sin[position], q[g])
-                # Keys pass through the sums' memory, which is not in use yet.
+                # Keys use the memory of the sums, which are not in use yet.
                 prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
                 keep(sums[h], keys[page, h, offset], scales[2, h], out)
                 keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
@@ -171,15 +173,20 @@ def first_seen(context, window, chunked):  # type: ignore[no-untyped-def]
 def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
-    q: float32 [heads, D]. keys, values, scales: the cache. pages: int32, the sequence's. context: tokens, this one included.
-    start: the first position that it sees.
-    scale, softcap: of the scores. sinks: float32 [heads].
-    scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
+    q: float32 [heads, D].
+    keys, values, scales: the cache.
+    pages: int32, of the sequence.
+    context: tokens, including this one.
+    start: the first visible position.
+    scale, softcap: of the scores.
+    sinks: float32 [heads].
+    scores: float32 [heads, room], scratch.
+    sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
     group = len(q) // keys.shape[1]
     start_page = start // P
-    base = start_page * P  # scores are stored from this token on
+    base = start_page * P  # position of the first stored score
     end_page = (context + P - 1) // P
     for p in range(start_page, end_page):
         page, coming = np.int64(pages[p]), np.int64(pages[min(p + 1, end_page - 1)])
@@ -283,9 +290,11 @@ def store(source, target):  # type: ignore[no-untyped-def]
 
 @inlined
 def keep(source, target, inverse, like):  # type: ignore[no-untyped-def]
-    """target = source, rounded to items as those of the array `like`, then to the cache's type: items or FP8.
+    """target = source, rounded to the item type of `like`, then to the cache's type: items or FP8.
 
-    source: float32 or items [D]; target: [D] of the cache. inverse: of the scale.
+    source: float32 or items [D].
+    target: [D] of the cache.
+    inverse: of the scale.
     """
     for d in range(len(target)):
         target[d] = kept(rounded(source[d], like), inverse, target)
@@ -302,7 +311,7 @@ def rounded(x, target):  # type: ignore[no-untyped-def]
 
 
 def kept(item, inverse, target):  # type: ignore[no-untyped-def]
-    """An item as one of the array `target`: itself, or its product with `inverse` as FP8."""
+    """An item as an element of the array `target`: itself, or its product with `inverse` as FP8."""
     raise NotImplementedError("for compiled code only")
 
 

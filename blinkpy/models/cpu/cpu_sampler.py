@@ -71,7 +71,7 @@ def philox(seed, position):  # type: ignore[no-untyped-def]
 
 @njit
 def uniform(seed, position):  # type: ignore[no-untyped-def]
-    """A float32 in [0, 1), bit for bit that of triton.language.rand(seed, position)."""
+    """A float32 in [0, 1), equal to triton.language.rand(seed, position) bit for bit."""
     word = np.int32(philox(seed, position))
     return np.float32(-1 - word if word < 0 else word) * _TO_UNIT
 
@@ -135,7 +135,7 @@ def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-
 
 @njit
 def _draw(logits, weights, number, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """A token by its weight after the filters, -1 if all weights are 0. number: uniform."""
+    """A token drawn by its weight after the filters; -1 if all weights are 0. number: uniform."""
     mass, counts = np.zeros(_BUCKETS), np.zeros(_BUCKETS, np.int64)
     for token in range(len(weights)):
         if weights[token] > 0:
@@ -181,9 +181,11 @@ def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: 
 
 
 def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
-    """One token for each row. logits: [rows, vocab], penalties applied. positions: of the new tokens, [rows].
+    """Sample one token for each row.
 
-    A NaN counts as -inf. Logits that are all NaN or infinite give some token of the vocabulary.
+    logits: [rows, vocab], after penalties. A NaN counts as -inf. If all are NaN or infinite, the result is
+        any token of the vocabulary.
+    positions: of the new tokens, [rows].
     """
     # Contiguous, because Numba would compile once more for columns of entries.
     p = SamplingParameters(*map(np.ascontiguousarray, parameters))
@@ -222,14 +224,14 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
     k = min(TOP_LOGPROBS, vocab)
     logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     highest = logits.max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # rows that are infinite throughout
+    with np.errstate(invalid="ignore"):  # rows with only infinite logits
         log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
         values = (logits - log_total).astype(np.float32)
     records = np.full((rows, LOGPROB_ENTRIES), NO_LOGPROB_ENTRY, np.int64)
     pairs = records.view(LOGPROB_ENTRY)
     pairs["token"][:, 0] = tokens
     pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
-    # All that reach the k-th highest value, then in the order of (value, token id).
+    # All values not below the k-th highest one, then ordered by (value, token id).
     threshold = np.partition(logits, vocab - k, axis=1)[:, vocab - k]
     for row in range(rows):
         candidates = np.flatnonzero((logits[row] >= threshold[row]) & np.isfinite(logits[row]))

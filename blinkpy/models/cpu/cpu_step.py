@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 class CpuStep:
     """A model with its KV cache, ready to run batches, by NumPy or torch according to its weights.
 
-    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch,
-    tokens. grammars: of the scheduler's state, if requests may have some. progress: advances during the work,
-    NumpyProgress or TorchProgress. rings: of the layers with a window, if they have some. scales: of an FP8 KV
-    cache.
+        num_pages, page_size: of the KV cache.
+    max_model_len: largest context, tokens.
+    max_tokens: largest batch, tokens.
+    grammars: of the scheduler's state; None: requests have no grammars.
+    progress: NumpyProgress or TorchProgress, which advances during the work.
+    rings: of layers with window rings, or None.
+    scales: of an FP8 KV cache.
     """
 
     def __init__(
@@ -57,20 +60,22 @@ class CpuStep:
             self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars, self._layers = grammars, len(model.layers)
-        self._stream: Any = None  # of a step that is cut, behind the group of layers that ran last
+        self._stream: Any = None  # of a cut step, after its last completed layer group
         warm_up()
         if grammars is not None:
             cpu_grammar_mask.warm_up(grammars)
 
     def run(self, batch: Batch, requests: Requests) -> None:
-        """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only
-        read.
+        """Compute a batch and write batch.sampled.
 
-        It reads page_table, tokens, prompt_length, entry, grammars and rules of the requests, and writes keys and
-        values of every token to the cache. For each emitting row, batch.sampled gets the new token: the prompt's
-        next token if it is scored, -1 if token rules allow none. batch.logprobs gets its record if requested. Other
-        rows are unchanged. Of a cut step, one layer group is computed (Batch.counts), and only the last gives
-        tokens. Other steps may run between two groups.
+        batch, requests: the scheduler's state (blinkpy.kv.state). Of the requests it reads page_table,
+            tokens, prompt_length, entry, grammars and rules.
+
+        Keys and values of every token are written to the cache. For each emitting row, batch.sampled gets the
+        new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
+        batch.logprobs gets its record if requested. Other rows are unchanged. Of a cut step, one layer group
+        is computed (Batch.counts), and only the last group yields tokens. Other steps may run between two
+        groups.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
@@ -87,10 +92,10 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p, prompts = read_parameters(entries), requests.prompt_length[slots]
-        begins = prompts - entries["output_tokens"]  # of the output: in the prompt, if another engine began with it
+        begins = prompts - entries["output_tokens"]  # start of the output, possibly in the prompt after a move
         scored = ((entries["flags"] & SUBMIT_SCORE_PROMPT) != 0) & (contexts < prompts)
         for index in np.flatnonzero((entries["grammar_words"] != 0) & ~scored).tolist():
-            assert self._grammars is not None  # intake takes none in else
+            assert self._grammars is not None  # otherwise intake refuses grammars
             slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
             place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
             cpu_grammar_mask.mask_illegal(logits[index], self._grammars, *place, stop_ids)

@@ -17,16 +17,17 @@ import torch
 
 @functools.cache
 def torch_parallel() -> Any:
-    """GOMP_parallel of the libgomp that torch has loaded, None if it works with another OpenMP.
+    """GOMP_parallel of the libgomp that torch has loaded; None if torch uses another OpenMP.
 
-    Takes a function, its argument, threads, flags; calls function(argument) on every thread and waits for all.
+    Takes a function, its argument, threads, flags; calls function(argument) on every thread and waits for
+    all.
     """
     if not sys.platform.startswith("linux") or not torch.backends.openmp.is_available():
         return None
     with open("/proc/self/maps") as maps:
         loaded = sorted({line.split()[-1] for line in maps if "libgomp" in line})
     own = [path for path in loaded if {"torch", "torch.libs"} & set(Path(path).parts)] or loaded
-    if len(own) != 1:  # none, or no telling which one is torch's
+    if len(own) != 1:  # missing or ambiguous
         return None
     parallel = ctypes.CDLL(own[0]).GOMP_parallel
     parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
@@ -34,12 +35,14 @@ def torch_parallel() -> Any:
 
 
 def team_size() -> int:
-    """Threads that run_on_threads uses at most."""
+    """Maximum threads of run_on_threads."""
     return torch.get_num_threads() if torch_parallel() is not None else 1
 
 
 def run_on_threads(address: int, argument: int, threads: int) -> None:
-    """Call the C function void(void *) at `address` with `argument` on up to `threads` threads, and wait for all of them."""
+    """Call the C function void(void *) at `address` with `argument` on up to `threads` threads, and wait for
+    them.
+    """
     parallel = torch_parallel()
     if parallel is not None:
         parallel(address, argument, threads, 0)

@@ -1,4 +1,6 @@
-"""Token rules on the CPU: biases, allowed tokens and banned sequences of one row. Their form: blinkpy/queues/token_rules.py."""
+"""Token rules on the CPU: biases, allowed tokens and banned sequences of one row, in the form of
+blinkpy/queues/token_rules.py.
+"""
 
 from functools import partial
 

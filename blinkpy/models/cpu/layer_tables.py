@@ -1,4 +1,6 @@
-"""Page table and cache slots of each layer, for attention on the CPU: the scheduler's, or those of window rings."""
+"""Page table and cache slots of each layer, for attention on the CPU: from the scheduler or from window
+rings.
+"""
 
 from typing import Any
 
@@ -12,7 +14,12 @@ from blinkpy.models.paged_cache import RingSizes
 
 
 class LayerTables:
-    """rings: of some layers, or None. table_width: pages of the longest sequence. max_tokens: of a step."""
+    """Tables of all layers.
+
+    rings: of some layers, or None.
+    table_width: pages of the longest sequence.
+    max_tokens: of a step.
+    """
 
     def __init__(self, rings: RingSizes | None, table_width: int, max_tokens: int):
         self._ringed = list(rings.layers if rings else ())
@@ -20,7 +27,9 @@ class LayerTables:
         self._page_table = np.zeros((0, 0), np.int32)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32], arguments: NDArray[Any]) -> None:
-        """Take over one step, and put addresses into the arguments of the layers' compiled passes (`ARGUMENTS`)."""
+        """Read one step, and write the tables' addresses to the arguments of the layers' compiled passes
+        (`ARGUMENTS`).
+        """
         self._page_table = page_table
         arguments["page_table"], arguments["cache_slots"] = address(page_table), address(batch.cache_slots)
         arguments["slots"], arguments["table_width"] = page_table.shape
@@ -32,12 +41,12 @@ class LayerTables:
             arguments["slots"][self._ringed], arguments["table_width"][self._ringed] = slots, width
 
     def pages(self, layer: int, slot: int) -> NDArray[np.int32]:
-        """Of a slot's sequence, in order."""
+        """The pages of a slot's sequence, in order."""
         table: NDArray[np.int32] = (self._rings.page_table if self._rings and layer in self._ringed else self._page_table)[slot]
         return table
 
     def end(self, layer: int, *sides: Any) -> None:
-        """The attention of a layer has run. sides: its keys and values."""
+        """Note that the attention of a layer has run. sides: its keys and values."""
         if self._rings is not None and layer in self._ringed:
             self._rings.keep(*sides)
 
@@ -45,7 +54,8 @@ class LayerTables:
 class HostRings:
     """Page tables of layers with rings, which replace the scheduler's (blinkpy.models.paged_cache).
 
-    page_table: int32 [slots, pages of a sequence]. cache_slots: int32 [tokens]. Both are written by `place` for one step.
+    page_table: int32 [slots, pages of a sequence], written by `place` for one step.
+    cache_slots: int32 [tokens], likewise.
     """
 
     def __init__(self, sizes: RingSizes, table_width: int, max_tokens: int):
@@ -62,7 +72,7 @@ class HostRings:
         starts, contexts = batch.query_starts[: rows + 1].astype(np.int64), batch.context_lengths[:rows].astype(np.int64)
         slots, counts = batch.row_slots[:rows].astype(np.int64), np.diff(starts)
         oldest = self._first_seen(contexts - counts)
-        spilling = oldest + sizes.pages  # from this page on, a page's place is occupied by a page that the step still reads
+        spilling = oldest + sizes.pages  # first page whose place still has a page that the step reads
         spill = len(sizes.layers) * sizes.slots * sizes.pages + starts[:-1] // sizes.page_size + np.arange(rows)
 
         def ring_place(row: NDArray[np.int64], page: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Small functions for njit code that NumPy lacks."""
+"""Small functions for njit code that NumPy does not have."""
 
 from typing import Any
 
@@ -32,7 +32,9 @@ def bits_of(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def larger(typingctx: Any, x: Any, y: Any) -> Any:
-    """The larger of two float32, not of NaN. Loops with max() do not become vector instructions; with this they do."""
+    """The larger of two float32 that are not NaN. Loops with it become vector instructions, unlike loops with
+    max().
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
@@ -44,7 +46,7 @@ def larger(typingctx: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line with the element at a flat index of a contiguous array, which will be read soon."""
+    """Prefetch the cache line with the element at a flat index of a contiguous array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -60,11 +62,12 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def wide_vectors(typingctx: Any) -> Any:
-    """Let the function that calls it use vectors of 512 bits where the processor has them. LLVM's default is 256: the first
-    processors that had them slowed down."""
+    """Let the calling function use 512-bit vectors if the processor has them. LLVM's default is 256 bits,
+    because early processors slowed down.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its own add() knows no attributes with values
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its add() can't set values
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -72,7 +75,7 @@ def wide_vectors(typingctx: Any) -> Any:
 
 @intrinsic
 def take_number(typingctx: Any, address: Any) -> Any:
-    """The int64 at an address, which then counts one more: each of several threads takes another number."""
+    """Return the int64 at an address and increment it atomically, so that each thread gets another number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = ir.IntType(64)
@@ -83,9 +86,8 @@ def take_number(typingctx: Any, address: Any) -> Any:
 
 @njit(inline="always")
 def fp8_of(x):  # type: ignore[no-untyped-def]
-    """The bits, uint8, of a float32 as FP8 (E4M3 without infinities): saturated at 448, to nearest, ties to even. Not of NaN.
-
-    blinkpy/kernels/attention/attention_variants.py has the same arithmetic.
+    """The bits, uint8, of a float32 as FP8 (E4M3 without infinities): saturated at 448, to nearest, ties to
+    even. x must not be NaN. blinkpy/kernels/attention/attention_variants.py has the same arithmetic.
     """
     size = min(abs(x), np.float32(448))
     bits = bits_of(size)
@@ -97,7 +99,7 @@ def fp8_of(x):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def float_of_fp8(number):  # type: ignore[no-untyped-def]
-    """The float32 of an FP8 number's bits, uint8. Not of NaN."""
+    """The float32 of an FP8 number's bits, uint8, except NaN."""
     bits = np.int32(number)
     sign = (bits & np.int32(0x80)) << np.int32(24)
     return float_of(sign | ((bits & np.int32(0x7F)) << np.int32(20))) * np.float32(2.0**120)
@@ -125,10 +127,11 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def exponentials(x, least, factor):  # type: ignore[no-untyped-def]
-    """x = 2 ** (factor * (x - largest)), in place. x: float32 [n], not of NaN. Returns (largest, sum of the new x), where the
-    largest is that of x and `least`.
+    """x = 2 ** (factor * (x - largest)), in place. Returns (largest, sum of the new x).
 
-    Indices begin at 0: they need no test for negative ones, and the loops become vector instructions.
+    x: float32 [n], without NaN.
+    least: lower bound of `largest`.
+    Indices begin at 0, so they need no test for negative values, and the loops become vector instructions.
     """
     largest, total = least, np.float32(0)
     for i in range(len(x)):

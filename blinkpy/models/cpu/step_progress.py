@@ -1,5 +1,5 @@
-"""A step in pieces of a fraction of a second: a word advances after each, which distinguishes "computing" from
-"dead".
+"""A step in pieces of a fraction of a second. A word advances after each piece, which distinguishes
+"computing" from "dead".
 """
 
 import math
@@ -13,7 +13,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.weight_parts import layer_parts
 
 PIECE = 1 << 30  # multiply-adds
-FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
+FEWEST_TOKENS = 16  # minimum tokens of a piece, because each piece reads the whole weight
 
 
 class StepProgress:
@@ -23,10 +23,12 @@ class StepProgress:
 
     def __init__(self, piece: int = PIECE):
         self.piece = piece
-        self.word = np.zeros(1, np.int64)  # the word that front ends read, once the engine has attached
+        self.word = np.zeros(1, np.int64)  # the word that front ends read, after the engine has attached
 
     def pieces(self, tokens: int, work: int) -> Iterator[slice]:
-        """Slices of `tokens` tokens, each of which takes `work` multiply-adds. The word moves when one is done."""
+        """Slices of `tokens` tokens, each of which takes `work` multiply-adds. The word advances after each
+        slice.
+        """
         size = self._tokens_of_piece(work)
         for start in range(0, tokens, size):
             yield slice(start, min(start + size, tokens))
@@ -36,10 +38,10 @@ class StepProgress:
         return max(FEWEST_TOKENS, self.piece // max(work, 1))
 
 
-TOKENS, INPUTS, OUTPUTS = 128, 1024, 3072  # of the product that is measured
-FEW = 4  # of its tokens, which come first: on a very slow machine, such as an emulated one, they are all
-TRIALS = 4  # the best one counts: others share the machine
-ENOUGH_S = 1.0  # a trial that would take longer is left out
+TOKENS, INPUTS, OUTPUTS = 128, 1024, 3072  # of the measured product
+FEW = 4  # number of its first tokens to measure first; on a very slow machine, such as an emulated one, the only ones
+TRIALS = 4  # the best one counts, because other processes share the machine
+ENOUGH_S = 1.0  # skip a trial that would take longer
 
 
 def measured_speed(multiply: Callable[[int], object]) -> float:
@@ -60,7 +62,7 @@ def _seconds(multiply: Callable[[int], object], tokens: int) -> float:
 
 
 def work_per_token(model: DecoderDescription) -> int:
-    """Multiply-adds of one token in the products of all layers; of its experts, if there are some."""
+    """Multiply-adds of one token in the products of all layers, with its experts."""
     work = 0
     for number, layer in enumerate(model.layers):
         for part in layer_parts(model, number):
@@ -73,6 +75,8 @@ def work_per_token(model: DecoderDescription) -> int:
 
 
 def tokens_within(work: float, model: DecoderDescription, most: int) -> int:
-    """How many tokens of a model that many multiply-adds compute: a power of two from 1 to `most`, which is one."""
+    """Number of tokens that `work` multiply-adds compute: a power of two from 1 to `most`, which must be a
+    power of two.
+    """
     tokens = int(min(work / work_per_token(model), most))
     return 1 << max(tokens.bit_length() - 1, 0)

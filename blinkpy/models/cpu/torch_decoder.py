@@ -1,4 +1,6 @@
-"""The decoder on the CPU: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch."""
+"""The decoder on the CPU with torch: one forward pass over a batch that mixes decode tokens and prefill
+chunks.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
 
-SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may round to 0
+SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
 
 class TorchDecoder:
@@ -169,7 +171,7 @@ class TorchDecoder:
 
 
 def _clamped_swish(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
-    """For Activation.CLAMPED_SWISH."""
+    """Activation.CLAMPED_SWISH."""
     gate = gate.clamp(max=clamp.limit)
     return (gate * torch.sigmoid(clamp.alpha * gate)).mul_(up.clamp(-clamp.limit, clamp.limit) + 1)
 
@@ -185,13 +187,13 @@ def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
 
 
 def _top_k_softmax(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, for RouterKind.TOP_K_SOFTMAX."""
+    """Like _softmax_top_k, for RouterKind.TOP_K_SOFTMAX."""
     scores, chosen = scores.topk(experts.top_k, dim=-1)
     return scores.softmax(dim=-1, dtype=torch.float32), chosen
 
 
 def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, for RouterKind.SIGMOID_TOP_K."""
+    """Like _softmax_top_k, for RouterKind.SIGMOID_TOP_K."""
     shares = scores.float().sigmoid()
     ranks = shares if bias is None else shares + bias
     if experts.kept_groups < experts.groups:
@@ -204,7 +206,7 @@ def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
 
 
 def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, for RouterKind.TOP_K_SIGMOID."""
+    """Like _softmax_top_k, for RouterKind.TOP_K_SIGMOID."""
     scores, chosen = scores.topk(experts.top_k, dim=-1)
     shares = scores.float().sigmoid()
     return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen

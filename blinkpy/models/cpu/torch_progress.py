@@ -7,12 +7,13 @@ from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, quantised_rows
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
 
-UNPACKED_BYTES = 4 << 20  # of weights at a time, as float32
+UNPACKED_BYTES = 4 << 20  # of weights, unpacked to float32 at a time
 
 
 class Fp8Inputs:
-    """Inputs as a matrix takes them. x: [tokens, K]; each row becomes FP8, or each group of 128 columns where the matrix has a
-    scale for each block."""
+    """Inputs quantised for a matrix. x: [tokens, K]. Each row is quantised, or each group of 128 columns if
+    the matrix has block scales.
+    """
 
     def __init__(self, x: torch.Tensor, matrix: Fp8Matrix):
         groups = x.split(BLOCK, dim=1) if matrix.blocks else (x,)
@@ -29,7 +30,7 @@ class Fp8Inputs:
         return out
 
     def _scales(self, matrix: Fp8Matrix, rows: slice) -> torch.Tensor:
-        """float32 [groups, rows]. rows: from a multiple of 128 on."""
+        """The scales of some rows, float32 [groups, rows]. rows: begins at a multiple of 128."""
         if not matrix.blocks:
             return matrix.scales[None, rows]
         blocks = matrix.scales[rows.start // BLOCK : -(-rows.stop // BLOCK)].t()
@@ -46,7 +47,7 @@ class Fp8Inputs:
 
 
 def fp8_linear(x: torch.Tensor, matrix: Fp8Matrix) -> torch.Tensor:
-    """x matrix^T, float32 [tokens, N]. x: [tokens, K], of any float type. matrix: of shape [N, K]."""
+    """x matrix^T, float32 [tokens, N]. x: [tokens, K], of any float type. matrix: [N, K]."""
     return Fp8Inputs(x, matrix).multiply(matrix)
 
 
@@ -81,7 +82,7 @@ class TorchProgress(StepProgress):
         return out if bias is None else out.add_(bias)
 
     def _fp8_linear(self, x: torch.Tensor, weight: Fp8Matrix) -> torch.Tensor:
-        """float32 [tokens, out]."""
+        """x weight^T, float32 [tokens, out]."""
         out = torch.empty(len(x), len(weight.values))
         for part in self.pieces(len(x), weight.values.numel()):
             out[part] = fp8_linear(x[part], weight)
@@ -99,13 +100,15 @@ def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 VALUES = torch.tensor([(_E2M1[byte % 16], _E2M1[byte // 16]) for byte in range(256)])  # float32 [256, 2], of each byte
 FACTORS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)  # float32 [256], of each scale
-WORK = 256  # multiply-adds that take as long as to unpack one weight, at the most
+WORK = 256  # upper bound of the time to unpack one weight, in multiply-adds
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, progress: StepProgress) -> torch.Tensor:
-    """MXFP4 weights as [rows, columns] of a dtype, exact within its range. blocks: uint8 [rows, columns / 2],
-    the first weight of a byte in its lower half. scales: uint8 [rows, columns / 32]. progress: advances during
-    the work.
+    """MXFP4 weights as [rows, columns] of a dtype, exact within its range.
+
+    blocks: uint8 [rows, columns / 2], the first weight of a byte in its lower half.
+    scales: uint8 [rows, columns / 32].
+    progress: advances during the work.
     """
     (rows, half), groups = blocks.shape, scales.shape[1]
     out = torch.empty(rows, groups, 2 * half // groups, dtype=dtype)

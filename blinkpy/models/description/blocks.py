@@ -1,7 +1,8 @@
-"""The blocks that a decoder consists of: named types, with their sizes in elements. Families choose them, decoders compute them.
+"""The blocks of a decoder: named types, with their sizes in elements. Families choose them, decoders compute
+them.
 
-A new type is a member or a class here, and an implementation in the table of both decoders (`BLOCKS` in torch_decoder.py and
-gpu_decoder.py). A decoder whose table lacks a type refuses models that need it.
+A new type needs a member or a class here, and an implementation in the table of both decoders (`BLOCKS` in
+torch_decoder.py and gpu_decoder.py). A decoder whose table lacks a type refuses models that need it.
 """
 
 import re
@@ -45,7 +46,7 @@ class Quantization:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """A description for people."""
         inputs = "one for each matrix" if self.static else "one for 128 columns" if self.scales == Scales.BLOCK else "one a token"
         made = "" if self.stored else ", quantised as it is loaded"
         return f"FP8 (E4M3), a scale for each {self.scales.value}, inputs have {inputs}{made}"
@@ -60,7 +61,7 @@ QUANTISED_ON_LOADING = Quantization(stored=False)
 
 
 def joined(patterns: tuple[str, ...]) -> str:
-    """One regular expression for any of them."""
+    """One regular expression that matches any of them."""
     return "|".join(f"(?:{pattern})" for pattern in patterns)
 
 
@@ -94,7 +95,7 @@ class Activation(Enum):
 
 
 class RouterKind(Enum):
-    """How a router makes the shares of a token's experts out of its scores."""
+    """How a router computes the shares of a token's experts from its scores."""
 
     SOFTMAX_TOP_K = "softmax over all experts, of which the top k are taken"
     TOP_K_SOFTMAX = "softmax over the top k scores"
@@ -172,7 +173,11 @@ class Mlp(NamedTuple):
 
 
 class Clamp(NamedTuple):
-    """Of CLAMPED_SWISH: the factor in its sigmoid, and the limit of gate (above) and up (to both sides)."""
+    """Constants of CLAMPED_SWISH.
+
+    alpha: factor in its sigmoid.
+    limit: upper limit of gate; limit of the magnitude of up.
+    """
 
     alpha: float
     limit: float
@@ -181,17 +186,17 @@ class Clamp(NamedTuple):
 class Experts(NamedTuple):
     """`number` gated MLPs of width `size`; a token visits `top_k` of them.
 
-    normalize: a token's shares are scaled to a sum of 1, as they are with TOP_K_SOFTMAX anyway.
-    factor: then multiplies the shares.
-    scales_inputs: the shares multiply the experts' inputs instead of their results.
-
-    groups, kept_groups: with SIGMOID_TOP_K, consecutive equal groups of experts; a token visits only experts of
-    the groups with the largest sums of their best two scores.
+    normalize: scale a token's shares to a sum of 1 (which they have with TOP_K_SOFTMAX).
+    factor: multiplies the shares afterwards.
+    groups, kept_groups: with SIGMOID_TOP_K, consecutive equal groups of experts; a token visits only experts
+        of the groups with the largest sums of their best two scores.
     shared: width of an additional MLP that all tokens visit (0: none).
     shared_gated: its result is multiplied by a sigmoid of the token's product with a vector.
-
-    bias: of router and experts. clamp: of CLAMPED_SWISH. mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling
-    Formats, version 1.0): 4 bits each, 8 a scale of 32.
+    bias: of router and experts.
+    clamp: for CLAMPED_SWISH.
+    mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling Formats, version 1.0): 4 bits per
+        weight, and an 8-bit scale per 32 weights.
+    scales_inputs: the shares multiply the experts' inputs instead of their results.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""A decoder as data: its blocks, and the names of its weights. It works without torch."""
+"""A decoder as data: its blocks, and the names of its weights. It needs no torch."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class TensorNames(NamedTuple):
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_down: str = "mlp.experts.{expert}.down_proj"
     gate_first: bool = False
-    selection_bias: str = "mlp.gate.e_score_correction_bias"  # with nothing behind it
+    selection_bias: str = "mlp.gate.e_score_correction_bias"  # complete name, without a suffix
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
@@ -72,8 +72,9 @@ class DecoderDescription:
     """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary
     embedding, and presence of experts.
 
-    name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint,
-    except FP8 weights, which `quantization` describes.
+    name: the model class.
+    max_position: maximum context of its training, tokens.
+    dtype: of the checkpoint, except FP8 weights, which `quantization` describes.
     """
 
     name: str
@@ -103,7 +104,7 @@ class DecoderDescription:
 
     @property
     def attention(self) -> Attention:
-        """The attention of all layers, except window and rotary embedding."""
+        """The attention of all layers, apart from window and rotary embedding."""
         return self.layers[0].attention
 
     @property
@@ -113,7 +114,9 @@ class DecoderDescription:
 
     @property
     def default_context(self) -> int:
-        """Tokens of the longest sequence unless more is asked for: with more, longrope rotates short ones in another way, too."""
+        """The default of the longest sequence, tokens. With a longer one, longrope would rotate short
+        sequences differently, too.
+        """
         return min([self.max_position, *(rope.original_max_position for rope in self.ropes if rope.kind == "longrope")])
 
     @property
@@ -158,7 +161,9 @@ class DecoderDescription:
         return tuple(isinstance(layer.mlp, Experts) for layer in self.layers)
 
     def require_blocks(self, implemented: Container[BlockType], decoder: str) -> None:
-        """Raise ConfigError, naming them, if a decoder lacks blocks of this model. implemented: the decoder's table."""
+        """Raise ConfigError with the names of this model's blocks that a decoder lacks. implemented: the
+        decoder's table.
+        """
         lacking = self.lacking_blocks(implemented)
         if lacking:
             raise ConfigError(f"{self.name} needs {', '.join(lacking)}, which {decoder} does not support")

@@ -1,7 +1,7 @@
-"""Rotary position embedding: its parameters and its tables. NumPy only.
+"""Rotary position embedding: its parameters and its tables, in NumPy.
 
-Sources: RoFormer (arXiv 2104.09864); linear scaling (arXiv 2306.15595); YaRN (arXiv 2309.00071); LongRoPE (arXiv
-2402.13753); the Llama 3.1 scaling as published with its weights.
+Sources: RoFormer (arXiv 2104.09864); linear scaling (arXiv 2306.15595); YaRN (arXiv 2309.00071); LongRoPE
+    (arXiv 2402.13753); the Llama 3.1 scaling as published with its weights.
 """
 
 import math
@@ -15,13 +15,15 @@ NONE = "none"  # the kind of layers whose heads are not rotated
 
 @dataclass(frozen=True)
 class Rope:
-    """Parameters of one model's rotary embedding.
+    """Parameters of one model's rotary embedding. Fields that a kind does not use are 0 or empty.
 
-    rotary_dim: leading dimensions of each head that are rotated (even); dimension i pairs with i + rotary_dim // 2.
-    neighbours: in the checkpoint dimension 2 i pairs with 2 i + 1, of whole heads; their rows are put into our order as they are
-    loaded. attention_factor: cosines and sines are multiplied by it. query_growth, query_period: queries are multiplied by
-    1 + query_growth * log(1 + (position + 1) // query_period), without a period not at all. The rest belongs to single kinds and
-    is 0 or empty elsewhere.
+    rotary_dim: number of leading dimensions of each head that are rotated (even); dimension i pairs with i +
+        rotary_dim // 2.
+    attention_factor: factor of cosines and sines.
+    neighbours: in the checkpoint, dimension 2 i pairs with 2 i + 1 in whole heads; rows are reordered while
+        loading.
+    query_growth, query_period: queries are multiplied by 1 + query_growth * log(1 + (position + 1) //
+        query_period); a period of 0 means no factor.
     """
 
     kind: str
@@ -42,17 +44,17 @@ class Rope:
     query_period: int = 0
 
     def unrotated(self) -> "Rope":
-        """Of layers whose heads are not rotated, nor scaled by the attention factor."""
+        """The parameters of layers whose heads are neither rotated nor scaled by the attention factor."""
         return Rope(NONE, self.theta, self.rotary_dim)
 
     def inverse_frequencies(self, max_model_len: int) -> NDArray[np.float32]:
         """float32 [rotary_dim // 2], radians per position.
 
-        max_model_len matters to longrope alone: an engine whose context is longer than the original one uses the long
-        factors for every sequence. The choice has to be the same for all positions and all sequences, because keys are
-        cached after the rotation and shared between requests.
+        max_model_len only matters to longrope: if the engine's context is longer than the original one, every
+        sequence uses the long factors. The choice must be equal for all positions and sequences, because keys
+        are cached after the rotation and shared between requests.
         """
-        # float32 throughout, because that is what the models were trained with.
+        # All in float32, as in the models' training.
         exponent = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(self.rotary_dim)
         period = np.power(np.float32(self.theta), exponent)  # over 2 pi
         if self.kind == "longrope":
@@ -70,14 +72,16 @@ class Rope:
         return plain
 
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Long waves are slowed down by `factor`, short ones are kept, those between are blended."""
-        turns = np.float32(self.original_max_position) / (np.float32(2 * math.pi) / plain)  # within the original context
+        """Divide low frequencies by `factor`, keep high frequencies, and interpolate between them."""
+        turns = np.float32(self.original_max_position) / (np.float32(2 * math.pi) / plain)  # turns within the original context
         low, span = np.float32(self.low_freq_factor), np.float32(self.high_freq_factor - self.low_freq_factor)
         blend = np.clip((turns - low) / span, 0, 1) if span else (turns >= low).astype(np.float32)
         return (1 - blend) * plain / np.float32(self.factor) + blend * plain
 
     def _yarn(self, period: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Dimensions that turn often within the original context are kept, slow ones interpolated, with a ramp between."""
+        """Keep dimensions that turn often within the original context, interpolate slow ones, with a ramp
+        between.
+        """
         half = self.rotary_dim // 2
 
         def dimension_of(turns: float) -> float:
@@ -94,7 +98,7 @@ class Rope:
         return interpolated * ramp + np.float32(1) / period * (1 - ramp)
 
     def query_factors(self, max_model_len: int) -> NDArray[np.float32] | None:
-        """float32 [max_model_len], the factor of queries at each position, or None."""
+        """The factor of queries at each position, float32 [max_model_len], or None."""
         if not self.query_period:
             return None
         periods = (np.arange(max_model_len) + 1) // self.query_period

@@ -1,4 +1,4 @@
-"""From a model's config.json to the description of its decoder. No torch: it works in the base install."""
+"""From a model's config.json to the description of its decoder, without torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,19 +16,20 @@ from blinkpy.models.weights.weight_parts import all_parts
 
 
 def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> DecoderDescription:
-    """Description of a config.json that was read. quantization: value of --quantization. Raises ConfigError for all that is
-    unsupported, missing or impossible."""
+    """The description for a parsed config.json. quantization: value of --quantization. Raises ConfigError for
+    unsupported, missing or impossible values.
+    """
     family = family_of(values)
     config = HfConfig(family.name, values, {**DEFAULTS, **family.defaults})
     model = family.describe(config)
-    if not model.experts.mxfp4:  # which the family has read
+    if not model.experts.mxfp4:  # the family has read its quantization
         model = replace(model, quantization=read_quantization(config))
     config.check_rest(family.ignores)
     return _as_asked(model, quantization)
 
 
 def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescription:
-    """quantization: value of --quantization."""
+    """Apply --quantization to a description."""
     if quantization == "fp8" and model.experts.mxfp4:
         raise ConfigError("--quantization fp8 is not supported for this model: its experts are stored in MXFP4")
     if quantization == "fp8" and model.quantization is None:
@@ -39,7 +40,9 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
 
 
 def describe_model(folder: str | Path, quantization: str = "auto") -> DecoderDescription:
-    """Description of the model in a folder, from its config.json. quantization: value of --quantization. Raises ConfigError."""
+    """The description of the model in a folder, from its config.json. quantization: value of --quantization.
+    Raises ConfigError.
+    """
     config = read_json(Path(folder), "config.json")
     try:
         return describe_config(config, quantization)

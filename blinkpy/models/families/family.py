@@ -1,4 +1,6 @@
-"""The registry of model families: one file each in this folder, found by its name, with a function under @family."""
+"""The registry of model families. Each is a file of this folder, found by its name, with a function under
+@family.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms on both sides of attention and MLP, with 1 added to their weights. Images are left out."""
+"""Gemma 2 and 3, text only: norms before and after attention and MLP, with 1 added to their weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,9 @@ IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_toke
 def _decoder(
     c: HfConfig, period: int, *, qk_norm: bool = False, softcap: float = 0.0, local_rope: bool = False
 ) -> DecoderDescription:
-    """period: of layers without a window. local_rope: sliding-window layers have another rotary embedding."""
+    """Build the description. period: of layers without a window. local_rope: sliding-window layers have
+    another rotary embedding.
+    """
     name, bias = c["hidden_activation"], c.flag("attention_bias")
     if name not in (None, "gelu_pytorch_tanh"):
         raise ConfigError(f"config.json: hidden_activation {name!r} is not supported (supported: gelu_pytorch_tanh)")
@@ -51,7 +53,7 @@ def _decoder(
     mlp = Mlp(c.integer("intermediate_size"), Activation.GELU_TANH)
     model = pre_norm_decoder(c, attention, mlp, windows, NAMES, ropes=ropes)
     factors = Factors(embedding=model.hidden_size**0.5, rounded=True, softcap=_softcap(c, "final_logit_softcapping"))
-    norm, context = model.norm._replace(offset=1.0), c.integer("max_position_embeddings")  # which has the rope's factor in it
+    norm, context = model.norm._replace(offset=1.0), c.integer("max_position_embeddings")  # includes the rope's factor
     return replace(model, placement=NormPlacement.SANDWICH, norm=norm, factors=factors, max_position=context)
 
 

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7, with experts. Layers that predict further tokens are left out of the checkpoint."""
+"""GLM-4.5, 4.6 and 4.7, with experts. The checkpoint's layers that predict further tokens are ignored."""
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, routed_experts

@@ -14,7 +14,11 @@ EXPERTS = {"num_local_experts": 128, "num_experts_per_tok": 4, "intermediate_siz
 ATTENTION = {"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128, "attention_bias": True}
 SWISH = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 NAMES = TensorNames(router="mlp.router", expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
-QUANTIZATION = {"quant_method", "modules_to_not_convert", "dequantize"}  # keys of the section; the tensors show what is converted
+QUANTIZATION = {
+    "quant_method",
+    "modules_to_not_convert",
+    "dequantize",
+}  # keys of the section
 
 
 @family(
@@ -41,7 +45,9 @@ def gpt_oss(c: HfConfig) -> DecoderDescription:
 
 
 def _windows(c: HfConfig) -> tuple[int, ...]:
-    """Of each layer: as `layer_types` says; without it the first has a window, and every second one behind it."""
+    """The window of each layer by `layer_types`; without it, the first and every second layer after it have a
+    window.
+    """
     windows = sliding_windows(c, typed=True)
     if c.get("layer_types") is None:
         return tuple(0 if layer % 2 else window for layer, window in enumerate(windows))

@@ -1,7 +1,8 @@
-"""The text of Llama 4 (Scout, Maverick); images are left out, with the weights for them.
+"""Llama 4 (Scout, Maverick), text only: the weights for images are ignored.
 
-Most layers rotate their heads, and a token sees its own attention chunk alone; in the others it sees all, and queries grow with
-their position. An expert gets its token multiplied by the router's share, and each token visits an MLP that all share, too.
+In most layers, heads are rotated, and a token only sees its own attention chunk. In the others it sees all
+tokens, and queries grow with their position. An expert gets its token multiplied by the router's share, and
+each token also visits a shared MLP.
 """
 
 from dataclasses import replace
@@ -39,7 +40,7 @@ OF_ALL_EXPERTS: dict[str, Any] = {
     "expert_down": "feed_forward.experts.down_proj",
     "gate_first": True,
 }
-OF_EACH_EXPERT: dict[str, Any] = {  # as compressed-tensors stores FP8 ones
+OF_EACH_EXPERT: dict[str, Any] = {  # compressed-tensors' names of FP8 experts
     "expert_gate_up": ("feed_forward.experts.{expert}.gate_proj", "feed_forward.experts.{expert}.up_proj"),
     "expert_down": "feed_forward.experts.{expert}.down_proj",
 }
@@ -69,7 +70,7 @@ def llama4_nested(c: HfConfig) -> DecoderDescription:
 
 
 def _decoder(c: HfConfig) -> DecoderDescription:
-    """The decoder without the names of its weights."""
+    """Build the description, without the names of its weights."""
     layers = c.integer("num_hidden_layers")
     rotated, attention = rotated_layers(c, layers), _attention(c)
     ropes = [attention.rope if here else _unrotated(c, attention.rope) for here in rotated]
@@ -77,7 +78,7 @@ def _decoder(c: HfConfig) -> DecoderDescription:
 
 
 def _names(c: HfConfig, names: TensorNames) -> TensorNames:
-    """Names of a checkpoint. c: the section that has quantization_config."""
+    """The names of a checkpoint's weights. c: the section with quantization_config."""
     stored = OF_ALL_EXPERTS if c.get("quantization_config") is None else OF_EACH_EXPERT
     return names._replace(**NAMES, **stored)
 
@@ -95,7 +96,9 @@ def _attention(c: HfConfig) -> Attention:
 
 
 def _unrotated(c: HfConfig, rope: Rope) -> Rope:
-    """Of layers that do not rotate. Early configs have a number as attn_temperature_tuning, of which only its truth counts."""
+    """The rotary embedding of layers without rotation. In early configs, attn_temperature_tuning is a number
+    that counts as a boolean.
+    """
     grows = c.get("attn_temperature_tuning")
     if not isinstance(grows, (bool, int)):
         raise ConfigError(f"{c.where}: attn_temperature_tuning must be true or false, not {grows!r:.80}")
@@ -104,7 +107,9 @@ def _unrotated(c: HfConfig, rope: Rope) -> Rope:
 
 
 def _chunks(c: HfConfig, rotated: list[bool]) -> tuple[int, ...]:
-    """Of each layer: tokens of an attention chunk, or 0; without `layer_types` the layers that rotate have them."""
+    """The attention chunk of each layer in tokens, or 0. Without `layer_types`, rotated layers have
+    chunks.
+    """
     if c.get("attention_chunk_size") is None:
         return (0,) * len(rotated)
     types, size = c.get("layer_types"), c.integer("attention_chunk_size")
@@ -118,7 +123,9 @@ def _chunks(c: HfConfig, rotated: list[bool]) -> tuple[int, ...]:
 
 
 def _mlps(c: HfConfig, layers: int) -> list[Mlp | Experts]:
-    """Experts in the `moe_layers`, or in each layer whose number, from 1, is a multiple of interleave_moe_layer_step."""
+    """Experts in `moe_layers`, or in each layer whose number, from 1, is a multiple of
+    interleave_moe_layer_step.
+    """
     step, listed = c.integer("interleave_moe_layer_step"), c.get("moe_layers")
     chosen = range(step - 1, layers, step) if listed is None else listed
     if not isinstance(chosen, (list, range)) or not all(type(i) is int and 0 <= i < layers for i in chosen):

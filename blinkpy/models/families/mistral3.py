@@ -1,6 +1,7 @@
-"""The text of Mistral 3 (Small 3.1, Magistral, Ministral 3); images are left out, with the weights for them.
+"""Mistral 3 (Small 3.1, Magistral, Ministral 3), text only: the weights for images are ignored.
 
-Ministral 3's queries grow behind its original context, by a logarithm of the position: here a context ends there.
+Ministral 3's queries grow with the logarithm of the position after its original context. This is not
+supported, so its context ends there.
 """
 
 from dataclasses import replace
@@ -35,7 +36,7 @@ IMAGES = """
 def ministral3(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, inert={GROWTH, "max_position_embeddings"})
     model = pre_norm_decoder(c, attention, gated_mlp(c), sliding_windows(c, typed=True))
-    scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}  # as read_rope has it
+    scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}  # in the order of read_rope
     if not scaling.get(GROWTH):
         return model
     if not attention.rope.original_max_position:

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and one over all heads of queries and one over those of keys."""
+"""OLMo 2 and 3: norms after attention and MLP, and norms over all heads of queries and of keys."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def olmo2(c: HfConfig) -> DecoderDescription:
     "Olmo3ForCausalLM", models="OLMo 3, 3.1", model_type="olmo3", defaults={**DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096}
 )
 def olmo3(c: HfConfig) -> DecoderDescription:
-    """Scaling of the rotary embedding is for layers without a window."""
+    """Only layers without a window scale their rotary embedding."""
     attention, windows = _attention(c, FULL), periodic_windows(c, 4)
     local = read_rope(c, attention.head_dim, layer_type=SLIDING)
     ropes = [local if window else attention.rope for window in windows]

@@ -42,7 +42,7 @@ def qwen2(c: HfConfig) -> DecoderDescription:
     ignores=("intermediate_size", "sliding_window", "output_router_logits", "router_aux_loss_coef"),
 )
 def qwen2_moe(c: HfConfig) -> DecoderDescription:
-    if c.flag("use_sliding_window"):  # in which layers differs between versions of transformers
+    if c.flag("use_sliding_window"):  # the choice of layers differs between versions of transformers
         raise ConfigError("config.json: use_sliding_window is not supported for Qwen2MoeForCausalLM")
     shared, normalize = c.integer("shared_expert_intermediate_size"), c.flag("norm_topk_prob")
     experts = routed_experts(

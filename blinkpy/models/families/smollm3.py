@@ -17,14 +17,16 @@ def smollm3(c: HfConfig) -> DecoderDescription:
     bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True)
     attention = grouped_attention(c, qkv_bias=bias, o_bias=bias)
     rotated = rotated_layers(c, len(windows))
-    if c.get("layer_types") is None:  # windows, if any, where heads are not rotated
+    if c.get("layer_types") is None:  # windows, if any, are in layers without rotation
         windows = tuple(0 if here else window for here, window in zip(rotated, windows, strict=True))
     ropes = [attention.rope if here else attention.rope.unrotated() for here in rotated]
     return pre_norm_decoder(c, attention, gated_mlp(c, bias=c.flag("mlp_bias")), windows, ropes=ropes)
 
 
 def rotated_layers(c: HfConfig, layers: int) -> list[bool]:
-    """Of each layer whether its heads are rotated: `no_rope_layers` has a 1 for those (sic), else all but each n-th are."""
+    """Whether the heads of each layer are rotated. `no_rope_layers` has a 1 for rotated layers (sic); without
+    it, all except each n-th layer are rotated.
+    """
     interval, listed = c.integer("no_rope_layer_interval"), c.get("no_rope_layers")
     if listed in (None, []):
         return [(layer + 1) % interval != 0 for layer in range(layers)]

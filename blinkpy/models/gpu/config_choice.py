@@ -1,4 +1,4 @@
-"""Which configuration the GPU's decoder computes a matrix with."""
+"""The choice of a configuration for each matrix of the GPU's decoder."""
 
 import torch
 
@@ -17,7 +17,7 @@ def config_of(
     *,
     swiglu: bool = False,
 ) -> LinearConfig:
-    """The configuration of a product of `rows` rows with a matrix [outputs, inputs], which passes its check.
+    """The configuration of a product of `rows` rows with a matrix [outputs, inputs]. It passes its check.
 
     table: measured configurations.
     dtype: of activations, and of the results of an FP8 matrix.

@@ -1,4 +1,4 @@
-"""The memory that the steps of the GPU's decoder work in: allocated once for the largest, shared by all."""
+"""Work memory of the steps of the GPU's decoder, allocated once for the largest step and shared by all."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,8 +16,10 @@ from blinkpy.models.weights.decoder_weights import Weights
 
 
 class Buffers:
-    """Activations of the largest step, shared by all steps. tokens, rows: of that step. cut_tokens: tokens of
-    the largest cut step; 0: steps are not cut.
+    """Activations of the largest step, shared by all steps.
+
+    tokens, rows: of that step.
+    cut_tokens: tokens of the largest cut step; 0: steps are not cut.
     """
 
     def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str, cut_tokens: int = 0):
@@ -25,8 +27,9 @@ class Buffers:
             return torch.zeros(shape, dtype=kind, device=device)
 
         self.hidden = zeros(tokens, model.hidden_size)  # residual stream
-        # Of a step that is cut. Between two groups it is all that the step needs later; the steps that run there are not cut, and
-        # have the other one. So nothing is copied when a step is suspended.
+        # The same of a cut step, and the only data that it needs between two groups. Interrupting steps are
+        # not cut and
+        # use `hidden`, so suspending a step copies nothing.
         self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
         self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
@@ -34,7 +37,7 @@ class Buffers:
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
         # residual stream of each row's last token, if no other token is needed
         self.last_hidden = zeros(rows, model.hidden_size)
-        self.last_counts = zeros(8, kind=torch.int64)  # batch header of those
+        self.last_counts = zeros(8, kind=torch.int64)  # batch header for these tokens
         self.last = zeros(rows, model.hidden_size)  # normed last token of each row
         self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
 
@@ -50,26 +53,29 @@ def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:
 
 @dataclass
 class ResidualStream:
-    """The residual stream while a step is launched: a row for each token or, once only the rows' last
-    tokens are left, for each of these."""
+    """The residual stream during the launch of a step, with a row per token, or, when only the rows' last
+    tokens are left, a row for each of these.
+    """
 
     hidden: torch.Tensor  # [M, hidden]
-    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
-    partials: torch.Tensor | None = None  # still to be added to hidden: float32 [parts, M, hidden], or [M, hidden]
+    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is the number of valid rows
+    partials: torch.Tensor | None = None  # to be added to hidden: float32 [parts, M, hidden], or [M, hidden]
 
     @property
     def rows(self) -> int:
-        """M, of the bucket."""
+        """M, the rows of the bucket."""
         return self.hidden.shape[0]
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The input and the residual of a norm that completes the stream, if it lacks something."""
+        """Input and residual of a norm that completes the stream; no residual if it is complete."""
         partials, self.partials = self.partials, None
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
 def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
-    """`ExpertShape.fp8`. Raises ConfigError if only some experts are FP8, or not all in one way."""
+    """The value of `ExpertShape.fp8`. Raises ConfigError if only some experts are FP8, or their scales differ
+    in form.
+    """
     kinds = set()
     for layer, experts in zip(weights.layers, model.expert_layers, strict=True):
         if experts:
@@ -81,7 +87,7 @@ def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
 
 
 def expert_shape(model: DecoderDescription, fp8: str) -> ExpertShape:
-    """Of the expert layers. fp8: `ExpertShape.fp8`."""
+    """The shape of the expert layers. fp8: `ExpertShape.fp8`."""
     block = model.experts
     return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
 
@@ -91,7 +97,7 @@ class ExpertBuffers:
 
     rows: all possible numbers of rows of the residual stream.
     table: measured configurations.
-    invariant: all use the same order of sums, and no measured configuration.
+    invariant: use one order of sums for all numbers of rows, and no measured configuration.
     """
 
     def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], table: ExpertTable, *, invariant: bool):

@@ -55,7 +55,7 @@ class GpuDecoder:
     max_model_len: largest context, tokens.
     table, expert_table: measured configurations of linear layers and of experts.
     pdl: chain kernels by programmatic dependent launch.
-    invariant: a token depends only on those before it, bit for bit; the shapes must be whole then.
+    invariant: a token depends only on previous tokens, bit for bit; requires whole shapes.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class GpuDecoder:
         self.ropes = [ropes[layer.attention.rope] for layer in model.layers]  # cosines and sines
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers(model, tokens, rows, dtype, device, max((s.tokens for s in shapes if s.groups > 1), default=0))
-        self._ends_group = False  # the block that is being launched, if nothing may be left to add behind it
-        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
+        self._ends_group = False  # the launched block ends a group, so it must leave no partial sums
+        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step in launch
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(
                 s.rows,
@@ -118,8 +118,8 @@ class GpuDecoder:
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
-        """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError if the cache's
-        rings are not those of as many requests, or too small for the shapes.
+        """The rings of layers with rings in the cache, or None. tokens: of the largest step. Raises
+        ValueError if the cache's rings have another number of requests, or are too small for the shapes.
         """
         sizes, table = self.cache.rings, self.requests.page_table
         if sizes is None:
@@ -130,14 +130,16 @@ class GpuDecoder:
         return WindowRings(torch.zeros_like(table), slots, sizes.window, sizes.pages, len(sizes.layers))
 
     def layers(self, shape: StepShape) -> None:
-        """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
-        the rows' last tokens, and the others stay as they entered its attention."""
+        """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the
+        last layer continues after its attention only with each row's last token.
+        """
         for group in range(shape.groups):
             self.group(shape, group)
 
     def group(self, shape: StepShape, group: int) -> None:
-        """Launch one group of the layers of a step, and before the first one the embedding. Between two groups steps may run, of
-        shapes that are not cut."""
+        """Launch one layer group of a step, and before the first group the embedding. Between two groups,
+        steps of uncut shapes may run.
+        """
         counts, layers, buffers = self.batch.counts, self.weights.layers, self.buffers
         hidden = buffers.cut_hidden if shape.groups > 1 else buffers.hidden
         self.stream = ResidualStream(hidden[: shape.tokens], counts)
@@ -173,7 +175,10 @@ class GpuDecoder:
         return logits
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
-        """last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token."""
+        """Launch a layer's attention.
+
+        last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token.
+        """
         model, pdl = self.model, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
@@ -193,7 +198,7 @@ class GpuDecoder:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
         scales = None if self.cache.scales is None else self.cache.scales[index]
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, scales)
-        fused = not (shape.mixed or self.invariant)  # decode attention rotates and caches by itself; prefill needs it done before
+        fused = not (shape.mixed or self.invariant)  # decode attention includes rotation and caching; prefill needs them before
         if not fused:
             rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
         if last_tokens_only:
@@ -266,7 +271,7 @@ class GpuDecoder:
         if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
             gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
         if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
-            raise TypeError("the two matrices of an expert must both be FP8, or neither")  # ExpertBuffers refuses them
+            raise TypeError("the two matrices of an expert must both be FP8, or neither")  # checked by ExpertBuffers
         clamp_and_biases, mxfp4 = extra[:2], extra[2]
         call = ExpertCall(
             normed, logits, gate_up, down, counts, hidden, workspace, block.top_k, selection, pdl, *clamp_and_biases
@@ -318,7 +323,7 @@ class GpuDecoder:
         return x.values, weight.values, Scales(x.scales, weight.scales)
 
     def _config(self, weight: torch.Tensor | Fp8Matrix, rows: int, *, swiglu: bool = False) -> LinearConfig:
-        """swiglu: half of the weight's rows are gate, half up."""
+        """The configuration of a product. swiglu: half of the weight's rows are gate, half up."""
         return config_of(self.table, weight, rows, self.weights.dtype, swiglu=swiglu)
 
     def _linear(
@@ -333,7 +338,9 @@ class GpuDecoder:
         gelu: bool = False,
         config: LinearConfig | None = None,
     ) -> None:
-        """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream. config: other than that of the table."""
+        """out = f(norm(x) weight^T + bias). With a norm, x is the residual stream. config: replaces the
+        table's.
+        """
         config = config or self._config(weight, len(x), swiglu=swiglu)
         if bias is not None and out.dtype != x.dtype and config.variant != "triton":
             config = BIASED_LOGITS
@@ -374,10 +381,10 @@ class GpuDecoder:
             call = replace(call, out=partials, residual=None)
             self.stream.partials = partials if norm is None else None
         elif norm_follows and norm is None and call.scales is not None and not VARIANTS[config.variant].kernels:
-            # Torch's product would need a pass to add it; the norm adds it anyway.
+            # Torch's product would need a pass for the sum, which the norm computes anyway.
             self.stream.partials = self.buffers.normed[: self.stream.rows]
             call = replace(call, out=self.stream.partials, residual=None)
-        elif leaves_partials(config):  # no kernel would add them up
+        elif leaves_partials(config):  # no kernel follows that adds them
             config = LinearConfig("cublas") if call.scales is None else replace(config, split_k=1)
         linear(call, config)
         if norm is not None:
@@ -385,7 +392,7 @@ class GpuDecoder:
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Two tensors of a layer that are there together, or None."""
+    """Two tensors of a layer that exist together, or None."""
     return None if first is None or second is None else (first, second)
 
 
@@ -397,10 +404,11 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(QkNorm),  # _attention
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
-    Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
+    Activation.SILU: {"swiglu": True},  # arguments of the previous product; fused into the kernels of experts
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
-    Activation.CLAMPED_SWISH: None,  # of experts alone, whose kernels have it fused in
-    # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over
+    Activation.CLAMPED_SWISH: None,  # only of experts, fused into their kernels
+    # Whether the kernels scale a token's shares to a sum of 1. If so, a softmax over all experts equals a
+    # softmax over
     # the top k.
     RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),

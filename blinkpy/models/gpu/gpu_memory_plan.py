@@ -19,16 +19,16 @@ DECODE_SPLITS = 64
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by part; `cache` is what is left for the KV cache within the share that may be used."""
+    """Bytes by part. `cache` is the remainder for the KV cache within the permitted share."""
 
     parts: dict[str, int]
     free: int  # at the start
     total: int
-    share: float  # of the total that may be used
+    share: float  # permitted share of the total
 
     @property
     def usable(self) -> int:
-        """Bytes that may still be taken: the share of the total, less what is in use already."""
+        """Bytes that may still be allocated: the permitted share of the total, minus the memory in use."""
         return max(0, int(self.total * self.share) - (self.total - self.free))
 
     @property
@@ -44,7 +44,9 @@ class MemoryPlan:
         return ", ".join(f"{name} {gib(value)}" for name, value in self.parts.items() if value)
 
     def require(self, cache_bytes: int) -> None:
-        """Raise ConfigError, with needed and free memory by part, unless this many bytes are left for the KV cache."""
+        """Raise ConfigError, with needed and free memory by part, unless the KV cache gets at least this
+        number of bytes.
+        """
         if self.cache >= cache_bytes:
             return
         listed = f"{self.describe()}, KV cache at least {gib(cache_bytes)}"
@@ -78,7 +80,7 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 
 def grammar_bytes(config: Config, model: DecoderDescription) -> int:
-    """Upper bound of the grammars, and of the bytes of all tokens."""
+    """Upper bound of the grammars, including the bytes of all tokens."""
     engine = config.engine
     return engine.grammar_slots * (engine.grammar_kib << 10) + 32 * model.vocab_size if engine.grammar_slots else 0
 
@@ -86,8 +88,13 @@ def grammar_bytes(config: Config, model: DecoderDescription) -> int:
 def plan_memory(
     config: Config, model: DecoderDescription, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
 ) -> MemoryPlan:
-    """The plan for a model. free, total: bytes of the GPU; itemsize: bytes of a weight; queue_bytes: of queue pairs in the GPU's
-    memory. The flight recorder copies the scheduler's state."""
+    """The plan for a model, including the flight recorder's copies of the scheduler's state.
+
+    itemsize: bytes of a weight.
+    page_bytes: of a page of the KV cache.
+    free, total: bytes of the GPU.
+    queue_bytes: of queue pairs in the GPU's memory.
+    """
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or model.default_context
     table_width, rings = -(-length // config.cache.page_size), ring_sizes(config, model)

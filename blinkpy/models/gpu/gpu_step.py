@@ -1,4 +1,6 @@
-"""Whole steps on the GPU, forward and sampling, captured as CUDA graphs: one graph per step shape, or per group of its layers."""
+"""Whole steps on the GPU, forward and sampling, captured as CUDA graphs: one per step shape, or per layer
+group of a cut shape.
+"""
 
 import gc
 from collections.abc import Callable
@@ -31,10 +33,11 @@ from blinkpy.queues.submission import WORD_LOGPROBS
 
 
 class GpuStep:
-    """A decoder and the sampler, and their step graphs. A step writes sampled and logprobs of the decoder's batch. grammars: of
-    the decoder's requests.
+    """A decoder, the sampler, and their step graphs. A step writes `sampled` and `logprobs` of the decoder's
+    batch.
 
-    Everything that a captured graph uses is held here: keep this object for as long as a graph may run.
+    grammars: of the decoder's requests.
+    This object owns all memory of the captured graphs: keep it while a graph may run.
     """
 
     def __init__(self, decoder: GpuDecoder, grammars: GrammarView):
@@ -42,7 +45,7 @@ class GpuStep:
         self._grammars = grammars
         rows, vocab = decoder.buffers.logits.shape
         self._sampling = SamplingWorkspace.allocate(rows, vocab, str(decoder.weights.device))
-        self.graphs: list[StepGraph] = []  # of the shapes that are not cut, which come first
+        self.graphs: list[StepGraph] = []  # of the uncut shapes, which come first
         self.cut_graphs: list[list[StepGraph]] = []  # of the others, by group
 
     @torch.inference_mode()
@@ -67,7 +70,7 @@ class GpuStep:
         """
         with torch.cuda.stream(stream):
             for index, shape in enumerate(self.shapes):
-                # Launched once for real: kernels are compiled and loaded, and cuBLAS takes its workspace now.
+                # One real launch compiles and loads the kernels, and lets cuBLAS allocate its workspace.
                 with compiler_errors(f"a step of {shape.name}"):
                     self.launch(shape)
                 stream.synchronize()
@@ -120,7 +123,7 @@ def pin_state(state: State) -> State:
 
 
 def require_fit(shape: StepShape, counts: np.ndarray) -> None:
-    """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
+    """Raise RuntimeError unless a batch with these counts (Batch.counts) fits the shape of a step graph."""
     tokens, rows = int(counts[S.TOKENS]), int(counts[S.ROWS])
     if tokens > shape.tokens or rows > shape.rows:
         raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}; it was not run")
@@ -141,7 +144,7 @@ class HostDrivenStep:
         graph_of: np.ndarray,
         stream: torch.cuda.Stream,
     ):
-        # Batch and page tables are copies, renewed in each step.
+        # Batch and page tables are copies, updated in each step.
         batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
         requests = state.requests._replace(
             page_table=torch.from_numpy(state.requests.page_table).cuda(),
@@ -181,7 +184,7 @@ class HostDrivenStep:
         check_cuda(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
 
     def _copy_tables(self, max_context: int) -> None:
-        """As many columns of all page tables as the batch's longest context needs."""
+        """Copy the columns of all page tables that the batch's longest context needs."""
         target, source = self._tables
         width = 4 * min(source.shape[1], -(-max_context // self._page_size))
         pitch = 4 * source.shape[1]
@@ -194,7 +197,9 @@ class HostDrivenStep:
 def measure_cache(
     model: DecoderDescription, weights: Weights, page_size: int, table: LinearTable, pdl: bool, *, invariant: bool
 ) -> NDArray[np.float32]:
-    """The largest key and value of each head, float32 [layers, 2, kv_heads]. Its memory is free again when it returns."""
+    """The largest key and value of each head, float32 [layers, 2, kv_heads]. Frees its memory before it
+    returns.
+    """
     tokens, device = calibration_tokens(model), weights.device
     shape = StepShape(tokens, 1, mixed=True, whole=invariant)
     cache = PagedCache(model, -(-tokens // page_size), page_size, weights.dtype, device)

@@ -1,4 +1,6 @@
-"""Errors of kernels that do not compile or fit the GPU, in words for the user: layer, shape and configuration."""
+"""Errors of kernels that do not compile or fit the GPU, as text for the user: layer, shape and
+configuration.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ def compiler_errors(what: str) -> Iterator[None]:
 
 
 def explained(error: Exception, what: str) -> str:
-    """One line for the user."""
+    """The error as one line for the user."""
     where = ", ".join([*reversed(getattr(error, "__notes__", [])), what])
     if isinstance(error, OutOfResources):
         why = f"does not fit this GPU: {error.required} of {error.name} needed, {error.limit} there are"

@@ -1,4 +1,6 @@
-"""The tables of measured configurations of a GPU, and which layers of a model have entries; other layers have defaults."""
+"""A GPU's tables of measured configurations, and the layers of a model that have entries; other layers have
+defaults.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 @dataclass(frozen=True)
 class KernelTables:
-    """Of one GPU model. gpu: its name."""
+    """Tables of one GPU model. gpu: its name."""
 
     gpu: str
     linear: LinearTable
@@ -35,7 +37,9 @@ class KernelTables:
         return cls(gpu, LinearTable.load(gpu, folder), ExpertTable.load(gpu, folder))
 
     def require(self, model: DecoderDescription, dtype: torch.dtype, rows: set[int], *, invariant: bool = False) -> None:
-        """Raise ConfigError unless each layer has a configuration that passes its check. rows: all numbers of rows of steps."""
+        """Raise ConfigError unless each layer has a configuration that passes its check. rows: all numbers of
+        rows of steps.
+        """
         linear, experts = (InvariantLinearTable(), InvariantExpertTable()) if invariant else (self.linear, self.experts)
         for name, shape in linear_layers(model, dtype).items():
             for count in rows:
@@ -47,7 +51,9 @@ class KernelTables:
                     experts.config(expert_shape(model), count, dtype)
 
     def measured(self, model: DecoderDescription, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-        """By kind of layer: how many of its shapes have entries, and how many shapes there are. dtype: of activations."""
+        """By kind of layer: (number of its shapes with entries, number of its shapes). dtype: of
+        activations.
+        """
         shapes, found = set(linear_layers(model, dtype).values()), dict[str, tuple[int, int]]()
         rows = {shape: [shape._replace(rows=bucket) for bucket in ROW_BUCKETS] for shape in shapes}
         known = [shape for shape in shapes if any(key(some) in self.linear.entries for some in rows[shape])]
@@ -57,9 +63,9 @@ class KernelTables:
         return found
 
     def describe(self, model: DecoderDescription, dtype: torch.dtype, *, invariant: bool = False) -> str:
-        """A description of where the configurations of a model's kernels come from."""
+        """The origin of the configurations of a model's kernels, as text."""
         if invariant:
-            return "configurations of kernels: defaults for linear layers and experts, as --batch-invariant has it"
+            return "configurations of kernels: defaults for linear layers and experts, because of --batch-invariant"
         words = []
         for kind, (known, all_shapes) in self.measured(model, dtype).items():
             few = f"{known} of {all_shapes} shapes measured on {self.gpu}, defaults for the others"
@@ -69,7 +75,7 @@ class KernelTables:
 
 @contextmanager
 def named(layer: str) -> Iterator[None]:
-    """Begin a ConfigError with the name of a layer."""
+    """Prepend the name of a layer to a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -77,8 +83,9 @@ def named(layer: str) -> Iterator[None]:
 
 
 def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, LinearShape]:
-    """By the checkpoint's name the shapes of a model's products, without rows; of layers that are alike those of the first.
-    Experts have a separate table."""
+    """The shapes of a model's products, without rows, by the checkpoint's name. Of equal layers, only the
+    first is included. Experts have a separate table.
+    """
     found = dict[str, LinearShape]()
     parts = [*outer_parts(model), *(part for layer in first_layers(model) for part in layer_parts(model, layer))]
     for part in parts:
@@ -97,7 +104,7 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
 
 
 def expert_shape(model: DecoderDescription) -> ExpertShape:
-    """Of a model with expert layers."""
+    """The shape of a model's expert layers."""
     block, fp8 = model.experts, ""
     layer = model.expert_layers.index(True)
     for part in layer_parts(model, layer):

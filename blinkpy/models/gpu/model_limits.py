@@ -1,4 +1,6 @@
-"""Which models the GPU's kernels take, by their sizes: a model that they do not take is refused before its weights are read."""
+"""Models that the GPU's kernels support, by their sizes. Other models are refused before their weights are
+read.
+"""
 
 from collections.abc import Iterator
 
@@ -20,7 +22,9 @@ INSTEAD = "--device cpu serves this model"
 
 
 def require_kernels(model: DecoderDescription) -> None:
-    """Raise ConfigError for the first layer that no kernel takes: its name, the size, the limit, and an alternative."""
+    """Raise ConfigError for the first layer that no kernel supports, with its name, the size, the limit, and
+    an alternative.
+    """
     for problem in _problems(model):
         raise ConfigError(f"{model.name} on a GPU: {problem}")
 

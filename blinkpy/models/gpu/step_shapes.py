@@ -1,4 +1,4 @@
-"""Which step graphs exist: shapes of batches, and for each with and without prefill chunks. Pure arithmetic."""
+"""The step graphs: shapes of batches, each with and without prefill chunks. Pure arithmetic."""
 
 from dataclasses import dataclass
 
@@ -42,7 +42,9 @@ class StepShape:
 
 
 def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
-    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.state_memory.make_state."""
+    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For
+    blinkpy.kv.state_memory.make_state.
+    """
     sizes, n = {max_num_seqs, max_num_batched_tokens}, 1
     while n < max_num_batched_tokens:
         sizes.add(n)
@@ -51,13 +53,15 @@ def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[
 
 
 def most_groups(layers: int) -> int:
-    """Groups of at least one block each (see blocks_of_group) that a step of a number of layers can be cut into."""
+    """Maximum groups of a step with this number of layers; a group has at least one block (see
+    blocks_of_group).
+    """
     return 2 * layers - 1
 
 
 def blocks_of_group(layers: int, groups: int, group: int) -> range:
     """The blocks of a step's layer group. Block 2 i is layer i's attention, 2 i + 1 its MLP. The last layer's
-    two blocks are one, as their intermediate result may be in memory that all steps share.
+    two blocks are one, because their intermediate result may be in memory that all steps share.
     """
     blocks = most_groups(layers)
     return range(blocks * group // groups, blocks * (group + 1) // groups)
@@ -71,12 +75,15 @@ def mlp_follows(layers: int, groups: int, group: int) -> bool:
 def step_shapes(
     buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0
 ) -> tuple[list[StepShape], NDArray[np.int32]]:
-    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index
-    of one. whole: of all of them.
+    """The step graphs for the buckets, and the table int32 [buckets, 2] from (bucket, mixed) to the index of
+    a graph.
+
+    whole: of all shapes.
     groups, cut_tokens: of Limits. With several groups, the table has a third column for cut batches, whose
         graphs come after all others.
 
-    A batch of decode rows has as many tokens as rows, so it never needs more tokens than the largest number of rows.
+    A batch of decode rows has equal numbers of tokens and rows, so it never needs more tokens than the
+    largest number of rows.
     """
     most_rows = buckets[-1][1]
     shapes: list[StepShape] = []
@@ -84,7 +91,7 @@ def step_shapes(
     for index, (tokens, rows) in enumerate(buckets):
         if tokens <= most_rows:
             shapes.append(StepShape(tokens, rows, mixed=False, whole=whole))
-        # Larger batches of decode rows alone don't exist: their entry repeats the largest graph there is.
+        # Larger batches of only decode rows don't exist; their entry repeats the largest graph.
         table[index, 0] = len(shapes) - 1
     wanted = [i for i, (tokens, _) in enumerate(buckets) if tokens >= SMALLEST_MIXED] or [len(buckets) - 1]
     for index in wanted:

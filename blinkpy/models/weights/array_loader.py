@@ -1,6 +1,7 @@
-"""Tensors from files into NumPy arrays, float32: threads read pieces, and widen those of other types.
+"""Loads tensors from files into float32 NumPy arrays: threads read pieces, and convert other types.
 
-Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
+Files are read, not mapped, so a file that is truncated meanwhile causes an error with its name instead of a
+SIGBUS.
 """
 
 from collections.abc import Callable
@@ -70,9 +71,7 @@ def load_arrays(
 
 
 def load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
-    """Fill a contiguous array with as many numbers that are in a file from `offset` on, stored as a dtype of
-    safetensors.
-    """
+    """Fill a contiguous array from the file at `offset`. dtype: safetensors' name of the stored type."""
     stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
     read_into(stored.view(np.uint8).data, file, offset, name)
     if dtype == "BF16":  # the upper half of a float32
@@ -87,8 +86,10 @@ Float32 = NDArray[np.float32]
 
 
 class PartScales(NamedTuple):
-    """Scales of one FP8 matrix. weights: float32 [scale_shape of the part]. inputs: of all its inputs, if
-    stored.
+    """Scales of one FP8 matrix.
+
+    weights: float32 [scale_shape of the part].
+    inputs: of all its inputs, if stored.
     """
 
     weights: Float32
@@ -96,8 +97,10 @@ class PartScales(NamedTuple):
 
 
 class StoredScales(NamedTuple):
-    """of_parts: by the name of a part's first source.
-    of_cache: for each layer, the stored fields of LayerWeights.
+    """The scales of a checkpoint.
+
+    of_parts: by the name of a part's first source.
+    of_cache: for each layer, fields of LayerWeights.
     """
 
     of_parts: dict[str, PartScales]
@@ -105,18 +108,18 @@ class StoredScales(NamedTuple):
 
 
 class _Reader:
-    """Numbers of small tensors. stored: of open_checkpoint."""
+    """Reads the numbers of small tensors. stored: from open_checkpoint."""
 
     def __init__(self, stored: dict[str, StoredTensor], closing: ExitStack):
         self._stored, self._closing, self._files = stored, closing, dict[Path, FileIO]()
 
     def read(self, tensor: ScaleTensor) -> Float32:
-        """float32, of the shape as stored. Raises ConfigError unless all are finite and above 0."""
+        """float32, in the stored shape. Raises ConfigError unless all are finite and above 0."""
         name, place = tensor.names[0], self._stored[tensor.names[0]]
         if place.path not in self._files:
             self._files[place.path] = self._closing.enter_context(open_weights(place.path))
         found = np.empty(place.shape, np.float32)
-        with np.errstate(over="ignore", under="ignore"):  # of float64; the check below finds both
+        with np.errstate(over="ignore", under="ignore"):  # converting float64; the check below finds both
             load_piece(self._files[place.path], name, place.dtype, place.offset, found.reshape(-1))
         wrong = found[~(np.isfinite(found) & (found > 0))]
         if wrong.size:
@@ -125,7 +128,7 @@ class _Reader:
 
 
 def read_scales(model: DecoderDescription, stored: dict[str, StoredTensor]) -> StoredScales:
-    """All scales of a checkpoint. stored: of open_checkpoint. Raises ConfigError that names the tensor."""
+    """All scales of a checkpoint. stored: from open_checkpoint. Raises ConfigError with the tensor's name."""
     with ExitStack() as closing:
         reader = _Reader(stored, closing)
         of_cache: list[dict[str, float]] = [{} for _ in model.layers]
@@ -137,7 +140,9 @@ def read_scales(model: DecoderDescription, stored: dict[str, StoredTensor]) -> S
 
 
 def _read_part(part: Part, reader: _Reader) -> PartScales:
-    """One scale of a whole tensor becomes that of each of its rows. Inputs of fused matrices have the largest of theirs."""
+    """The scales of a part. A scale of a whole tensor is repeated for each row. Fused matrices get the
+    largest input scale.
+    """
     scales = np.empty(part.scale_shape, np.float32)
     blocks = part.quantization is not None and part.quantization.scales == Scales.BLOCK
     for (_, (rows, *_), expert, row), tensor in zip(part.sources, part.stored_scales, strict=True):

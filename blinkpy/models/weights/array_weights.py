@@ -1,5 +1,5 @@
-"""A decoder's weights as NumPy arrays, float32: the counterpart of decoder_weights.py without torch, with the
-reasons why a model is not supported.
+"""A decoder's weights as float32 NumPy arrays: decoder_weights.py without torch, and the reasons for
+unsupported models.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,33 +24,37 @@ MANTISSA_BITS, SMALLEST_EXPONENT = 3, -6
 
 
 def round_to_fp8(x: Float32) -> Float32:
-    """The nearest numbers of FP8, even ones of two as near; larger ones become the largest. x: finite."""
+    """The nearest FP8 numbers, ties to even, saturated. x: finite."""
     exponent = np.maximum(np.frexp(x)[1] - 1, SMALLEST_EXPONENT)
     step = np.ldexp(np.float32(1), exponent - MANTISSA_BITS)
     return np.clip(np.rint(x / step) * step, -LARGEST, LARGEST)
 
 
 def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Float32]:
-    """(Values divided by their scale, rounded; the scales, float32 [...]). x: [..., K]. scale: of all rows;
-    None: the maximum of each row becomes 448 (scale 1 if it is 0).
+    """(Values divided by their scale, rounded; the scales, float32 [...]).
+
+    x: [..., K].
+    scale: of all rows; None: the maximum of each row becomes 448 (scale 1 if it is 0).
     """
     if scale is None:
         scales = np.abs(x).max(axis=-1) / np.float32(LARGEST)
         scales[scales == 0] = 1
     else:
         scales = np.full(x.shape[:-1], scale, np.float32)
-    with np.errstate(invalid="ignore"):  # of numbers that are not finite, which stay so
+    with np.errstate(invalid="ignore"):  # non-finite numbers stay non-finite
         return round_to_fp8(x / scales[..., None]), scales
 
 
-DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as of decoder_weights.py
+DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as in decoder_weights.py
 QUANTISED_ROWS = 1024  # at a time
 DRAWN = 1 << 20  # random numbers at a time
 
 
 @dataclass(frozen=True)
 class ArrayFp8:
-    """blinkpy.kernels.fp8_rows.Fp8Matrix; the FP8 numbers are kept as float32, which is how NumPy multiplies them."""
+    """The NumPy form of blinkpy.kernels.fp8_rows.Fp8Matrix. The FP8 numbers are stored as float32 for NumPy's
+    products.
+    """
 
     values: Float32  # [N, K], or [experts, N, K]
     scales: Float32  # [N], or [ceil(N / 128), ceil(K / 128)]; of experts with them as first dimension
@@ -58,7 +62,7 @@ class ArrayFp8:
 
     @property
     def blocks(self) -> bool:
-        """Whether each block has a scale, and not each row."""
+        """Whether each block has a scale, instead of each row."""
         return self.scales.ndim == self.values.ndim
 
     def __getitem__(self, expert: int) -> "ArrayFp8":
@@ -116,7 +120,7 @@ KNOWN: dict[type, frozenset[str]] = {
 
 
 def _set_fields(block: Any) -> Iterator[str]:
-    """Fields of a block, a part or a description that are not KNOWN, and that ask for something."""
+    """Fields of a block, part or description that are not KNOWN and not at their default."""
     if hasattr(block, "_fields"):
         values, defaults = block._asdict(), block._field_defaults
     else:
@@ -128,7 +132,7 @@ def _set_fields(block: Any) -> Iterator[str]:
 
 
 def unknown_parts(model: DecoderDescription) -> list[str]:
-    """The parts of a model that these weights or their decoder do not support, sorted."""
+    """The parts of a model that these weights or the NumPy decoder do not support, sorted."""
     parts = [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
     own = {field.name for field in fields(ArrayLayer)}
     found = {f"weights {part.field}" for part in parts if part.field not in own}
@@ -147,7 +151,11 @@ def _assemble(
     make_fp8: Callable[[Part], ArrayFp8],
     cache_scales: list[dict[str, float]] | None = None,
 ) -> ArrayWeights:
-    """make, make_fp8: make a weight, as the part says. cache_scales: of each layer."""
+    """Build all weights.
+
+    make, make_fp8: build the weight of a part.
+    cache_scales: of each layer.
+    """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
         weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
@@ -160,10 +168,10 @@ def _assemble(
 def load_array_weights(
     model: DecoderDescription, folder: str | Path, progress: Callable[[float], None] = lambda share: None
 ) -> ArrayWeights:
-    """Load a checkpoint, of any float type. progress: called with the share of the bytes that is done.
+    """Load a checkpoint of any float type. progress: called with the completed fraction of the bytes.
 
-    Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
-    ConfigError (see open_checkpoint), also for a file that can't be read to its end.
+    All headers are checked before memory is allocated; then tensors are read piece by piece into their
+    places. Raises ConfigError (see open_checkpoint), also for a truncated file.
     """
     stored = open_checkpoint(model, folder)
     scales = read_scales(model, stored)
@@ -209,16 +217,17 @@ def load_array_weights(
 
 
 def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DUMMY_RANGE) -> ArrayWeights:
-    """The numbers of decoder_weights.dummy_weights in float32: torch's generator on the CPU is MT19937, too, and makes a number
-    in [0, 1) of the low 24 bits of a word."""
+    """decoder_weights.dummy_weights in float32. torch's CPU generator is also MT19937, and makes a number in
+    [0, 1) of a word's low 24 bits.
+    """
     generator = np.random.MT19937()
-    generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch takes as much of it
+    generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch uses these bits of the seed
 
     def draw(result: Float32, spread: float) -> None:
         width = np.float64(np.float32(spread) - np.float32(-spread))
         for some in np.split(result.reshape(-1), range(DRAWN, result.size, DRAWN)):
             numbers = (generator.random_raw(len(some)) & 0xFFFFFF) * 2.0**-24
-            some[:] = numbers * width - np.float32(spread)  # rounded once, as by a fused multiply-add
+            some[:] = numbers * width - np.float32(spread)  # rounded once, like a fused multiply-add
 
     def make(part: Part) -> Float32:
         result = np.ones(part.shape, np.float32)

@@ -14,7 +14,7 @@ from blinkpy.models.weights.weight_parts import Part, all_parts, cache_scales, e
 from blinkpy.progress import ProgressCallback
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-# Only what is needed: weights in safetensors as transformers names them, not a repository's other copies of them.
+# Only needed files: weights in safetensors with transformers' names, no other copies of a repository.
 PATTERNS = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
@@ -22,7 +22,7 @@ PATTERNS = [
 ]
 # Files of checkpoints in other formats, by the missing file, with a hint.
 OTHER_FORMS = {
-    "config.json": {"params.json": "params.json is of Mistral's own form: the checkpoint is needed as transformers has it"},
+    "config.json": {"params.json": "params.json is Mistral's format, but transformers' format is needed"},
     "tokenizer.json": {
         "tekken.json": "tekken.json has to be converted first (by convert_tekken_tokenizer of transformers.integrations.mistral)",
         "tokenizer.model": "tokenizer.model has to be converted first (transformers saves a fast tokenizer as tokenizer.json)",
@@ -57,7 +57,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
         if not folder.is_dir():
             raise ConfigError(f"model {model!r} is a file; give the folder that holds config.json, the tokenizer and the weights")
     elif HUB_ID.fullmatch(model):
-        folder, fetched = _download(model, weights), True  # which leaves other forms on the hub
+        folder, fetched = _download(model, weights), True  # without files of other formats
     else:
         raise ConfigError(f"model {model!r} is not a folder, a hub id (owner/name) or 'demo'")
     for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
@@ -97,9 +97,9 @@ def _download(model: str, weights: bool) -> Path:
         raise ConfigError(f"can't download {model}: {reason}") from error
 
 
-FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
+FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of the rotary embedding, which are not parameters
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
-UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of attention in 8 bits
+UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of 8-bit attention
 COMPARED_BYTES = 16 << 20  # at a time
 logger = logging.getLogger("blinkpy.engine")
 
@@ -210,8 +210,8 @@ def _stored_dtypes(part: Part) -> tuple[str, ...]:
 
 
 def _find_scales(model: DecoderDescription, parts: list[Part], found: dict[str, StoredTensor]) -> dict[str, str]:
-    """The first possible name of each scale -> its stored name, "" if it is missing; missing scales of the
-    cache are left out. Raises ConfigError for a wrong shape or type.
+    """The first possible name of each scale -> its stored name, or "" if it is missing. Missing scales of the
+    cache are omitted. Raises ConfigError for a wrong shape or type.
     """
     needed = [tensor for part in parts for tensor in (*part.stored_scales, *part.stored_input_scales)]
     of_cache = [tensor for _, _, tensor in cache_scales(model)]

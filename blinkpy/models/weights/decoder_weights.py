@@ -1,4 +1,4 @@
-"""A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
+"""A decoder's weights as torch tensors: from a checkpoint, or random."""
 
 import math
 from collections.abc import Callable
@@ -93,18 +93,18 @@ class Weights:
 
 
 def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torch.dtype:
-    """Type to compute in: see dtype_name."""
+    """The dtype for computing: see dtype_name."""
     return TORCH_DTYPES[dtype_name(model, requested, device)]
 
 
 def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
-    """The factor of embeddings of a dtype."""
+    """The factor of embeddings in a dtype."""
     factor = model.factors.embedding
     return float(torch.tensor(factor).to(dtype)) if model.factors.rounded else factor
 
 
 def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
-    """Of a weight of a decoder whose weights have a dtype."""
+    """The dtype of a weight, for a decoder with weights of type `dtype`."""
     return torch.uint8 if part.packed else torch.float32 if part.wide else dtype
 
 
@@ -114,7 +114,11 @@ def _assemble(
     make_fp8: Callable[[Part], Fp8Matrix],
     cache_scales: list[dict[str, float]] | None = None,
 ) -> Weights:
-    """make, make_fp8: build a weight according to its part. cache_scales: of each layer."""
+    """Build all weights.
+
+    make, make_fp8: build the weight of a part.
+    cache_scales: of each layer.
+    """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
         weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
@@ -131,10 +135,10 @@ def load_weights(
     device: str = "cpu",
     progress: Callable[[float], None] = lambda share: None,
 ) -> Weights:
-    """Load a checkpoint. progress: called with the share of the bytes that is done.
+    """Load a checkpoint. progress: called with the completed fraction of the bytes.
 
-    Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
-    ConfigError (see open_checkpoint), also for a file that can't be read to its end.
+    All headers are checked before memory is allocated; then tensors are read piece by piece into their
+    places. Raises ConfigError (see open_checkpoint), also for a truncated file.
     """
     stored = open_checkpoint(model, folder)
     scales = read_scales(model, stored)
@@ -193,8 +197,10 @@ def _empty_fp8(part: Part, device: str, input_scale: float | None) -> Fp8Matrix:
 
 
 def arrange_experts(weight: torch.Tensor, part: Part) -> None:
-    """From the order of the checkpoint to ours, in place, an expert at a time. weight: [experts, rows] or [experts, rows,
-    columns], whose memory holds the tensor as it is stored."""
+    """Convert from the checkpoint's order to the decoder's, in place, one expert at a time.
+
+    weight: [experts, rows] or [experts, rows, columns], whose memory holds the stored tensor.
+    """
     for expert in weight:
         stored = expert.clone()
         if part.transposed:
@@ -205,8 +211,10 @@ def arrange_experts(weight: torch.Tensor, part: Part) -> None:
 
 
 def arrange_heads(weight: torch.Tensor, rows: int, head: int) -> None:
-    """From heads whose neighbouring rows are rotated together to ours, in which row i is with i + head // 2, in place. weight: of
-    any shape; its first rows are heads of `head` rows."""
+    """Reorder the rows of heads in place, from pairs of neighbouring rows to pairs (i, i + head // 2).
+
+    weight: of any shape; its first `rows` rows are heads of `head` rows.
+    """
     heads = weight[:rows].unflatten(0, (rows // head, head // 2, 2))
     weight[:rows] = heads.transpose(1, 2).flatten(0, 2)
 
@@ -214,8 +222,12 @@ def arrange_heads(weight: torch.Tensor, rows: int, head: int) -> None:
 def dummy_weights(
     model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
 ) -> Weights:
-    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed.
-    MXFP4: random bits, with the scale that keeps them within the spread. FP8: uniform, too; all scales are equal."""
+    """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1;
+    equal for equal seeds.
+
+    MXFP4: random bits, with a scale that keeps them within the spread. FP8: uniform, too; all scales are
+        equal.
+    """
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:

@@ -62,14 +62,14 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _whole(number: object) -> int:
-    """Return a JSON integer. Raises TypeError for other values, also floats such as 1e999."""
+    """Return a JSON integer. Raises TypeError for other values, including floats such as 1e999."""
     if type(number) is not int:
         raise TypeError(f"{number!r} is not an integer")
     return number
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a model's weights. Raises ConfigError, naming what is missing, unless the folder has all of them."""
+    """The files with a model's weights. Raises ConfigError with the name of a missing file."""
     index = folder / INDEX
     if not has_file(folder, INDEX):
         if not has_file(folder, SINGLE):

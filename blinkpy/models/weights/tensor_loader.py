@@ -1,7 +1,8 @@
-"""Tensors from files into their places on a device: threads read pieces into staging buffers, copies follow behind them.
+"""Loads tensors from files to a device: threads read pieces into staging buffers, and copies follow.
 
-For a GPU the buffers are pinned, so that a copy runs while the next pieces are read, and the weights never exist as a whole
-on the host. Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
+For a GPU the buffers are pinned, so that a copy runs during the next reads, and the host never holds all
+weights. Files are read, not mapped, so a file that is truncated meanwhile causes an error with its name
+instead of a SIGBUS.
 """
 
 from collections.abc import Callable
@@ -25,19 +26,19 @@ STORED_DTYPES |= {"F8_E4M3": torch.float8_e4m3fn}
 
 
 class QuantisedRows(NamedTuple):
-    """Rows of a matrix that become FP8 as they are loaded."""
+    """Rows of a matrix that are quantised to FP8 while loading."""
 
     values: torch.Tensor  # float8_e4m3fn [rows, columns]
     scales: torch.Tensor  # float32 [rows]
 
     def fill(self, source: torch.Tensor) -> None:
-        """source: as many numbers of any type."""
+        """Quantise the source. It has as many numbers as the target, of any type."""
         values, scales = quantised_rows(source.view(self.values.shape))
         self.values.copy_(values)
         self.scales.copy_(scales)
 
     def pieces(self, numbers: int) -> list["QuantisedRows"]:
-        """Of whole rows; numbers: the most of each."""
+        """Pieces of whole rows, with at most `numbers` numbers each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
             raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long for quantization while loading")
@@ -48,7 +49,7 @@ Target = torch.Tensor | QuantisedRows
 
 
 def _split(target: Target, numbers: int) -> list[Target]:
-    """Parts of a target; numbers: the most of each."""
+    """Parts of a target, with at most `numbers` numbers each."""
     return [*target.pieces(numbers)] if isinstance(target, QuantisedRows) else [*target.view(-1).split(numbers)]
 
 
@@ -57,7 +58,7 @@ def _numel(target: Target) -> int:
 
 
 class Staging:
-    """One buffer between files and a device. Its holder fills it, copies from it, and releases it."""
+    """A buffer between files and a device. Its holder fills it, copies from it, and releases it."""
 
     def __init__(self, nbytes: int, stream: torch.cuda.Stream | None):
         self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=stream is not None)
@@ -71,7 +72,7 @@ class Staging:
             self._copied.synchronize()
 
     def copy(self, dtype: torch.dtype, target: Target) -> None:
-        """Begin to copy as many elements of a dtype as the target has, which may have another one."""
+        """Start copying as many elements of a dtype as the target has. The target may have another dtype."""
         source = self.tensor[: _numel(target) * dtype.itemsize].view(dtype)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             if isinstance(target, QuantisedRows):
@@ -91,12 +92,11 @@ def load_tensors(
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and place, each into a target of as many elements: contiguous, of any float
-    dtype.
+    """Load tensors, given by name and place, each into a contiguous target with as many elements, of any
+    float dtype.
 
     progress: called with the completed fraction, at each percent.
     piece_bytes: of one read and copy.
-
     Raises ConfigError, and stops, if a file can't be read to the end.
     """
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -106,7 +106,7 @@ def load_tensors(
     with ExitStack() as closing:
         files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}
         if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))  # which may still write to the targets
+            stream.wait_stream(torch.cuda.current_stream(device))  # it may still write to the targets
             closing.callback(stream.synchronize)
         pool = ThreadPoolExecutor(threads, "loader")
         closing.callback(pool.shutdown, cancel_futures=True)

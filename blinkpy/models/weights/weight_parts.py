@@ -1,4 +1,4 @@
-"""Which tensors a model's checkpoint has to hold, and our weights that they make."""
+"""The tensors that a model's checkpoint must have, and the decoder's weights that are made of them."""
 
 import math
 import os
@@ -19,7 +19,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def dtype_name(model: DecoderDescription, requested: str, device: str) -> str:
-    """One of DTYPES. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
+    """One of DTYPES. requested: an option's value; "auto" uses the checkpoint's type, with float16 widened on
+    the CPU.
+    """
     name = model.dtype if requested == "auto" else requested
     if name not in DTYPES:
         raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(DTYPES)})")
@@ -31,7 +33,7 @@ def dtype_name(model: DecoderDescription, requested: str, device: str) -> str:
 
 
 def open_weights(path: Path) -> FileIO:
-    """The file, for read_into. Raises ConfigError."""
+    """Open a file for read_into. Raises ConfigError."""
     return open_file(path.parent, path.name)
 
 
@@ -54,7 +56,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
-LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that FP8 models have as such
+LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that are FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
 MXFP4_BLOCK = 32  # weights that share a scale
@@ -62,7 +64,9 @@ Source = tuple[str, tuple[int, ...], int, int]
 
 
 class ScaleTensor(NamedTuple):
-    """A tensor with scales that a checkpoint has to hold, under one of these names and with one of these shapes."""
+    """A tensor with scales that a checkpoint must have, under one of these names and with one of these
+    shapes.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -72,13 +76,20 @@ class ScaleTensor(NamedTuple):
 class Part:
     """A weight of the decoder, and the checkpoint's tensors that it consists of.
 
-    field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
-    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
-    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
-    one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
-    pairs_of: (rows, rows of a head): the first rows are heads in which neighbours are rotated together; ours have the first of
-    all pairs, then the second ones. packed: bytes of MXFP4, blocks or scales, not numbers. Without sources it is not stored,
-    and 1 everywhere. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here); None: it is a tensor.
+    field: name in LayerWeights or Weights.
+    shape: of the decoder's weight.
+    sources: (checkpoint name, expected shape, expert or -1, first row) of each tensor. Its rows go to
+        [expert, first row:] of a stacked weight, or to [first row:]. Without sources the weight is not
+        stored, and is 1 everywhere.
+    factor, offset: the decoder's weight is factor * (offset + stored weight).
+    wide: float32, whatever the dtype of the other weights.
+    transposed: the only source has each expert's matrix as [columns, rows].
+    interleaved: the only source has alternating rows of gate and up; the decoder's weight has all rows of
+        gate first.
+    pairs_of: (rows, rows of a head). In the first rows, neighbours within a head are rotated together. The
+        decoder's weight has the first rows of all pairs, then the second ones.
+    packed: bytes of MXFP4, blocks or scales, not numbers.
+    quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
     """
 
     field: str
@@ -141,7 +152,9 @@ def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
-    """Tensors stacked along their first dimension: (name, rows) of each. width: their second one; none for vectors."""
+    """Tensors stacked along their first dimension: (name, rows) of each. width: second dimension; empty for
+    vectors.
+    """
     first_rows = accumulate((rows for _, rows in tensors), initial=0)
     sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
     return Part(field, (sum(rows for _, rows in tensors), *width), sources)
@@ -154,13 +167,16 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
 
 
 def _with_offset(norm: Part, offset: float) -> Part:
-    """A norm to whose weights an offset is added, in float32: else they would lose their last bits."""
+    """A norm whose weights have an offset. It is float32, because a narrower type would lose the last
+    bits.
+    """
     return replace(norm, offset=offset, wide=True) if offset else norm
 
 
 def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int, interleaved: bool) -> list[Part]:
-    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias.
-    interleaved: the stored rows, see Part."""
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers;
+    and its bias. interleaved: see Part.
+    """
     number, blocks = mlp.number, width // MXFP4_BLOCK
 
     def part(suffix: str, shape: tuple[int, ...], stored: tuple[int, ...], ending: str) -> Part:
@@ -198,9 +214,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
         raise ConfigError(f"{kept[0]} is not quantised, but {other} is; blinkpy fuses the two, so both must be, or neither")
     if part.transposed:
         raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
-    if (
-        part.field == "shared_down" and kind.static and model.experts.shared_gated
-    ):  # its inputs are gated here, and not its results
+    if part.field == "shared_down" and kind.static and model.experts.shared_gated:  # its inputs are gated, not its results
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
@@ -226,7 +240,7 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         return _joined(field, [(f"{prefix}{name}.weight", size)])
 
     def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
-        """A projection, and its bias. rows: of the tensors, which the checkpoint may have as a single one."""
+        """A projection and its bias. rows: of the tensors, which the checkpoint may store as one tensor."""
         sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
         parts = [_joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
         if bias:
@@ -285,7 +299,7 @@ def all_parts(model: DecoderDescription) -> list[Part]:
 
 
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of the model has to hold."""
+    """Name and shape of every tensor that a checkpoint of the model must have."""
     return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
 
 
@@ -298,7 +312,7 @@ def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTen
 
 
 def weight_elements(model: DecoderDescription) -> int:
-    """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
+    """Number of parameters. Tied embeddings count once, and a packed block counts without its scale."""
     return sum(part.parameters for part in all_parts(model))
 
 
