@@ -1,6 +1,6 @@
-"""A process that is kept running: watched, killed if it hangs, and restarted after each death.
+"""Processes that are watched, killed if they hang, and restarted after each death.
 
-The engine of `blinkpy serve`, the workers of a front end and the actors of a Ray fleet are kept this way.
+The engines of `blinkpy serve`, the workers of a front end and the actors of a Ray fleet are such processes.
 """
 
 import time
@@ -12,13 +12,13 @@ from blinkpy.processes import REPORT_S, USAGE_EXIT, Child, ChildError, Tick, no_
 from blinkpy.progress import ProgressCallback
 
 STEADY_S = 60.0  # after serving for this long, a death counts as the first one
-MOST_GAP_S = 1.0  # of the time between two looks at a beat that counts: the watcher may have been stopped
+MOST_GAP_S = 1.0  # maximum counted time between two checks of a beat, because the watcher may have been stopped
 
 
 class BeatWatch:
-    """Detects that a process or a thread hangs: its beat, a number that changes while it works, does not change.
+    """Detects that a process or thread hangs: its beat, a number that changes while it works, stays the same.
 
-    limit_s: the longest time without a change, in seconds; 0: no limit.
+    limit_s: maximum time without a change, in seconds; 0: no limit.
     """
 
     def __init__(self, limit_s: float):
@@ -35,11 +35,12 @@ class BeatWatch:
 
 
 def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, float]) -> float:
-    """Seconds from the death of a process to the start of its successor: twice the last pause, within pauses_s.
+    """Seconds from the death of a process to the start of its successor: twice the last pause, within
+    pauses_s.
 
     before_s: the last pause.
-    served_s: how long the dead process served.
-    pauses_s: the first and the longest pause.
+    served_s: seconds for which the dead process served.
+    pauses_s: the first and the maximum pause.
     """
     first, most = pauses_s
     return first if served_s > STEADY_S else min(most, max(first, 2 * before_s))
@@ -48,11 +49,11 @@ def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, 
 class Death(NamedTuple):
     """The end of a process.
 
-    entry: the name of its entry.
+    entry: name of its entry.
     code: its exit code, negative for a signal.
-    how: the end in words, such as "ended with exit code 1", or why it was killed.
+    how: description, such as "ended with exit code 1" or the reason of a kill.
     error: the error that it reported, or "".
-    was_ready: it had been ready.
+    was_ready: whether it had been ready.
     """
 
     entry: str
@@ -66,19 +67,19 @@ class Death(NamedTuple):
 
     @property
     def start_error(self) -> ChildError:
-        """The error of a start that failed by this death."""
+        """The error of a start that failed because of this death."""
         return ChildError(self.error or f"the {self.entry} process {self.how} while starting", self.code == USAGE_EXIT)
 
 
 class KeptProcess:
-    """A process and its successors: watched, killed if it is stuck, and restarted after a pause.
+    """A process and its successors: watched, killed if stuck, and restarted after a pause.
 
-    The pause doubles with each death within `pauses_s` (first, longest), and is the first one again after a process
-    that was ready for STEADY_S.
+    The pause doubles with each death within `pauses_s` (first, maximum). A process that was ready for
+    STEADY_S resets it to the first.
 
     launch: starts a process.
-    silence_s: longest time between two reports of a process that starts.
-    stuck: why a process that is ready must be killed, or "".
+    silence_s: maximum time between two reports of a starting process.
+    stuck: returns why a ready process must be killed, or "".
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class KeptProcess:
     ):
         self._launch, self._pauses_s, self._silence_s, self._stuck = launch, pauses_s, silence_s, stuck
         self.child: Child | None = None
-        self.ready_at: float | None = None  # monotonic s; None while there is no process that is ready
-        self.served = False  # some process has been ready
+        self.ready_at: float | None = None  # monotonic s; None while no process is ready
+        self.served = False  # a process has been ready
         self.starts = 0
-        self.start_s = 0.0  # how long the last start took
+        self.start_s = 0.0  # duration of the last start
         self.pause_s = 0.0  # between the last death and the next start
         self.due = 0.0  # time of the next start, monotonic s
-        self._killed = ""  # why
+        self._killed = ""  # the reason
         self._started_at = 0.0
 
     @property
@@ -114,7 +115,7 @@ class KeptProcess:
         return self.ready_at is not None
 
     def start(self) -> None:
-        """Start a process; its predecessor is gone."""
+        """Start a process. The previous one must have ended."""
         self.starts += 1
         self.ready_at, self._killed, self._started_at = None, "", time.monotonic()
         self.child = self._launch()
@@ -127,7 +128,9 @@ class KeptProcess:
         return due
 
     def look(self, timeout_s: float = 0.0, on_progress: ProgressCallback = no_progress) -> Death | None:
-        """Wait for reports up to timeout_s seconds. Returns the death of a process that has just been found dead."""
+        """Wait up to timeout_s seconds for reports. Returns the death of the process when it is first found
+        dead.
+        """
         child = self.child
         if child is None:
             time.sleep(timeout_s)
@@ -150,7 +153,7 @@ class KeptProcess:
         return Death(child.entry, code, self._killed or describe_exit(code), child.error, was_ready)
 
     def end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """End the process if there still is one; see Child.end."""
+        """End the process if one runs; see Child.end."""
         child, self.child, self.ready_at = self.child, None, None
         if child is not None:
             child.end(timeout_s, hurry)
@@ -166,7 +169,9 @@ class Kept(Protocol):
 
 
 def start_kept(kept: Kept, on_progress: ProgressCallback, on_tick: Tick) -> None:
-    """Start a process, and wait until it is ready. Raises ChildError if it dies, and exceptions of on_tick."""
+    """Start a process, and wait until it is ready. Raises ChildError if it dies, and exceptions of
+    on_tick.
+    """
     kept.start()
     while not kept.ready:
         on_tick()
@@ -177,7 +182,7 @@ def start_kept(kept: Kept, on_progress: ProgressCallback, on_tick: Tick) -> None
 
 
 def wait_end(kept: Kept, on_tick: Tick) -> Death:
-    """Wait until a process has died, or was killed because it hung. Raises exceptions of on_tick."""
+    """Wait until a process has died or was killed because it hung. Raises exceptions of on_tick."""
     while (death := kept.look(REPORT_S)) is None:
         on_tick()
     return death

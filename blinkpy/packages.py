@@ -40,7 +40,8 @@ def require_packages(part: str, *names: str, extra: str = "") -> None:
 def modules_of(package: str, pattern: str, *names: str) -> dict[str, ModuleType]:
     """The modules of a package whose file names match a pattern, such as "*_calls", by file name, in order.
 
-    names: what each module must define. Raises ConfigError for a module that fails when it is imported, or lacks a
+    names: names that each module must define. Raises ConfigError for a module that fails at its import, or
+        lacks a
     name. The error has file and line.
     """
     (folder,) = import_module(package).__path__

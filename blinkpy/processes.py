@@ -23,14 +23,17 @@ from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
 from blinkpy.progress import ProgressCallback
 
-ERROR_EXIT_S = 10.0  # longest time from a reported error to the end of its process
+ERROR_EXIT_S = 10.0  # maximum time from a reported error to the end of its process
 USAGE_EXIT = 2  # exit code of a child that refused its options or its model
-REPORT_S = 0.1  # one wait for reports, before signals are looked at
+REPORT_S = 0.1  # time of one wait for reports, between two checks for signals
 
 
 def open_standard_descriptors() -> None:
-    """Open /dev/null for each of standard input, output and error that is closed. Otherwise a socket would get its number, and
-    output would go to it, or a child process would replace it."""
+    """Open /dev/null for standard input, output and error if they are closed.
+
+    Otherwise a socket would get such a descriptor's number, and output would be written to it, or a child
+    process would replace it.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -43,7 +46,7 @@ Tick = Callable[[], None]  # called several times a second; its exceptions end a
 
 
 def no_progress(phase: str, done: float = 0, total: float = 0) -> None:
-    """Drop a report of progress."""
+    """Ignore a report of progress."""
 
 
 class ChildError(RuntimeError):
@@ -106,8 +109,8 @@ class Child:
         self.entry, self._own_session = entry, own_session
         self.facts: dict[str, Any] | None = None  # of the report that it is ready
         self.drained = False  # it was asked to end, and has finished its work
-        self.error = ""  # that it reported
-        self.heard_at = time.monotonic()  # the last report, or the start
+        self.error = ""  # the error that it reported
+        self.heard_at = time.monotonic()  # time of the last report, or of the start
         self._socket, theirs = multiprocessing.Pipe()
         with theirs, hang_up_ignored():
             self._process = subprocess.Popen(
@@ -130,7 +133,7 @@ class Child:
         return self._process.poll()
 
     def read(self, timeout_s: float, on_progress: ProgressCallback = no_progress) -> None:
-        """Read the reports that have arrived, waiting up to timeout_s seconds for the first."""
+        """Read the reports that have arrived. Waits up to timeout_s seconds for the first."""
         found = False
         try:
             while self._socket.poll(0 if found else timeout_s):
@@ -146,7 +149,7 @@ class Child:
             time.sleep(0 if found else timeout_s)
 
     def silence(self, limit_s: float) -> str:
-        """Why a process that is not ready must be killed, or "". limit_s: longest time between two reports."""
+        """Why a starting process must be killed, or "". limit_s: maximum time between two reports."""
         still_s = time.monotonic() - self.heard_at
         if self.error and still_s > ERROR_EXIT_S:
             return f"did not exit within {ERROR_EXIT_S:.0f} s of its error"
@@ -155,10 +158,11 @@ class Child:
     def wait_ready(
         self, silence_s: float, on_progress: ProgressCallback = no_progress, on_tick: Tick = lambda: None
     ) -> dict[str, Any]:
-        """Wait for {"ready"} and return its facts. silence_s: longest silence between two reports, in seconds.
+        """Wait for {"ready"} and return its facts.
 
-        Raises ChildError if the child ends, reports an error, or is silent for too long. on_tick is called several
-        times a second; its exceptions end the wait.
+        silence_s: maximum time between two reports, in seconds.
+        on_tick: called several times a second; its exceptions end the wait.
+        Raises ChildError if the child ends, reports an error, or is silent for too long.
         """
         while True:
             code = self.exit_code()
@@ -194,9 +198,10 @@ class Child:
             return None
 
     def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False, hurry_s: float = 0.0) -> int:
-        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise.
-        hurry_s: time limit in seconds after hurry() and a second SIGTERM.
+        """End it: in order if it ends within timeout seconds and before hurry() is true, otherwise by
+        SIGKILL.
 
+        hurry_s: time limit in seconds after hurry() and a second SIGTERM.
         Returns the exit code.
         """
         if self.exit_code() is None:
@@ -213,8 +218,8 @@ class Child:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL, and do not wait."""
-        if self._own_session:  # its own children are in it: none of them may stay behind
+        """Send SIGKILL without waiting."""
+        if self._own_session:  # kill its own children in it, too
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
@@ -222,8 +227,9 @@ class Child:
 
 @contextlib.contextmanager
 def hang_up_ignored() -> Iterator[None]:
-    """Processes that are started within ignore SIGHUP until they handle it: of a handler of this process they would keep nothing,
-    and end by the signal."""
+    """Let processes that are started within the block ignore SIGHUP until they handle it. Otherwise a process
+    would lose this process's handler at its start, and SIGHUP would end it.
+    """
     handled = callable(signal.getsignal(signal.SIGHUP)) and threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if handled else None
     try:
@@ -234,7 +240,7 @@ def hang_up_ignored() -> Iterator[None]:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child that must find this very package, wherever it was imported from."""
+    """The environment of a child, in which it imports this very package."""
     environment = dict(os.environ)
     root = str(Path(__file__).parents[1])
     if root not in site.getsitepackages():
@@ -251,11 +257,11 @@ def child_main(entries: Mapping[str, Entry], entry: str, fd: int) -> int:
     try:
         table, orders = parent.recv()
     except (EOFError, OSError):
-        return 1  # the parent died before it said anything
+        return 1  # the parent died before it sent the config
     threading.Thread(target=follow_parent, args=(parent,), name="parent", daemon=True).start()
     reporter = Reporter(parent)
     try:
-        known = {item.name for _, item in options()}  # of a front end, options of the engine's end of a link need not be
+        known = {item.name for _, item in options()}  # a front end may lack options of the engine's end of a link
         config = Config().with_options({option: value for option, value in table.items() if option in known})
         return entries[entry](config, reporter, **orders)
     except ConfigError as error:
@@ -267,7 +273,7 @@ def child_main(entries: Mapping[str, Entry], entry: str, fd: int) -> int:
 
 
 def follow_parent(parent: Connection) -> None:
-    """End this process in order when the parent is gone: its socket then reads as ended."""
+    """End this process in order when the parent has ended, at the end of the socket's data."""
     with contextlib.suppress(EOFError, OSError):
         parent.recv()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -105,7 +105,7 @@ class WorkerProcess:
 
         def launch() -> Child:
             self._progress = BeatWatch(self._hang_s)
-            # In the supervisor's session: who kills that kills the workers.
+            # In the supervisor's session, so that killing the session kills the workers.
             return Child("worker", config, "blinkpy.dpu.worker", orders, fds, own_session=False)
 
         self.process = KeptProcess(launch, RESTART_DELAYS_S, math.inf, self._stuck)
@@ -117,16 +117,18 @@ class WorkerProcess:
 
     @property
     def has_drained(self) -> bool:
-        """Whether there is no process, or it has nothing left to do at the end."""
+        """Whether no process runs, or the worker has finished its work at the end."""
         return self.process.child is None or self.process.child.drained
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it has never been ready, however often it was started."""
+        """Whether it has been started FIRST_STARTS times and was never ready."""
         return not self.process.served and self.process.starts >= FIRST_STARTS
 
     def hang_up(self, count: int) -> None:
-        """Send SIGHUP to a worker that is ready, unless it has had `count` already; before, it would not know what to do."""
+        """Send SIGHUP to a ready worker that has received fewer than `count`. A worker that starts does not
+        handle it yet.
+        """
         if self.process.ready and self.process.child is not None and self._hang_ups < count:
             self._hang_ups = count
             self.process.child.hang_up()
@@ -147,14 +149,14 @@ class WorkerProcess:
             self.process.child.terminate()
 
     def has_ended(self) -> bool:
-        """Whether there is no process any more; its socket is closed then."""
+        """Whether no process runs any more. The worker's socket is closed then."""
         self.process.look()
         if self.process.child is None:
             self._sock.close()
         return self.process.child is None
 
     def end(self) -> None:
-        """Kill the process if there still is one."""
+        """Kill the process if one runs."""
         if self.process.child is not None:
             logger.error("worker %d did not exit in time and was killed", self.index)
             self.process.end(0)
@@ -253,7 +255,7 @@ class Supervisor:
         return None
 
     def _is_last(self, worker: WorkerProcess, death: Death) -> bool:
-        """Report a death; whether the worker is not started again. Raises ConfigError."""
+        """Report a death. Returns whether the worker stays dead. Raises ConfigError."""
         if death.code == USAGE_EXIT and not worker.process.served:
             raise ConfigError(death.error or "a front-end worker refused its options")
         logger.error("worker %d %s", worker.index, death)

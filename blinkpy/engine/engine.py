@@ -40,12 +40,11 @@ LONG_FACTORS = "beyond %d tokens (of %d) the rope factors are the long ones for 
 
 
 def make_engine(config: Config, on_progress: ProgressCallback | None = None, device: Device | None = None) -> "Engine":
-    """The engine that --device asks for; "auto" is the GPU if present and its packages are installed, else the
-    CPU.
+    """The engine for --device. "auto" selects the GPU if one is present and its packages are installed,
+    otherwise the CPU.
 
     device: overrides the option, for benchmarks.
-
-    Allocates nothing yet. Raises ConfigError if the device is not available.
+    Allocates nothing. Raises ConfigError if the device is not available.
     """
     device = device or choose_device(config.engine.device)
     way = config.extension(RdmaOptions).queue_memory
@@ -79,7 +78,9 @@ class Engine:
         return self.runner.pair_memory if self.runner is not None else None
 
     def start(self) -> None:
-        """Load, allocate, compile, warm up, announce the engine; then it answers front ends once run() is called."""
+        """Load the model, allocate memory, compile, warm up, and announce the engine. It answers front ends
+        once run() is called.
+        """
         with self.device.start_errors(self._report):
             self._start()
         self._report("")
@@ -100,7 +101,7 @@ class Engine:
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
-        config = self.config = self.config.with_options(sizes)  # sizes that depend on the model, unless they were set
+        config = self.config = self.config.with_options(sizes)  # sizes that depend on the model and were not set
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
@@ -149,8 +150,10 @@ class Engine:
         )
 
     def run(self, budget_s: float = 0) -> None:
-        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: seconds after
-        which it ends by itself, for tests and benchmarks; 0: never."""
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised.
+
+        budget_s: seconds after which it ends by itself, for tests and benchmarks; 0: never.
+        """
         runner = self.runner
         if runner is None:
             raise RuntimeError("call start() before run()")
@@ -183,7 +186,9 @@ class Engine:
             self.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def close(self) -> None:
-        """Free what the device has, and remove the segment; front ends notice. After run() has returned or raised."""
+        """Free the device's resources and remove the segment, which front ends notice. Call it after run()
+        has returned or raised.
+        """
         if self.runner is not None:
             self.runner.close()
         if self._recorder is not None:

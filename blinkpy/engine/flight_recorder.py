@@ -1,4 +1,6 @@
-"""The flight recorder of an engine: memory that others can read for as long as it lives, and a file after a crash."""
+"""The flight recorder of an engine: memory that other processes can read while it exists, and a file after a
+crash.
+"""
 
 import contextlib
 import dataclasses
@@ -25,12 +27,14 @@ from blinkpy.sources import SCHEDULER, source_digest
 
 logger = logging.getLogger("blinkpy.engine")
 
-PERIOD_S = 60.0  # between two lines
+PERIOD_S = 60.0  # between two log lines
 
 
 class PolicyFaultLog:
-    """Watches the engine's words for faults of its policy. name: the value of --policy. words: the engine's
-    block of the segment.
+    """Logs the policy's faults from the engine's words.
+
+    name: the value of --policy.
+    words: the engine's block of the segment.
     """
 
     def __init__(self, name: str, policy: Policy, words: NDArray[np.int64], clock: Callable[[], float] = time.monotonic):
@@ -39,12 +43,12 @@ class PolicyFaultLog:
         self._logged, self._next = 0, -float("inf")
 
     def look(self) -> None:
-        """Log faults that were counted since the last line, if that was PERIOD_S ago or more."""
+        """Log faults counted since the last line, if that line is at least PERIOD_S old."""
         if self._silent or (count := int(self._words[COUNTER["policy_faults"]])) == self._logged or self._clock() < self._next:
             return
         try:
             place, what = describe_policy_fault(int(self._words[ENGINE_POLICY_FAULT]), guarded_policy(self._policy).places)
-        except ValueError:  # the count came before the fault; the next look has both
+        except ValueError:  # the count arrived before the fault; the next call reads both
             return
         new = count - self._logged
         requests = "a request gets" if new == 1 else f"{new:,} requests get"
@@ -53,15 +57,20 @@ class PolicyFaultLog:
 
 
 class FlightRecorder:
-    """Records a scheduler, if --record-steps is not 0. memory: the recording, once a state has a recorder."""
+    """Records a scheduler, if --record-steps is not 0.
+
+    memory: the recording, once a state has a recorder.
+    """
 
     def __init__(self, config: Config, sizes: QueueSizes, limits: Limits, policy: Policy):
         self.memory: RecordingMemory | None = None
         self._config, self._sizes, self._limits, self._policy = config, sizes, limits, policy
 
     def attach(self, state: State, share_inputs: bool = False) -> State:
-        """The state with a recorder in memory that others can read, if there is to be one and there is room for it.
-        share_inputs: so are the inputs of a turn, for a host that calls open_turn before each."""
+        """The state with a recorder in shared memory, if recording is enabled and the memory suffices.
+
+        share_inputs: also share the inputs of a turn, for a host that calls open_turn before each turn.
+        """
         if self._limits.record_turns == 0:
             return state
         facts = {
@@ -81,7 +90,7 @@ class FlightRecorder:
         return recorded
 
     def publish(self) -> None:
-        """Make the recording known by the engine's name."""
+        """Give the recording the engine's name, so that other processes find it."""
         if self.memory is not None:
             self.memory.publish(self._config.engine.name)
 
@@ -91,13 +100,13 @@ class FlightRecorder:
             self.memory.open_turn(now_ns, number)
 
     def close_turn(self, state: State) -> None:
-        """Take a copy of the state if one is due: after a turn, before the planned step."""
+        """Copy the state if a copy is due: after a turn, before the planned step."""
         if self.memory is not None:
             self.memory.close_turn()
             self.memory.keep(state)
 
     def save_crash(self, error: BaseException) -> None:
-        """Save what led to a fault, and log where."""
+        """Save the recording after a fault, and log the path."""
         if self.memory is not None and isinstance(error, Exception):
             name, folder = self._config.engine.name, self._config.engine.record_folder
             with contextlib.suppress(RecordingError):

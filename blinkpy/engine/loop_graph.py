@@ -96,7 +96,7 @@ class LoopGraph:
         copies: StateCopies | None,
     ):
         self.stream, self._steps, self._cut, self._keep = stream, steps, cut, keep
-        # Its kernels are one block each, and should not queue for a multiprocessor: they keep this stream's
+        # Its kernels have one block each, and must not wait for a multiprocessor, so they get this stream's
         # priority.
         self._capturing = torch.cuda.Stream(priority=-1)
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
@@ -137,7 +137,7 @@ class LoopGraph:
         words[L.LOOP_BUDGET_NS] = int(budget_s * 1e9)
         words[L.LOOP_COPY_GRAPH], words[L.LOOP_FIRST_CUT] = self._branches - 2, len(self._steps)
         words[L.LOOP_COPY_AT] = words[L.LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
-        words[L.LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
+        words[L.LOOP_TRACED] = 0 if self._trace_rows else 1  # 1: the trace is full
         with torch.cuda.stream(self.stream):
             self.loop.copy_(words)
         self.stream.synchronize()
@@ -215,13 +215,13 @@ class LoopGraph:
         return own_handles + [0] * (self._most_groups - len(groups))
 
     def _add_step(self, graph: Any, step: G.StepGraph, handles: tuple[int, int], own: int) -> None:
-        """Put a step graph and the parts of the turn into a graph."""
+        """Add a step graph and the parts of the turn to a graph."""
         whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = G.chain_of(whole)
         publish = self._add_branch(whole, self._publish, chain[:1])
         before_overlap, output = overlap_anchors(chain, step.layers, step.ends, step.late)
         if output is not None:
-            # It reads the last step's tokens, and the sampling writes new ones.
+            # It reads the last step's tokens before sampling writes new ones.
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
             check_cuda(call, "order publishing before the sampling")
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
@@ -236,7 +236,7 @@ class LoopGraph:
         check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
     def _add_copy(self, graph: Any, copies: StateCopies, switch_handle: int, own: int) -> None:
-        """Add a copy of the state to a graph, and after it the continuation of the step."""
+        """Add a copy of the state to a graph, and the continuation of the step after it."""
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
         node = check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
         words = array_words(self._repeat, self.loop, copies.progress)
@@ -262,8 +262,10 @@ class LoopGraph:
 
 
 def graph_words(graph_of: np.ndarray) -> np.ndarray:
-    """The words behind the kernels' table, int64: three for each bucket, whether batches are cut or not. graph_of: as of
-    LoopGraph."""
+    """The words after the kernels' table, int64: three for each bucket.
+
+    graph_of: as of LoopGraph.
+    """
     columns = graph_of if graph_of.shape[1] == GRAPHS_OF_BUCKET else np.hstack([graph_of, graph_of[:, 1:]])
     return columns.astype(np.int64).ravel()
 
@@ -271,9 +273,12 @@ def graph_words(graph_of: np.ndarray) -> np.ndarray:
 def overlap_anchors(
     chain: Sequence[G.Node], layers: int, ends: bool = True, late: bool = False
 ) -> tuple[list[G.Node], G.Node | None]:
-    """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in
-    a short chain), and the first one of the output. ends, late: of StepGraph; a group of layers before the last
-    one has no output. Raises ValueError if the chain has no layers or no output.
+    """The node of a step's chain after which `overlap` starts (None in a short chain), and the output's first
+    node.
+
+    layers: number of nodes at the chain's start that compute layers.
+    ends, late: of StepGraph; only the last group of layers has an output.
+    Raises ValueError if the chain has no layers or no output.
     """
     if not ends:
         return list((chain if late else chain[:-1])[-1:]), None

@@ -1,4 +1,6 @@
-"""From options and a model to the sizes of everything: queues, pages, batches. Pure arithmetic; nothing is allocated here."""
+"""Computes all sizes (queues, pages, batches) from options and a model. Pure arithmetic; nothing is allocated
+here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from blinkpy.queues.words import digest_of_bytes
 if TYPE_CHECKING:
     from blinkpy.kv.grammars import TokenBytes  # loads Numba, which `blinkpy check-model` works without
 
-ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
+ARENA_PROMPTS = 4  # number of prompts of maximum length that fit into an arena
 ARENA_MINIMUM = 1 << 16  # tokens
 ARENA_GRAMMARS = 16  # number of largest grammars in the arena, if the option is 0
 FEWEST_GRAMMARS = 2  # one request's automaton and token rules
@@ -44,7 +46,7 @@ class EngineSizes:
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that hold a number of tokens."""
+    """Pages for a number of tokens."""
     return -(-tokens // page_size)
 
 
@@ -54,7 +56,7 @@ def grammar_words(config: Config) -> int:
 
 
 def grammar_arena(config: Config) -> int:
-    """Words of a prompt arena reserved for grammars. Raises ConfigError if they are too few."""
+    """Words of a prompt arena reserved for grammars. Raises ConfigError if the option is too small."""
     words, asked = grammar_words(config), (config.queue.grammar_arena_kib << 10) // 4
     if words and 0 < asked < FEWEST_GRAMMARS * words:
         kib = config.queue.grammar_arena_kib, config.engine.grammar_kib
@@ -93,7 +95,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     if asked == 1:
         raise ConfigError("max_model_len must be at least 2: one prompt token and one output token")
     num_pages = config.cache.num_pages or cache_bytes // page_bytes
-    # Left open, the context is what both the model and the cache allow; asked for, it must fit.
+    # Without the option, the model and the cache limit the context. An explicit context must fit.
     max_model_len = asked or min(context_limit, num_pages * page_size)
     if pages_for(max_model_len, page_size) > num_pages or max_model_len < 2:
         needed = pages_for(max(asked, 2), page_size)
@@ -125,12 +127,14 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     return sizes
 
 
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: other weights differ nearly everywhere
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spaced: different weights differ nearly everywhere
 
 
 def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
-    """Of the model's config, of samples of its weights, and of the options that change its numbers. reads_weights: whether the
-    device does."""
+    """A digest of the model's config, of samples of its weights, and of the options that change its results.
+
+    reads_weights: whether the device reads weights.
+    """
     options = config.model.quantization, config.model.load_format, config.cache.kv_cache_dtype, config.cache.window_cache
     dummy = config.model.seed if config.model.load_format == "dummy" else None
     digest = hashlib.sha256(repr((options, config.model.dtype, dummy, reads_weights)).encode())
@@ -150,8 +154,11 @@ logger = logging.getLogger("blinkpy.engine")
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
-    """The bytes of a model's tokens in grammars. None, with a line in the log, where the model's folder has no tokenizer that can
-    be read, or one in which a token's bytes depend on its neighbours."""
+    """The bytes of a model's tokens, for grammars.
+
+    None, with a log line, if the folder has no readable tokenizer, or if a token's bytes depend on its
+    neighbours.
+    """
     from blinkpy.dpu.text.detokenizer import TokenTexts
     from blinkpy.dpu.text.tokenizer import read_encoder, token_pieces
     from blinkpy.kv.grammars import TokenBytes
@@ -172,8 +179,9 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 
 def cores_near(address: str) -> frozenset[int]:
-    """The cores of a PCI device's NUMA node that this thread may run on; empty if unknown. address: such as
-    0000:18:00.0.
+    """The cores of a PCI device's NUMA node that this thread may run on; empty if unknown.
+
+    address: such as 0000:18:00.0.
     """
     try:
         listed = (DEVICES / address / "local_cpulist").read_text()
@@ -183,7 +191,7 @@ def cores_near(address: str) -> frozenset[int]:
 
 
 def _cores_of(listed: str) -> Iterator[int]:
-    """The cores of a list of Linux, as 0-15,32."""
+    """The cores in a list in Linux's format, such as 0-15,32."""
     for part in filter(None, listed.strip().split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -1,4 +1,4 @@
-"""An engine or a front end in an actor of Ray's: its process, which ends with the actor."""
+"""Ray actors for an engine or a front end: each runs one process, and ends it when it ends."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ from blinkpy.top.server_sample import ServerSample, look
 from blinkpy.transport.segment import unlink_stale
 
 EVERYWHERE = ("", "0.0.0.0", "::")  # hosts
-PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor's process, and something random
+PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor's process id, and a random text
 
 logger = logging.getLogger("blinkpy.ray")
 
@@ -40,10 +40,10 @@ logger = logging.getLogger("blinkpy.ray")
 class Started(NamedTuple):
     """The result of a start.
 
-    address: of an engine, as front ends list it; of a front end, its URL.
-    segment: the name of an engine's segment.
-    problem: why there is no process, or "".
-    hopeless: another try won't help.
+    address: of an engine, as in the front ends' list; of a front end, its URL.
+    segment: name of an engine's segment.
+    problem: why the process does not run, or "".
+    hopeless: whether another attempt would fail, too.
     """
 
     address: str = ""
@@ -53,23 +53,25 @@ class Started(NamedTuple):
 
 
 class _Actor:
-    """Runs one process. Methods are called in threads, end() while others run. The keeper restarts the actor, not the actor
-    its process.
+    """Runs one process. Ray calls methods in threads, and end() while others run. The keeper restarts the
+    actor; the actor does not restart its process.
 
-    table: options, as as_table() gives them in another process.
+    table: options, as returned by as_table() in another process.
     called: name in the log.
-    end_wait_s: how long end() waits for wait_end().
+    end_wait_s: maximum time for which end() waits for wait_end().
     """
 
     def __init__(self, table: Mapping[str, Any], called: str, end_wait_s: float):
         load_choices()
         self._config, self._called, self._end_wait_s = Config().with_options(table), called, end_wait_s
         self._kept: KeptProcess | KeptEngine | None = None
-        self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: the process is waited for
+        self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: a thread waits for the process
         start_logging(called, self._config.frontend.log_level, self._config.watch.log_format)
 
     def wait_end(self) -> str:
-        """Wait until the process has died or was ended, and return how. All of its resources are freed then."""
+        """Wait until the process has died or was ended. Returns a description, after all its resources are
+        freed.
+        """
         assert self._kept is not None
         with self._busy:
             try:
@@ -80,7 +82,7 @@ class _Actor:
         return how
 
     def end(self) -> None:
-        """End it in order: its requests may continue for shutdown_s."""
+        """End the process in order: its requests may continue for shutdown_s."""
         self._stopping.set()
         waited = self._busy.acquire(timeout=self._end_wait_s)
         self._free(self._config.frontend.shutdown_s)
@@ -96,7 +98,7 @@ class _Actor:
             self._tick()
             return start()
         except Stopped:
-            return Started(problem="it was told to end")
+            return Started(problem="it was asked to end")
         except ConfigError as error:
             return Started(problem=str(error), hopeless=True)
         except ChildError as error:
@@ -146,7 +148,7 @@ class EngineActor(_Actor):
             self._kept.end(drain_s)
 
     def _wait_for(self, lost: Sequence[str]) -> None:
-        """Only engines of this node have a segment here."""
+        """Wait for the end of lost engines. Only engines of this node have a segment here."""
         deadline = time.monotonic() + self._config.frontend.shutdown_s + ENGINE_STOP_S
         while any(not unlink_stale(name) for name in lost) and time.monotonic() < deadline:
             self._tick()
@@ -154,17 +156,17 @@ class EngineActor(_Actor):
 
 
 class FrontEndActor(_Actor):
-    """Runs one front end, which follows a list of engines in a file.
+    """Runs one front end. A file lists its engines.
 
     table: the front end's options.
     number: of the front end.
-    crosses_machines: its address must be reachable from other nodes.
+    crosses_machines: whether its address must be reachable from other nodes.
     """
 
     def __init__(self, table: Mapping[str, Any], number: int, crosses_machines: bool = False):
         super().__init__(table, f"front end {number}", END_GRACE_S)
         self._crosses_machines, self._url = crosses_machines, ""
-        self._writing = threading.Lock()  # the folder is written
+        self._writing = threading.Lock()  # held while the folder is written
         remove_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
 
@@ -198,7 +200,7 @@ class FrontEndActor(_Actor):
             os.replace(new, self._file)
 
     def look(self) -> ServerSample:
-        """What its /metrics state."""
+        """A sample of its metrics."""
         return look(self._url, insecure=True)
 
     @property
@@ -225,7 +227,7 @@ class FrontEndActor(_Actor):
 
 
 def remove_folders() -> None:
-    """Remove the folders of actors that were killed."""
+    """Remove the folders of killed actors."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         found = re.match(rf"{PREFIX}(\d+)-", path.name)
         with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ class EngineGroup:
 
         self._engines = [kept(i) for i in range(number)]
         self._restart = config.engine.restart
-        self.lost = ""  # which engine has died and is not restarted, and how
+        self.lost = ""  # name and death of an engine that is not restarted
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
         """Start all engines concurrently, and wait until they serve. Reports the first engine's progress.
@@ -84,8 +84,9 @@ class EngineGroup:
                     engine.restart_if_due()
 
     def look(self, timeout_s: float = 0.0) -> None:
-        """Watch all engines, waiting up to timeout_s seconds for reports, and restart those that have died. Call it
-        several times a second.
+        """Watch all engines, waiting up to timeout_s seconds for reports, and restart dead engines.
+
+        Call it several times a second.
         """
         for i, engine in enumerate(self._engines):
             death = engine.look(timeout_s if i == 0 else 0.0)
@@ -95,7 +96,7 @@ class EngineGroup:
                 engine.restart_if_due()
 
     def end(self) -> None:
-        """End all processes; engines that serve end in order."""
+        """End all processes, serving engines in order."""
         enders = [threading.Thread(target=engine.end) for engine in self._engines]
         for ender in enders:
             ender.start()

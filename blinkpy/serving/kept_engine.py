@@ -28,7 +28,7 @@ from blinkpy.transport.segment import unlink_stale
 
 PAUSES_S = (0.5, 60.0)  # first and maximum pause
 FAULT_EXIT_S = 30.0  # from a fault to the end of the process, which saves its recording and frees its resources
-START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
+START_STOP_S = 1.0  # maximum time for the end of a starting engine, which has no requests
 
 logger = logging.getLogger("blinkpy.serve")
 
@@ -37,8 +37,8 @@ class KeptEngine:
     """The engine's processes, one after another, with the config's segment.
 
     hurry: returns whether a second signal arrived.
-    called: its name in the log.
-    environment: variables of its processes, in addition to this one's.
+    called: name in the log.
+    environment: additional environment variables of its processes.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class KeptEngine:
     ):
         self._config, self._starts, self._hurry = config, starts, hurry
         self.called = called
-        self.flags = ""  # with which a front end reaches it, once it serves
+        self.flags = ""  # options with which a front end reaches it, once it serves
         self._process = KeptProcess(
             lambda: Child("engine", config, environment=environment), PAUSES_S, START_SILENCE_S, self._stuck
         )
-        self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
+        self._recording: RecordingReader | None = None  # keeps the memory of a killed engine
         self._life: EngineLife | None = None
         self._faulted_at: float | None = None  # monotonic s
         self._hang = BeatWatch(0)
@@ -66,7 +66,7 @@ class KeptEngine:
 
     @property
     def served(self) -> bool:
-        """Whether some process has served."""
+        """Whether any of its processes has served."""
         return self._process.served
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class KeptEngine:
         if not served and self.ready:
             self._serves()
         if death is not None and death.code < 0 and self._recording is not None and self._faulted_at is None:
-            # A process that exits with an error has saved it itself.
+            # A process that exits with an error has saved its recording itself.
             engine = self._config.engine
             logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {death.how}"))
         return death
@@ -103,7 +103,10 @@ class KeptEngine:
             self._starts.expect(self._process.start_s)
 
     def end(self, drain_s: float = 0.0) -> None:
-        """End the process: in order if it serves. Its segment is gone then. drain_s: longest time for its requests."""
+        """End the process, in order if it serves. Its segment is removed then.
+
+        drain_s: maximum time for its requests.
+        """
         self._process.end(drain_s + ENGINE_STOP_S if self.ready else START_STOP_S, self._hurry)
         self._clear()
 
@@ -111,7 +114,7 @@ class KeptEngine:
         engine = self._config.engine
         self.flags = str(self._process.facts.get("flags", ""))
         self._faulted_at, self._hang = None, BeatWatch(engine.engine_hang_s)
-        with contextlib.suppress(OSError):  # it is gone already: that is found out next
+        with contextlib.suppress(OSError):  # it has died already, which the next look() reports
             self._life = EngineLife(engine.name)
         if engine.record_steps:
             with contextlib.suppress(RecordingError):
@@ -134,7 +137,7 @@ class KeptEngine:
         return ""
 
     def _clear(self) -> None:
-        """Remove the files of a process that is gone."""
+        """Remove the files of a process that has ended."""
         self._recording = self._life = None
         unlink_stale(self._config.engine.name)
         remove_dead_links()

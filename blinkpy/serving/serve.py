@@ -55,11 +55,11 @@ def serve(config: Config, given: frozenset[str]) -> int:
 def _run(config: Config) -> int:
     """Serve until a signal or a failure. Returns the exit code."""
     progress = Progress()
-    told, hang_ups = list[Child](), list[None]()  # ready front ends, which receive SIGHUP
+    ready, hang_ups = list[Child](), list[None]()  # ready front ends, which receive SIGHUP
 
     def hang_up() -> None:
         hang_ups.append(None)
-        for child in told:
+        for child in ready:
             child.hang_up()
 
     def bound(count: int) -> None:
@@ -91,7 +91,7 @@ def _run(config: Config) -> int:
                 engines.look()
 
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look)
-            told.append(frontend)
+            ready.append(frontend)
             if hang_ups:  # it may have read its files before the signal
                 frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
@@ -114,7 +114,9 @@ def _run(config: Config) -> int:
 
 
 def watch(engines: EngineGroup, tick: Tick) -> int:
-    """Wait until an engine has died that is not restarted; the exit code. Raises exceptions of tick."""
+    """Wait until an engine has died that is not restarted. Returns the exit code. Raises exceptions of
+    tick.
+    """
     while True:
         tick()
         if engines.lost:

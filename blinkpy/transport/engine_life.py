@@ -25,7 +25,7 @@ class EngineLife:
         return self._words[self._control + W.CONTROL_FAULT] != 0
 
     def beat(self) -> int:
-        """A number that changes while the engine's loop turns, and while a step computes. The loop itself
-        changes it, so a loop on the GPU does so whatever the host does.
+        """A number that changes while the engine's loop turns or a step computes. The loop changes it, on
+        the GPU independently of the host.
         """
         return self._words[self._engine + W.ENGINE_HEARTBEAT] + self._words[self._engine + W.ENGINE_PROGRESS]

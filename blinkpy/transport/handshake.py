@@ -36,7 +36,7 @@ ENDPOINT_LIMITS = {"qpn": (0, 1 << 24), "psn": (0, 1 << 24), "lid": (0, 1 << 16)
 
 
 class HandshakeError(Exception):
-    """The other side said something that is not this protocol. The message is safe to send back."""
+    """A message of the other side does not follow this protocol. The text may be sent back."""
 
 
 class Challenge(NamedTuple):
@@ -54,7 +54,9 @@ class Challenge(NamedTuple):
 
     @staticmethod
     def decode(line: bytes) -> "Challenge":
-        """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
+        """Decode the line. Raises TransportError with the engine's reason for a refusal, and
+        HandshakeError.
+        """
         message = _answer(line)
         _check_versions(message, "the front end", "the engine")
         if not isinstance(message.get("key"), bool):
@@ -63,7 +65,7 @@ class Challenge(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A piece of the engine's memory that the front end may reach. length in bytes."""
+    """A range of the engine's memory that the front end may access. length: in bytes."""
 
     address: int
     rkey: int
@@ -89,7 +91,7 @@ class Hello(NamedTuple):
 
     @staticmethod
     def decode(line: bytes) -> "Hello":
-        """Raises HandshakeError, which names both sides where protocol or layout differ."""
+        """Decode the line. Raises HandshakeError, which names both sides if protocol or layout differ."""
         message = _message(line)
         _check_versions(message, "the engine", "the front end")
         return Hello(_whole(message, "owner", 1, 1 << OWNER_BITS), _endpoint(message), _nonce(message))
@@ -116,7 +118,9 @@ class Welcome(NamedTuple):
 
     @staticmethod
     def decode(line: bytes) -> "Welcome":
-        """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
+        """Decode the line. Raises TransportError with the engine's reason for a refusal, and
+        HandshakeError.
+        """
         message = _answer(line)
         try:
             header = base64.b64decode(message["header"], validate=True)
@@ -128,17 +132,20 @@ class Welcome(NamedTuple):
 
 
 def new_owner() -> int:
-    """A random number that identifies a worker and its successors; no other process can guess it."""
+    """A random number that identifies a worker and its successors. No other process can guess it."""
     return secrets.randbelow((1 << OWNER_BITS) - 1) + 1
 
 
 def new_nonce() -> str:
-    """A number of one handshake, NONCE_DIGITS hexadecimal digits."""
+    """A nonce: NONCE_DIGITS hexadecimal digits."""
     return secrets.token_hex(NONCE_DIGITS // 2)
 
 
 def sealed(line: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: bytes) -> bytes:
-    """A side's line with its proof in front, if there is a key. said: the other side's line before it, proof included."""
+    """A side's line, after its proof if there is a key.
+
+    said: the previous line of the other side, with its proof.
+    """
     return line if key is None else key.proof(side, nonce.encode(), *said, line) + b" " + line
 
 
@@ -155,7 +162,7 @@ def unsealed(received: bytes, key: LinkKey | None, side: bytes, nonce: str, *sai
 
 
 def refusal(reason: str) -> bytes:
-    """The engine's line when it can't give a queue pair."""
+    """The engine's line if it can't grant a queue pair."""
     return _line({"error": reason})
 
 
@@ -190,8 +197,11 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey
 
 
 def receive_line(connection: socket.socket, deadline: float) -> bytes:
-    """A line of the other side. deadline: of the monotonic clock. Raises TimeoutError, and HandshakeError when the line ends
-    early or has more than MESSAGE_LIMIT bytes."""
+    """Receive a line from the other side.
+
+    deadline: on the monotonic clock, s.
+    Raises TimeoutError, and HandshakeError if the line ends early or has more than MESSAGE_LIMIT bytes.
+    """
     received = b""
     while not received.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -222,7 +232,7 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """A line of the engine. Raises TransportError with its reason if it refuses."""
+    """A line of the engine as a message. Raises TransportError with the reason of a refusal."""
     message = _message(line)
     if "error" in message:
         raise TransportError(f"the engine refused the connection: {message['error']}")
@@ -244,7 +254,7 @@ def _nonce(message: dict[str, Any]) -> str:
 
 
 def _whole(message: Any, name: str, low: int, high: int) -> int:
-    """A whole number of a message, low <= number < high."""
+    """An integer of a message with low <= number < high. Raises HandshakeError."""
     value = message.get(name) if isinstance(message, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
         raise HandshakeError(f"{name!r} must be an integer from {low} to {high - 1}")

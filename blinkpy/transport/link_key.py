@@ -19,7 +19,7 @@ MAKE_ONE = "head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE"
 
 
 class LinkKey:
-    """A key. secret: LEAST to MOST bytes."""
+    """A secret key. secret: LEAST to MOST bytes."""
 
     def __init__(self, secret: bytes):
         self._secret = secret
@@ -34,7 +34,7 @@ class LinkKey:
         return hmac.new(self._secret, b"\0".join((side, nonce, b"".join(said))), hashlib.sha256).hexdigest().encode()
 
     def accepts(self, proof: bytes, side: bytes, nonce: bytes, *said: bytes) -> bool:
-        """Whether it is the proof of these; in constant time."""
+        """Whether the proof is correct for this side, nonce and lines. Takes constant time."""
         return hmac.compare_digest(proof, self.proof(side, nonce, *said))
 
 

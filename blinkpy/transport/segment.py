@@ -32,19 +32,22 @@ CLOSED = -1  # instead of a file descriptor
 
 
 def segment_path(name: str) -> Path:
-    """File of the segment with a name. Raises TransportError for a name that could leave the folder."""
+    """The file of a segment. Raises TransportError for a name that could leave the folder."""
     if not ENGINE_NAME.fullmatch(name):
         raise TransportError(f"a segment name is 1 to 100 letters, digits, '.', '_' and '-', not {name!r}")
     return FOLDER / f"blinkpy.{name}"
 
 
 def open_file(path: Path) -> int:
-    """A new description of a segment's file. Raises FileNotFoundError, and OSError where the name is a symbolic link."""
+    """Open a segment's file. Raises FileNotFoundError, and OSError if the name is a symbolic link."""
     return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def lock_bytes(fd: int, start: int, length: int) -> bool:
-    """Lock bytes of a file (length 0: to the end) for the time that fd is open; False where somebody else has them."""
+    """Lock bytes of a file until fd is closed. Returns False if another process holds a lock on them.
+
+    length: 0: to the end of the file.
+    """
     # A struct flock of 64-bit Linux: type, whence, start, length, pid (0 for an open file description).
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     try:
@@ -64,7 +67,7 @@ def lock_file(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 class Segment:
-    """The engine's hold on a segment that it made. Not for front ends."""
+    """A segment that this engine has created. Not for front ends."""
 
     def __init__(self, name: str, fd: int, mapping: mmap.mmap, layout: QueueLayout, facts: EngineFacts):
         self.name, self.layout, self.facts = name, layout, facts
@@ -76,14 +79,15 @@ class Segment:
         return engine_views(self.buffer, self.layout)
 
     def lock_pairs(self) -> None:
-        """Keep front ends from attaching by this segment's name: its queue pairs are given out in another way.
-        Raises TransportError if one of them has a front end already.
+        """Prevent front ends from attaching by the segment's name, because the engine grants its queue pairs.
+
+        Raises TransportError if a front end is attached already.
         """
         if not lock_bytes(self._fd, self.layout.front_region(0), 0):
             raise TransportError(f"a front end is attached to the segment {self.name!r}")
 
     def close(self) -> None:
-        """Remove the name and drop the lock. The mapping stays until its last view is gone."""
+        """Remove the name and release the lock. The mapping remains until its last view is freed."""
         if self._fd == CLOSED:
             return
         _unlink(segment_path(self.name), self._fd)
@@ -103,7 +107,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, total)  # now: a full /dev/shm is an error here instead of a SIGBUS somewhere else
+        os.posix_fallocate(fd, 0, total)  # reports a full /dev/shm here, instead of a SIGBUS at a later access
         mapping = mmap.mmap(fd, total)
         layout = write_header(memoryview(mapping), sizes, facts)
         for _ in range(50):
@@ -130,7 +134,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        attempts = 3  # a front end that looks whether the engine lives holds the lock for a moment
+        attempts = 3  # a front end holds the lock briefly while it checks whether the engine lives
         while not lock_file(fd):
             attempts -= 1
             if attempts == 0:
@@ -142,7 +146,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _unlink(path: Path, fd: int) -> None:
-    """Remove the name of an open file, unless it has passed on to a new segment."""
+    """Remove the name of an open file, unless a new segment has the name."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             os.unlink(path)

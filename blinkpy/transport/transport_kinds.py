@@ -37,8 +37,9 @@ class End(NamedTuple):
 
 @cache
 def ends_in(package: str, pattern: str) -> Mapping[str, End]:
-    """The ends of the transports whose files are in a package, by name; first those within one machine. Their options
-    are known to Config afterwards.
+    """The transports' ends whose files are in a package, by name, first those within one machine.
+
+    Registers their options with Config.
     """
     found: list[End] = [module.END for module in modules_of(package, pattern, "END").values()]
     ends = {end.name: end for end in sorted(found, key=lambda end: (end.crosses_machines, end.name))}
@@ -47,7 +48,7 @@ def ends_in(package: str, pattern: str) -> Mapping[str, End]:
 
 
 def chosen_end(ends: Mapping[str, End], config: Config) -> End:
-    """The end that --transport names. Raises ConfigError for an unknown one."""
+    """The end that --transport names. Raises ConfigError for an unknown name."""
     name = config.transport.transport
     if name not in ends:
         raise ConfigError(f"transport must be one of {', '.join(ends)}, not {name!r}")
@@ -55,8 +56,9 @@ def chosen_end(ends: Mapping[str, End], config: Config) -> End:
 
 
 def check_end(ends: Mapping[str, End], config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError if options of the transports don't fit each other. given: names of the options that
-    somebody set.
+    """Raise ConfigError if options of the transports don't fit each other.
+
+    given: names of the options that the user set.
     """
     chosen = chosen_end(ends, config)
     for end in ends.values():

@@ -25,15 +25,15 @@ from blinkpy.transport.link_key import MAKE_ONE, LinkKey, read_link_key
 
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
 PSN_BITS = 24
-RNR_TIMER = 12  # 0.64 ms; no receive is ever posted, so it plays no role
+RNR_TIMER = 12  # 0.64 ms; irrelevant, because no receive is posted
 # A lost packet is resent after 4.096 us * 2**14 = 67 ms, up to six times. So a dead peer is noticed within
 # half a second on Soft-RoCE, and within a few seconds on hardware, which may wait four times as long.
 # Soft-RoCE takes a count of 7 as "forever".
 ACK_TIMEOUT = 14
 RETRIES = 6
-READ_DEPTH = 16  # reads in flight, at most
+READ_DEPTH = 16  # maximum reads in flight
 HOP_LIMIT = 64
-INLINE_LEAST = 32  # bytes: doorbells have to be taken at the time of posting
+INLINE_LEAST = 32  # bytes: a doorbell's value must be copied when it is posted
 INLINE_WANTED = SQ_ENTRY_BYTES  # if a device supports less, entries are read from their registered copy
 SCANNED_GIDS = 64
 
@@ -100,7 +100,7 @@ class RdmaOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is an address, or the name, by which a machine reaches itself."""
+    """Whether a host is a loopback address or name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -114,8 +114,8 @@ class Endpoint(NamedTuple):
     psn: int
     gid: str  # 16 bytes as an IPv6 address
     lid: int  # 0 on Ethernet
-    mtu: int  # IBV_MTU_* (1: 256 bytes, each one more doubles it)
-    reads: int  # RDMA reads that it can have open
+    mtu: int  # IBV_MTU_* (1: 256 bytes; each increment doubles it)
+    reads: int  # maximum RDMA reads in flight
 
 
 @cache
@@ -129,8 +129,8 @@ def module(name: str) -> ModuleType:
 
 @cache
 def constants() -> ModuleType:
-    """The module with the constants of libibverbs; it has another name from pyverbs 59 on."""
-    module("pyverbs_error")  # without pyverbs at all, this is the message to give
+    """The module with the constants of libibverbs, whose name changed in pyverbs 59."""
+    module("pyverbs_error")  # raises the right error if pyverbs is not installed
     try:
         return importlib.import_module("pyverbs.enums")
     except ImportError:
@@ -139,7 +139,7 @@ def constants() -> ModuleType:
 
 @contextlib.contextmanager
 def reported(what: str) -> Iterator[None]:
-    """Turn the errors of pyverbs into TransportError: "could not WHAT: REASON"."""
+    """Convert errors of pyverbs to TransportError: "could not WHAT: REASON"."""
     try:
         yield
     except module("pyverbs_error").PyverbsError as error:
@@ -153,7 +153,6 @@ class Port:
 
     device: its name; "": the first device with an active port.
     gid_index: -1: the best GID, in the order RoCE v2 over IPv4 (routable), RoCE v2 over IPv6, InfiniBand.
-
     Raises TransportError.
     """
 
@@ -166,7 +165,7 @@ class Port:
                 self.limits = self.context.query_device()
             self.ethernet = int(self.attributes.link_layer) == int(constants().IBV_LINK_LAYER_ETHERNET)
             self.mtu = int(self.attributes.active_mtu)  # IBV_MTU_*
-            self.reads = max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))  # that a queue pair can have open
+            self.reads = max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))  # in flight per queue pair
             self.gid_index, self.gid, self.gid_kind = self._choose_gid(gid_index)
         except BaseException:
             self.context.close()
@@ -179,7 +178,7 @@ class Port:
             try:
                 gid = str(ipaddress.IPv6Address(bytes.fromhex(self.context.query_gid(self.number, index).gid.replace(":", ""))))
                 kind = int(self.context.query_gid_type(self.number, index))
-            except module("pyverbs_error").PyverbsError:  # an empty place in the table
+            except module("pyverbs_error").PyverbsError:  # an empty entry of the table
                 continue
             if int(ipaddress.IPv6Address(gid)):
                 v2 = kind == int(getattr(constants(), "IBV_GID_TYPE_SYSFS_ROCE_V2", 1))
@@ -207,7 +206,9 @@ def _text(name: Any) -> str:
 
 
 def device_names() -> list[str]:
-    """The RDMA devices of this machine. Raises TransportError without pyverbs or the kernel's modules."""
+    """The RDMA devices of this machine. Raises TransportError if pyverbs or the kernel's modules are
+    missing.
+    """
     with reported("list RDMA devices (are the kernel's modules loaded: ib_uverbs and the driver?)"):
         return [_text(device.name) for device in module("device").get_device_list()]
 
@@ -231,14 +232,17 @@ def _open(wanted: str) -> tuple[Any, int]:
 
 
 class QueuePairEnd:
-    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions, which other ends
-    can't reach, even if they know their keys. depth: work requests that may be outstanding; 0 for an end that only answers."""
+    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions.
+
+    Other ends can't access its regions, even if they know the keys.
+    depth: maximum number of outstanding work requests; 0 for an end that only answers.
+    """
 
     def __init__(self, port: Port, depth: int = 0):
         e = constants()
         self.port, self.psn = port, secrets.randbits(PSN_BITS)
         self._regions: list[Any] = []
-        self._parts: list[Any] = []  # in the order of making
+        self._parts: list[Any] = []  # in the order of their creation
         try:
             with reported("make an RDMA queue pair"):
                 self.pd = self._made(module("pd").PD(port.context))
@@ -261,7 +265,9 @@ class QueuePairEnd:
         return q.QP(self.pd, q.QPInitAttr(qp_type=constants().IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0))
 
     def _sender(self, depth: int, inline: int) -> Any:
-        """With the interface that posts without making objects (ibv_wr_*); inline as many bytes as the device can."""
+        """A queue pair that posts by ibv_wr_*, without new objects. Inlines as many bytes as the device
+        supports.
+        """
         q, e = module("qp"), constants()
         init = q.QPInitAttrEx(
             qp_type=e.IBV_QPT_RC,
@@ -282,17 +288,17 @@ class QueuePairEnd:
             return self._sender(depth, INLINE_LEAST)
 
     def endpoint(self) -> Endpoint:
-        """For the other end."""
+        """The data for the other end."""
         port = self.port
         return Endpoint(int(self.qp.qp_num), self.psn, port.gid, int(port.attributes.lid), port.mtu, port.reads)
 
     def register(self, address: int, length: int, access: int) -> Any:
-        """A memory region over host memory, which has to live as long as this. Returns pyverbs' MR: lkey, rkey."""
+        """Register host memory, which must live as long as this end. Returns pyverbs' MR: lkey, rkey."""
         with reported(f"register {length >> 10} KiB of memory for RDMA (is `ulimit -l` high enough?)"):
             return self.keep(module("mr").MR(self.pd, length, access, address=address))
 
     def keep(self, region: Any) -> Any:
-        """Close a memory region together with this."""
+        """Close a memory region together with this end."""
         self._regions.append(region)
         return region
 
@@ -312,7 +318,7 @@ class QueuePairEnd:
             self.qp.to_rtr(attributes)
 
     def send_to(self, peer: Endpoint) -> None:
-        """Become ready to read and write a peer's memory; it must be ready to answer."""
+        """Become ready to read and write a peer's memory. The peer must be ready to answer."""
         self.answer(peer)
         attributes = module("qp").QPAttr(port_num=self.port.number)
         attributes.sq_psn, attributes.timeout = self.psn, ACK_TIMEOUT
@@ -322,7 +328,7 @@ class QueuePairEnd:
             self.qp.to_rts(attributes)
 
     def close(self) -> None:
-        """Free all of it; the other end's reads and writes fail from now on. A second call does nothing."""
+        """Free all resources. Later reads and writes of the other end fail. A second call does nothing."""
         for part in [*self._regions, *reversed(self._parts)]:
             part.close()
         self._regions, self._parts = [], []

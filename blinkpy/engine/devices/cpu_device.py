@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from blinkpy.models.weights.array_weights import ArrayWeights
     from blinkpy.models.weights.decoder_weights import Weights
 
-STEP_S = 1.0  # a step of one size, on a machine that does nothing else
-PIECE_S = 0.02  # and a piece of it, behind which front ends see progress
+STEP_S = 1.0  # aimed duration of a full step, on an otherwise idle machine
+PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each piece
 
 
 class CpuDevice(HostDevice):
@@ -31,7 +31,7 @@ class CpuDevice(HostDevice):
         return tokens_within(self._speed(config, model) * STEP_S, model, STEP_TOKENS)
 
     def _speed(self, config: Config, model: DecoderDescription) -> float:
-        """Multiply-adds per second on the threads of the engine, which it sets."""
+        """Multiply-adds per second of the engine's threads. Sets torch's number of threads."""
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
 
         if torch_dtype_name(model, config.model.dtype) is None:

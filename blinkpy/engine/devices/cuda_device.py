@@ -32,7 +32,7 @@ MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
 
 
 def gpu_usable() -> bool:
-    """Whether torch sees a GPU and everything that drives it is installed."""
+    """Whether torch sees a GPU and the packages that it needs are installed."""
     if not all(installed(name) for name in ("torch", *PACKAGES)):
         return False
     import torch
@@ -41,7 +41,7 @@ def gpu_usable() -> bool:
 
 
 def gpu_problem(control: str) -> str:
-    """Why there is no GPU to be used, or why it or its driver is too old for --control; or ""."""
+    """Why no GPU can be used, or why the GPU or its driver is too old for --control; otherwise ""."""
     import torch
     from cuda.bindings import runtime
 
@@ -63,7 +63,7 @@ def gpu_problem(control: str) -> str:
 
 
 def fp8_problem(kv_cache_dtype: str) -> str:
-    """Why this GPU can't have a KV cache of this --kv-cache-dtype; or ""."""
+    """Why this GPU does not support a KV cache of this --kv-cache-dtype; otherwise ""."""
     import torch
 
     capability = torch.cuda.get_device_capability()
@@ -74,7 +74,7 @@ def fp8_problem(kv_cache_dtype: str) -> str:
 
 
 def memory_bandwidth() -> float:
-    """Peak of the GPU's memory, bytes a second; 0 where the driver does not say."""
+    """Peak bandwidth of the GPU's memory in bytes per second; 0 if the driver does not report it."""
     from cuda.bindings import runtime
 
     asked = runtime.cudaDeviceAttr
@@ -87,8 +87,12 @@ def memory_bandwidth() -> float:
 
 
 def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
-    """Raise ConfigError for a target that no step can keep. name: of its option; itemsize: bytes of a weight; bandwidth: bytes a
-    second."""
+    """Raise ConfigError for a target that no step can meet.
+
+    name: of the target's option.
+    itemsize: bytes of a weight.
+    bandwidth: bytes per second.
+    """
     from blinkpy.models.weights.weight_parts import decode_weight_bytes
 
     read = decode_weight_bytes(model, itemsize, 1)
@@ -141,7 +145,7 @@ class CudaDevice:
 
         try:
             address: bytes = check_cuda(runtime.cudaDeviceGetPCIBusId(32, 0), "ask for the GPU's PCI address")
-        except CudaError:  # no reason not to serve
+        except CudaError:  # serve without pinning
             return frozenset()
         return cores_near(address.split(b"\0")[0].decode().lower())
 
@@ -151,7 +155,7 @@ class CudaDevice:
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         dtype = choose_dtype(model, config.model.dtype, "cuda")
-        # The kernels have two types; the range of bfloat16 holds what float16 does.
+        # The kernels support two types. bfloat16 covers the range of float16.
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
@@ -192,7 +196,7 @@ class CudaDevice:
 
         try:
             yield
-        except torch.cuda.OutOfMemoryError as error:  # another process took what was free when the plan was made
+        except torch.cuda.OutOfMemoryError as error:  # another process has allocated memory since the plan was made
             free, total = torch.cuda.mem_get_info()
             raise ConfigError(
                 f"out of GPU memory while {report.phase}: {gib(free)} of {gib(total)} are free; the plan was "

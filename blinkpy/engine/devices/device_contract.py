@@ -44,7 +44,7 @@ class BrokenStateError(RuntimeError):
 
 
 def require_integrity(faults: list[str]) -> None:
-    """Raise BrokenStateError if there are any. faults: of Runner.check()."""
+    """Raise BrokenStateError if there are faults. faults: of Runner.check()."""
     if faults:
         raise BrokenStateError(faults)
 
@@ -84,7 +84,7 @@ class Setup:
         return load_weights(self.model, self.folder, dtype, device, lambda share: self.report("loading weights", share, 1))
 
     def load_array_weights(self) -> ArrayWeights:
-        """The same as NumPy arrays, float32."""
+        """The model's weights as float32 NumPy arrays."""
         from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights
 
         self.report("loading weights")
@@ -105,12 +105,12 @@ class Runner(Protocol):
         """Prepare to serve a segment, including the remaining compilation. Raises ConfigError."""
 
     def run(self, budget_s: float) -> int:
-        """Serve until a control word ends it: STOPPED or DRAINED, or another result after budget_s seconds, if not 0."""
+        """Serve until a control word ends it. Returns STOPPED or DRAINED, or another result after budget_s
+        seconds if budget_s is not 0.
+        """
 
     def check(self) -> list[str]:
-        """Descriptions of the faults of the scheduler's state; empty if it has no fault. Not while it
-        runs.
-        """
+        """Descriptions of the faults of the scheduler's state; empty without a fault. Not while it runs."""
 
     def close(self) -> None:
         """Free all resources, after run() has ended or if it was never called."""
@@ -131,10 +131,10 @@ class Device(Protocol):
         """--device auto takes the device with the highest rank; 0: never."""
 
     def unusable(self, config: Config) -> str:
-        """Why it can't be used with these options on this machine, or ""."""
+        """Why it can't be used with these options on this machine; otherwise ""."""
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
-        """Default of --max-num-batched-tokens, if steps have one size and no sequence needs more."""
+        """Default of --max-num-batched-tokens if steps have one size and no sequence needs more."""
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""

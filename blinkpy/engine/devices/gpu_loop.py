@@ -1,5 +1,5 @@
 """The loop on the GPU, for its engine. The host launches it, and checks a few times per second whether it
-still runs; the loop serves even while the host's process is stopped. If the GPU faults, run() raises
+still runs. The loop serves even while the host's process is stopped. If the GPU faults, run() raises
 CudaError, and only the host writes the queues' words.
 """
 
@@ -26,15 +26,16 @@ from blinkpy.recording.gpu_recording import GpuRecording
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
 
-WATCH_S = 0.05  # between two looks at the loop
+WATCH_S = 0.05  # between two checks of the loop
 MakeStep = Callable[[Batch, Requests, Grammars], GpuStep]
 
 
 class GpuLoop:
-    """A device_contract.Runner whose loop runs on the host.
+    """A device_contract.Runner whose loop runs on the GPU.
 
-    state: the scheduler's, on the host. make_step: gives the captured step graphs for batch, requests and grammars of the
-    state on the GPU. graph_of, trace_rows: as of LoopGraph.
+    state: the scheduler's state, on the host.
+    make_step: returns the captured step graphs for the state's batch, requests and grammars on the GPU.
+    graph_of, trace_rows: as of LoopGraph.
     """
 
     faults: tuple[type[BaseException], ...] = (CudaError,)
@@ -66,7 +67,7 @@ class GpuLoop:
         self.loop = self.build_loop(self.placed_pairs.device)
 
     def build_loop(self, queues: EngineViews) -> LoopGraph | None:
-        """The loop over queues that the GPU sees, ready to be launched."""
+        """The loop over queues that the GPU sees, ready for its launch."""
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(self.setup.policy, kind, len(table), torch.cuda.get_device_capability())
         copies, recording, memory = None, self._recording, self.setup.recorder.memory
@@ -77,7 +78,7 @@ class GpuLoop:
         return LoopGraph(code, table, *graphs, self._graph_of, self.stream, keep, self._trace_rows, copies)
 
     def run(self, budget_s: float) -> int:
-        """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""
+        """As of Runner. After budget_s seconds the loop ends by itself, and the result is TIME_OVER."""
         if self.loop is None:
             raise RuntimeError("call attach() before run()")
         self.loop.launch(budget_s)
@@ -98,5 +99,5 @@ class GpuLoop:
                 if part is not None:
                     part.close()
         except CudaError:
-            pass  # after a fault every call fails; the driver frees all of it with the process
+            pass  # after a fault every call fails; the driver frees everything when the process ends
         self.loop = self.placed_pairs = self._recording = None

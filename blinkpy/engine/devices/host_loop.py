@@ -1,7 +1,7 @@
-"""A loop that the host drives: the scheduler compiled for the CPU, and a step that it asks for.
+"""A loop on the host: the scheduler compiled for the CPU, and the device's step.
 
-One thread runs both: a turn, then its step. While there is nothing to do the loop sleeps, for longer and longer up to a bound,
-so that an idle engine costs no core.
+One thread runs both: a turn, then its step. Without work the loop sleeps, for twice as long each time up
+to a limit, so an idle engine uses no core.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     pass
 
 
-IDLE_SPIN_NS = 200_000  # an engine that was busy spins before it sleeps
-IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
+IDLE_SPIN_NS = 200_000  # time for which the loop spins after work, before it sleeps
+IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: the first and the maximum pause
 INTEGRITY_PERIOD_NS = 1_000_000_000  # while idle
 NO_DEADLINE_NS = 1 << 62
 
@@ -55,9 +55,9 @@ class HostLoop:
         self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, words)
         if self.progress is not None:
             self.progress.word = words[ENGINE_PROGRESS : ENGINE_PROGRESS + 1]
-        self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
+        self.scheduler.turn(time.monotonic_ns())  # the first call loads the compiled code
         if self._when != "never":
-            require_integrity(self.check())  # so does the first check, which would hold up the loop
+            require_integrity(self.check())  # loads the compiled check, too, which would delay the loop later
 
     def run(self, budget_s: float) -> int:
         counts, (shortest, longest) = self.state.counts, IDLE_SLEEP_S
@@ -76,7 +76,7 @@ class HostLoop:
             if self._when != "never" and now >= self._integrity_due:
                 self._integrity_due = now + INTEGRITY_PERIOD_NS
                 require_integrity(self.check())
-            due = int(self.state.pace[S.PACE_DUE_NS])  # of a step that is held
+            due = int(self.state.pace[S.PACE_DUE_NS])  # of a delayed step
             time.sleep(min(pause, max(0, due - now) / 1e9) if due else pause)
             spin_ns, pause = 0, min(2 * pause, longest)
         return S.NO_BATCH
@@ -94,4 +94,4 @@ class HostLoop:
         return self.scheduler.check()
 
     def close(self) -> None:
-        """Nothing is to be freed."""
+        """Do nothing: there is nothing to free."""

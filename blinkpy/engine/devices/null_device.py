@@ -1,4 +1,4 @@
-"""--device null: real queues and scheduler, and synthetic tokens; no model."""
+"""--device null: real queues and scheduler, synthetic tokens, no model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 if TYPE_CHECKING:
     from blinkpy.models.description.decoder_description import DecoderDescription
 
-PAGE_BYTES = 1  # it keeps no keys and values
+PAGE_BYTES = 1  # without keys and values
 PAGES = 1 << 16
 
 

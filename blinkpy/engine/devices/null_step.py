@@ -1,4 +1,4 @@
-"""The null device's step: synthetic tokens, and no model."""
+"""The null device's step: synthetic tokens, without a model."""
 
 import math
 import time
@@ -50,7 +50,9 @@ def run_turns(
 
 @device
 def synthetic_token(seed, position, low, high):
-    """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
+    """A token in [low, high) for a position of a request, the same in every run. seed: the request's,
+    int64.
+    """
     mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
     mixed = mixed * 48271 % HASH_MODULUS_1
     return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
@@ -58,10 +60,10 @@ def synthetic_token(seed, position, low, high):
 
 @device
 def fill_sampled(state, low, high, even):
-    """Fill in synthetic tokens for all rows of the batch, uniform in [low, high), with their log probabilities.
-    If a grammar forbids a token, take the next allowed one.
+    """Write synthetic tokens for all rows of the batch, uniform in [low, high), with their log probabilities.
 
-    even: the log probability as a record's entry for token 0.
+    If a grammar forbids a token, the next allowed token replaces it.
+    even: the log probability, in a record's entry for token 0.
     """
     batch, requests, entry = state.batch, state.requests, state.requests.entry
     for row in range(batch.counts[S.ROWS]):
@@ -97,7 +99,7 @@ def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute
     counts = scheduler.state.batch.counts
 
     def compute(began_ns: int) -> None:
-        fill(state, low, high, even)  # of a step that is cut, the last group's tokens count
+        fill(state, low, high, even)  # in a cut step, the last group's tokens count
         left_ns = began_ns + step_ns // int(counts[S.GROUPS]) - time.monotonic_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)

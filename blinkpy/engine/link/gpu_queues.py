@@ -24,11 +24,11 @@ from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import MappedMemory, array_at, export_dmabuf, pinned
 from blinkpy.queues.layout import EngineViews, QueueLayout, engine_views
 
-GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory
+GPU_PAGE = 2 << 20  # bytes; allocations of whole pages are aligned, so no other memory shares their pages
 
 
 def pairs_length(layout: QueueLayout) -> int:
-    """Bytes of GPU memory that the pairs of a segment take, in whole pages."""
+    """Bytes of GPU memory for the pairs of a segment, in whole pages."""
     return -(-layout.sizes.pairs * layout.pair_bytes // GPU_PAGE) * GPU_PAGE
 
 
@@ -57,13 +57,15 @@ class GpuQueues:
         self.device = views_at(views, host + first, self.address, self)._replace(**words)  # type: ignore[arg-type]
 
     def export(self) -> int:
-        """A dma-buf of all of it: a descriptor, which close() closes. Raises OSError as export_dmabuf does."""
+        """The memory as a dma-buf. Returns a descriptor, which close() closes. Raises OSError as
+        export_dmabuf does.
+        """
         if self._descriptor < 0:
             self._descriptor = export_dmabuf(self.address, self.length)
         return self._descriptor
 
     def read_word(self, offset: int) -> int:
-        """A copy of one word, while the loop runs. Raises CudaError."""
+        """A copy of one word, also while the loop runs. Raises CudaError."""
         kind, stream = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, self._stream
         check_cuda(
             runtime.cudaMemcpyAsync(self._word.ctypes.data, self.address + offset, 8, kind, stream), "read a word of the queues"
@@ -72,7 +74,7 @@ class GpuQueues:
         return int(self._word[0])
 
     def close(self) -> None:
-        if self._descriptor >= 0:  # regions that were made of it stay until they are deregistered
+        if self._descriptor >= 0:  # regions made from it remain until they are deregistered
             os.close(self._descriptor)
             self._descriptor = -1
         if self.address:
@@ -83,7 +85,7 @@ class GpuQueues:
 
 
 def views_at(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
-    """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    """Views of memory at address `host`, as the GPU sees it from address `device` on."""
     return map_arrays(lambda array: array_at(array, host, device, keep), views)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.link.handshake_door import HandshakeDoor
+from blinkpy.engine.link.handshake_server import HandshakeServer
 from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
 from blinkpy.queues.layout import BLOCK_WORDS, HEADER, QueueLayout
 from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
@@ -32,7 +32,7 @@ from blinkpy.transport.segment import Segment
 from blinkpy.transport.transport_kinds import End
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
-GONE_LEASES = 2  # in which a front end is not attached
+GONE_LEASES = 2  # leases without an attached front end
 
 logger = logging.getLogger("blinkpy.engine")
 
@@ -56,11 +56,10 @@ class Grant:
 class RdmaListener:
     """Grants queue pairs to front ends on other machines.
 
-    host, port: address to listen on.
+    host, port: address on which it listens.
     device, gid_index: as in blinkpy.transport.verbs.Port.
-    key: required of front ends, if given.
-
-    Raises ConfigError if it can't listen there, and TransportError without a usable RDMA device.
+    key: the key that front ends must have, if any.
+    Raises ConfigError if it can't listen on the address, and TransportError without a usable RDMA device.
     """
 
     def __init__(self, host: str, port: int, device: str = "", gid_index: int = -1, key: LinkKey | None = None):
@@ -77,8 +76,8 @@ class RdmaListener:
         host, port = self.address
         self.flags = f"--transport rdma --engine {f'[{host}]' if ':' in host else host}:{port}"
         self._grants: dict[int, Grant] = {}
-        self._door = HandshakeDoor(self._socket, self._give, self._free_gone, key)
-        self._segment: Segment  # keeps it mapped
+        self._handshakes = HandshakeServer(self._socket, self._give, self._free_gone, key)
+        self._segment: Segment  # keeps the memory mapped
         self._layout: QueueLayout
         self._header: bytes
         self._words: QueueMemory
@@ -86,7 +85,7 @@ class RdmaListener:
         self._lease_s: float
 
     def start(self, segment: Segment, pairs: QueueMemory | None = None) -> None:
-        """See blinkpy.engine.link.listeners.Listener. Raises TransportError if the card can't be let into the
+        """See blinkpy.engine.link.listeners.Listener. Raises TransportError if the card can't access the
         pairs.
         """
         segment.lock_pairs()  # front ends on this machine must not share pairs with others
@@ -96,10 +95,10 @@ class RdmaListener:
         mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
         self._words = HostMemory(mapped)
         self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
-        # Once now, so that an unsupported machine is an error at the start.
+        # Register once now, so that an unsupported machine is an error at the start.
         with contextlib.closing(QueuePairEnd(self.rdma_port)) as end:
             self._register_pair(end, 0)
-        self._door.start()
+        self._handshakes.start()
 
     def _give(self, hello: Hello) -> Welcome:
         pair = self._choose(hello.owner)
@@ -108,7 +107,7 @@ class RdmaListener:
         if before is not None:
             before.end.close()
             if (before.owner, before.epoch) == (hello.owner, epoch):
-                since = before.since  # it has claimed nothing yet
+                since = before.since  # it has not claimed the pair yet
         end = QueuePairEnd(self.rdma_port)
         try:
             words = self._layout.engine_words, 2 * BLOCK_WORDS * 8
@@ -123,7 +122,7 @@ class RdmaListener:
         return Welcome(self._header, pair, end.endpoint(), engine, front, back)
 
     def _register_pair(self, end: QueuePairEnd, pair: int) -> tuple[Region, Region]:
-        """Let the peer of `end` into a pair: its front-end region and its engine region."""
+        """Register a pair's front-end region and engine region for the peer of `end`."""
         e, layout, register = constants(), self._layout, self._pairs.register
         # The standard requires local write access for remote writes.
         write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
@@ -133,11 +132,11 @@ class RdmaListener:
         )
 
     def _word(self, pair: int, index: int) -> int:
-        """PAIR_* of a pair."""
+        """A word PAIR_* of a pair."""
         return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
 
     def _free_gone(self) -> None:
-        """Close the connections of lost front ends, to free the card's resources."""
+        """Close connections of lost front ends, which frees resources of the card."""
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):
@@ -148,7 +147,9 @@ class RdmaListener:
                 logger.info("queue pair %d: released, its front end disconnected", pair)
 
     def _choose(self, owner: int) -> int:
-        """The owner's own pair, or a free one, or the earliest granted one whose lease has ended."""
+        """The pair to grant: the owner's own, a free pair, or the earliest granted pair whose lease has
+        ended.
+        """
         grants = self._grants
         for pair, grant in grants.items():
             if grant.owner == owner:
@@ -157,7 +158,7 @@ class RdmaListener:
         for pair in range(pairs):
             if pair not in grants:
                 return pair
-        # A pair must be claimed within the time of a lease.
+        # A pair must be claimed within one lease.
         claimed = time.monotonic() - self._lease_s
         revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._word(p, PAIR_ATTACHED)]
         if not revoked:
@@ -165,8 +166,8 @@ class RdmaListener:
         return min(revoked, key=lambda pair: grants[pair].since)
 
     def close(self) -> None:
-        """Stop listening and end all connections. Before the segment goes."""
-        self._door.close()
+        """Stop listening and end all connections. Call it before the segment is closed."""
+        self._handshakes.close()
         for grant in self._grants.values():
             grant.end.close()
         self._grants.clear()

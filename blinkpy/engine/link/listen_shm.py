@@ -1,4 +1,6 @@
-"""The engine's end for front ends on its own machine: they find the segment by its name and map it, so nothing is to be done."""
+"""The engine's end for front ends on its own machine. They map the segment by its name, so it has nothing to
+do.
+"""
 
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory

@@ -11,19 +11,25 @@ ENDS = ends_in("blinkpy.engine.link", "listen_*")
 
 
 class Listener(Protocol):
-    """Gives the queue pairs of an engine to front ends. It is opened before the model is loaded, and started after it."""
+    """Gives front ends the queue pairs of an engine. It is opened before the model is loaded, and started
+    afterwards.
+    """
 
     flags: str
     """The options with which a front end reaches this engine."""
 
     def start(self, segment: Segment, pairs: QueueMemory | None) -> None:
-        """Accept front ends. pairs: their memory for a network card, if not the segment. Raises TransportError."""
+        """Accept front ends.
+
+        pairs: memory of the pairs for a network card, if it is not the segment's.
+        Raises TransportError.
+        """
 
     def close(self) -> None:
         """Stop accepting front ends. Call it before the segment is closed, even without start()."""
 
 
 def open_listener(config: Config) -> Listener:
-    """The listener of the configured transport. Raises ConfigError if it is not possible."""
+    """The listener of the configured transport. Raises ConfigError if the machine does not support it."""
     listener: Listener = chosen_end(ENDS, config).open(config)
     return listener

@@ -1,9 +1,10 @@
 """Registration of an engine's queue pairs, in host or GPU memory, with a network card.
 
-Memory of a GPU is registered in one of two ways; `blinkpy doctor` shows which one a machine has:
-- dma-buf: the driver exports a file descriptor (cuMemGetHandleForAddressRange), the kernel's RDMA stack imports it. It needs
+GPU memory is registered in one of two ways; `blinkpy doctor` shows which of them a machine supports:
+- dma-buf: the driver exports a file descriptor (cuMemGetHandleForAddressRange), and the kernel's RDMA stack
+  imports it. It needs
   NVIDIA's open kernel modules, Linux 5.12 or newer and a driver of the card with dma-buf (mlx5 has it).
-- peer-memory: the GPU's address is registered as if it were host memory, which works where nvidia-peermem is loaded.
+- peer-memory: the GPU's address is registered as if it were host memory. It needs the module nvidia-peermem.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from blinkpy.transport.verbs import QueuePairEnd, module, reported
 HOST, DMABUF, PEERMEM = "host", "dmabuf", "peermem"  # values of --queue-memory
 WRITES_ORDERED = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
 
-ReadWord = Callable[[int], int]  # offset -> the 8-byte word there
+ReadWord = Callable[[int], int]  # offset -> the 8-byte word
 
 # Error numbers of the kernel for an unsupported method. Others are different errors.
 NO_DMABUF = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPROTONOSUPPORT})
@@ -30,14 +31,18 @@ class QueueMemory(Protocol):
     """The memory of a segment's queue pairs. Offsets count from its first byte."""
 
     def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
-        """Let the peer of `end` into a part of the memory. access: IBV_ACCESS_*. Raises TransportError."""
+        """Register a part of the memory for the peer of `end`.
+
+        access: IBV_ACCESS_*.
+        Raises TransportError.
+        """
 
     def read_word(self, offset: int) -> int:
-        """An 8-byte word of it, for the host, which seldom needs one."""
+        """An 8-byte word. Slow, because the host seldom needs one."""
 
 
 class HostMemory:
-    """Host memory from an address on; the owner keeps it mapped as long as an end lives."""
+    """Host memory from an address on. Its owner keeps it mapped until all ends are closed."""
 
     def __init__(self, address: int):
         self._address = address
@@ -51,8 +56,9 @@ class HostMemory:
 
 
 class DmaBufMemory:
-    """GPU memory as a dma-buf. descriptor: of a dma-buf that starts at the memory; its owner closes it after
-    the last use.
+    """GPU memory as a dma-buf.
+
+    descriptor: of a dma-buf that starts at the memory. Its owner closes it after the last use.
     """
 
     def __init__(self, descriptor: int, read_word: ReadWord):
@@ -61,7 +67,7 @@ class DmaBufMemory:
     def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
         try:
             with reported("register a dma-buf of GPU memory"):
-                # Without a given address, the region starts at its offset within the dma-buf.
+                # Without an address, the region starts at its offset within the dma-buf.
                 region: Any = module("mr").DmaBufMR(end.pd, length, access, dmabuf=self._descriptor, offset=offset)
         except OSError as error:
             if error.errno in NO_DMABUF:
@@ -71,7 +77,7 @@ class DmaBufMemory:
 
 
 class PeerMemory:
-    """GPU memory from an address on, which the card's driver asks the GPU's about."""
+    """GPU memory from an address on, registered through the peer-memory module."""
 
     def __init__(self, address: int, read_word: ReadWord):
         self._address, self.read_word = address, read_word
@@ -93,7 +99,7 @@ ADVICE = {
 
 
 def refused(way: str, reason: object) -> TransportError:
-    """The error if a machine does not support it."""
+    """The error for a method that the machine does not support."""
     if isinstance(reason, OSError):
         reason = os.strerror(reason.errno) if reason.errno else str(reason)
     return TransportError(f"--queue-memory {way} does not work on this machine ({reason}): {ADVICE[way]}, or use {HOST}")

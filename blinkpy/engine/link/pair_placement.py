@@ -17,7 +17,9 @@ PlacedPairs = MappedSegment | GpuQueues
 
 
 def placement_problem(way: str) -> str:
-    """Why this GPU's memory can't be used for queues, or "": known before minutes go into loading a model. Raises CudaError."""
+    """Why this GPU's memory can't hold queues; otherwise "". Call it before the model is loaded. Raises
+    CudaError.
+    """
     if way == HOST:
         return ""
     check_cuda(driver.cuInit(0), "load the NVIDIA driver")
@@ -38,7 +40,11 @@ def placement_problem(way: str) -> str:
 
 
 def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
-    """Why queues can't be in GPU memory in this way, from the driver's attributes and whether nvidia-peermem is loaded; or ""."""
+    """Why queues can't be in GPU memory by this method; otherwise "".
+
+    rdma, dmabuf, ordering: attributes of the driver.
+    peer_memory: whether nvidia-peermem is loaded.
+    """
     if not rdma:
         return "network cards can't reach this GPU"
     if ordering < WRITES_ORDERED:

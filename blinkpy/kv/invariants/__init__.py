@@ -1,1 +1,1 @@
-"""Each invariant of the state, once, as device code that returns a fault code."""
+"""The invariants of the state, as device code that returns fault codes."""

@@ -14,7 +14,7 @@ ROW_EMPTY = fault_code("row {} has no tokens")
 DECODE_LONG = fault_code("decode row {} has several tokens")
 UNCOVERED = fault_code("the rows do not cover the batch's tokens")
 CONTEXT_WRONG = fault_code("row {}: its context length is wrong")
-EMITS_WRONG = fault_code("row {} emits and should not, or the other way")
+EMITS_WRONG = fault_code("row {}: its flag for emitting a token is wrong")
 TOKEN_ROW = fault_code("token {} has the wrong row")
 TOKEN_POSITION = fault_code("token {} has the wrong position")
 TOKEN_WRONG = fault_code("token {} is wrong")
@@ -63,7 +63,7 @@ def check_rows(limits, state, b, rows, decodes, stalled, seen):
 
 @device
 def check_token(limits, state, b, row, i):
-    """One token of a batch b, in its row."""
+    """Check one token of a batch b, in its row."""
     r = state.requests
     slot = b.row_slots[row]
     position = r.computed[slot] + i - b.query_starts[row]
@@ -92,7 +92,7 @@ def sensitive_chunk(state, rows, decodes):
 
 @device
 def waiting_tokens(state, rows, best_effort_prompts):
-    """(tokens in the step of best-effort prompts, or of all other requests; tokens that these lack beyond it)."""
+    """(tokens in the step of best-effort prompts, or of all other requests; tokens that they lack)."""
     b, r, planned, lacking = state.batch, state.requests, 0, 0
     stalled = S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0
     for row in range(rows):
@@ -155,14 +155,14 @@ def check_input(limits, state, b, stalled, seen):
 
 @device
 def fits(limits, b):
-    """Whether the numbers of a batch b can be."""
+    """Whether the counts of a batch b are within their limits."""
     rows, tokens, decodes = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
     return 0 <= decodes <= rows <= limits.rows and rows <= tokens <= limits.tokens
 
 
 @device
 def groups_of_batch(limits, state, counts):
-    """Groups of layers of a batch that is cut."""
+    """Number of layer groups of a cut batch."""
     buckets, bucket = state.buckets, 0
     while buckets.tokens[bucket] < min(counts[S.TOKENS], limits.tokens) or buckets.rows[bucket] < min(
         counts[S.ROWS], limits.rows
@@ -173,8 +173,9 @@ def groups_of_batch(limits, state, counts):
 
 @device
 def check_groups(limits, state):
-    """Check the groups of a cut step, the suspended step, and which requests are in flight. Needs check_input
-    of both.
+    """Check the groups of a cut step, the suspended step, and the requests in flight.
+
+    Requires a check_input of both steps.
     """
     b, kept, r, in_flight, flexible = state.batch.counts, state.suspended.counts, state.requests, 0, 0
     for i in range(limits.slots):
@@ -204,7 +205,7 @@ def check_groups(limits, state):
 
 @device
 def check_batch(limits, state, seen):
-    """seen: int64 [>= S], as scratch."""
+    """Check the planned batch and the suspended one. seen: scratch, int64 [>= S]."""
     b, r, kept = state.batch, state.requests, state.suspended
     rows, tokens, decodes, suspended = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS], kept.counts[S.ROWS] > 0
     if not fits(limits, b) or not fits(limits, kept) or (suspended and limits.step_groups == 1):
@@ -223,5 +224,5 @@ def check_batch(limits, state, seen):
         for row in range(decodes, rows):
             if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0:
                 return fault_at(YIELDS_NOT, row)
-    # Later others may have begun to wait for the next one.
+    # After the first group, other requests may have begun to wait for the next step.
     return check_room(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0

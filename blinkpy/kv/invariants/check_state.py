@@ -85,9 +85,9 @@ COPIED_BEYOND = fault_code("a recorded prompt is longer than the context")
 
 @device
 def check_state(limits, state, references, seen):
-    """The first fault of the scheduler's state, or 0; each group of checks relies on the previous ones.
-    references,
-    seen: int64 [max(S, N)], as scratch.
+    """The first fault of the scheduler's state, or 0. Each group of checks relies on the previous ones.
+
+    references, seen: scratch, int64 [max(S, N)].
     """
     return (
         check_lists(limits, state, seen)
@@ -109,7 +109,7 @@ def compiled_check(kinds: tuple[Any, ...]) -> Callable[..., int]:
 
 
 def state_faults(limits: Limits, state: State) -> list[str]:
-    """Descriptions of the faults with the state; empty if it is sound.
+    """Descriptions of the state's faults; empty without a fault.
 
     Reports a failed expect of compiled code, or else the first broken invariant with its page, slot, row or
     token. Accepts NumPy arrays or memoryviews.
@@ -119,7 +119,7 @@ def state_faults(limits: Limits, state: State) -> list[str]:
 
 
 def check_scratch(limits: Limits) -> NDArray[np.int64]:
-    """What a check writes to."""
+    """Scratch memory of a check."""
     return np.zeros((2, max(limits.slots, limits.pages)), np.int64)
 
 

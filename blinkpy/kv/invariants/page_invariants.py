@@ -18,7 +18,9 @@ HELD_TWICE = fault_code("slot {} holds a page twice")
 
 @device
 def check_pages(limits, state, references, seen):
-    """references, seen: int64 [>= N], as scratch."""
+    """Check the references, the free stack and the ownership of all pages. references, seen: scratch, int64
+    [>= N].
+    """
     pages, table = state.pages, state.requests.page_table
     free = state.counts[S.FREE_COUNT]
     for page in range(limits.pages):
@@ -83,14 +85,14 @@ def check_ring(limits, state):
 CHAIN_BUCKET = fault_code("page {} is in a wrong chain of the index for its key")
 CHAIN_LINKS = fault_code("page {}: its chain of the index is not doubly linked")
 CHAIN_TWICE = fault_code("chain {} of the index: a page is twice in the index, or its id is out of range")
-KEY_UNINDEXED = fault_code("page {} has a key and is not in the index, or the other way round")
+KEY_UNINDEXED = fault_code("page {} has a key but is not in the index, or is in the index without a key")
 PARENT_RANGE = fault_code("page {}: its parent is out of range")
 CANONICAL = fault_code("slot {}: its canonical page does not hold the tokens of its last indexed page")
 
 
 @device
 def check_chain(limits, pages, bucket, seen):
-    """One bucket of the prefix index. Marks its pages in seen."""
+    """Check one bucket of the prefix index, and mark its pages in seen."""
     page, before = pages.bucket_head[bucket], -1
     while page >= 0:
         if page >= limits.pages or seen[page] != 0:
@@ -106,13 +108,13 @@ def check_chain(limits, pages, bucket, seen):
 
 @device
 def canonical_fine(limits, state, slot):
-    """Whether a running request's canonical page, unless it was evicted, holds the tokens that it stands for."""
+    """Whether a running request's canonical page, unless evicted, holds the tokens that it represents."""
     pages, r = state.pages, state.requests
     page, k = r.canonical[slot], r.indexed[slot] - 1
     if page < 0 or page >= limits.pages:
         return False
     if pages.generation[page] != r.canonical_generation[slot]:
-        return True  # evicted, which the next step notices
+        return True  # the page was evicted, which the next step notices
     if pages.key[page] < 0:
         return False
     for i in range(limits.page_size):
@@ -123,7 +125,7 @@ def canonical_fine(limits, state, slot):
 
 @device
 def check_index(limits, state, seen):
-    """seen: int64 [>= N], as scratch."""
+    """Check the prefix index and the keys of all pages. seen: scratch, int64 [>= N]."""
     pages, r = state.pages, state.requests
     for page in range(limits.pages):
         seen[page] = 0

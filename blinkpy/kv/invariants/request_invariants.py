@@ -17,8 +17,10 @@ UNSORTED = fault_code("waiting is not sorted by (rank, arrival) at {}")
 
 @device
 def check_list(slots, n, total, status, wanted, seen):
-    """Whether slots[0:n] are exactly the slots with a status, each once. total: S. seen: int64 [>= S], as
-    scratch.
+    """Whether slots[0:n] are exactly the slots with a status, each once.
+
+    total: S.
+    seen: scratch, int64 [>= S].
     """
     if n < 0 or n > total:
         return False
@@ -74,17 +76,17 @@ IDLE_STALLED = fault_code("slot {} is stalled and does not run")
 STALLED_WRONG = fault_code("the number of stalled requests is wrong")
 TENANT_ROW = fault_code("slot {}: the row of its tenant is out of range")
 VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
-GRAMMAR_LOST = fault_code("slot {}: its request has a grammar and no automaton, or the other way round")
-GRAMMAR_FOREIGN = fault_code("slot {}: the automaton of its request is another one, or another queue pair's")
+GRAMMAR_LOST = fault_code("slot {}: its request has a grammar without an automaton, or an automaton without a grammar")
+GRAMMAR_FOREIGN = fault_code("slot {}: its request's automaton is a different one, or belongs to another queue pair")
 GRAMMAR_STATE = fault_code("slot {}: its automaton has no such state")
-RULES_LOST = fault_code("slot {}: its request has token rules in its entry and none in the engine, or the other way round")
+RULES_LOST = fault_code("slot {}: its request has token rules only in its entry, or only in the engine")
 BEST_EFFORT_PAGES = fault_code("best-effort requests hold more pages than they may together")
-RULES_FOREIGN = fault_code("slot {}: the token rules of its request are other ones, or another queue pair's")
+RULES_FOREIGN = fault_code("slot {}: its request's token rules are different ones, or belong to another queue pair")
 
 
 @device
 def check_request(limits, r, slot):
-    """One request slot."""
+    """Check one request slot."""
     running = r.status[slot] == S.RUNNING
     live = running or r.status[slot] == S.WAITING
     computed, length, held = r.computed[slot], r.length[slot], r.num_pages[slot]
@@ -126,7 +128,7 @@ def check_request(limits, r, slot):
 
 @device
 def check_grammar(limits, state, slot):
-    """The automaton of a live request."""
+    """Check the automaton of a live request."""
     r, own = state.requests, state.requests.grammar[slot]
     if (own != -1) != (r.entry[slot, E.WORD_GRAMMAR_WORDS] != 0):
         return fault_at(GRAMMAR_LOST, slot)
@@ -140,7 +142,7 @@ def check_grammar(limits, state, slot):
 
 @device
 def check_rules(limits, state, slot):
-    """The token rules of a live request."""
+    """Check the token rules of a live request."""
     own = state.requests.rules[slot]
     if (own != -1) != (state.requests.entry[slot, E.WORD_RULES_WORDS] != 0):
         return fault_at(RULES_LOST, slot)
@@ -152,7 +154,9 @@ def check_rules(limits, state, slot):
 
 @device
 def is_own(limits, state, slot, own, digest_word):
-    """Whether the slot `own` for grammars belongs to the queue pair of a request, and has what its entry names."""
+    """Whether grammar slot `own` belongs to the request's queue pair, and holds the object that its entry
+    names.
+    """
     r, g, pair = state.requests, state.grammars, state.requests.pair[slot]
     if own < 0 or own // limits.grammar_share != pair or g.epoch[own] != state.pairs.epoch[pair]:
         return False

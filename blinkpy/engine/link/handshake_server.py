@@ -1,9 +1,9 @@
-"""The TCP port at which front ends on other machines ask for a queue pair: concurrent handshakes, each with a
-deadline.
+"""The TCP port at which front ends on other machines ask for a queue pair: concurrent handshakes, each with
+a deadline.
 
-Until the front end has proved its key, if required, a handshake costs only its connection. Beyond the limit
-of connections, per address and in total, the oldest one is closed. So silent clients can't lock others out,
-since a handshake takes milliseconds.
+Until the front end has proved its key, if one is required, a handshake costs only its connection. Beyond
+the limit of connections, per address and in total, the oldest one is closed. So silent clients can't lock
+others out, because a handshake takes milliseconds.
 """
 
 import asyncio
@@ -27,39 +27,39 @@ from blinkpy.transport.handshake import (
 from blinkpy.transport.link_key import ENGINE, FRONT_END, LinkKey
 
 BACKLOG = 128
-HANDSHAKE_S = 2.0  # of a whole handshake
-MOST_HANDSHAKES, MOST_OF_ADDRESS = 128, 32  # at a time, in all and from one address
+HANDSHAKE_S = 2.0  # deadline of a handshake
+MOST_HANDSHAKES, MOST_OF_ADDRESS = 128, 32  # concurrent, in total and from one address
 WATCH_S = 0.5
 
 logger = logging.getLogger("blinkpy.engine")
 
 
-class HandshakeDoor:
+class HandshakeServer:
     """Runs handshakes in a separate thread from start() to close().
 
     listening: a bound socket; close() closes it.
-    give: grants a queue pair; called for one front end at a time. Its exceptions are refusals.
-    watch: called every WATCH_S seconds between them.
+    give: grants a queue pair to one front end at a time. Its exceptions become refusals.
+    watch: called between them every WATCH_S seconds.
     """
 
     def __init__(
         self, listening: socket.socket, give: Callable[[Hello], Welcome], watch: Callable[[], None], key: LinkKey | None = None
     ):
         self._socket, self._give, self._watch, self._key = listening, give, watch, key
-        self._guests: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, the oldest first
+        self._running: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, the oldest first
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Let front ends in from now on."""
+        """Accept front ends."""
         self._socket.listen(BACKLOG)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="handshake-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="handshakes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End all handshakes, and listen no more. A second call does nothing."""
+        """End all handshakes and stop listening. A second call does nothing."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()
@@ -78,25 +78,25 @@ class HandshakeDoor:
             except TimeoutError:
                 self._look()
         server.close()
-        guests = list(self._guests)
-        for guest in guests:
-            guest.cancel()
-        await asyncio.gather(*guests, return_exceptions=True)
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await asyncio.sleep(0)  # until their connections are closed
 
     def _look(self) -> None:
         try:
             self._watch()
-        # a full network card or a fault of the GPU: handshakes continue, and are refused with the reason
+        # A full network card or a fault of the GPU: later handshakes are refused with the reason.
         except Exception as error:
             logger.warning("could not check for lost front ends: %s", error)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One handshake, whatever comes of it."""
+        """Run one handshake."""
         peer, own = str((writer.get_extra_info("peername") or ("an unknown address",))[0]), asyncio.current_task()
         assert own is not None
-        self._make_room(peer)
-        self._guests[own] = peer
+        self._limit(peer)
+        self._running[own] = peer
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 answer = await self._handshake(reader, writer)
@@ -106,23 +106,23 @@ class HandshakeDoor:
             answer = refusal(f"the handshake took longer than {HANDSHAKE_S:g} s")
             logger.warning("refused the front end at %s: no handshake within the time limit", peer)
         except Exception as error:
-            # Invalid messages and a full network card alike: refuse this front end and continue.
+            # Invalid messages or a full network card: refuse this front end and continue.
             logger.warning("refused the front end at %s: %s", peer, error)
             answer = refusal(str(error))
-        self._guests.pop(own, None)
-        writer.write(answer)  # fits into a socket's buffer, so a peer that does not read delays nothing
+        self._running.pop(own, None)
+        writer.write(answer)  # fits into a socket's buffer, so it does not wait for the peer
         writer.close()
 
-    def _make_room(self, peer: str) -> None:
-        """End the oldest handshake of an address that has its share, or of all."""
-        same = [guest for guest, address in self._guests.items() if address == peer]
-        crowd = same if len(same) >= MOST_OF_ADDRESS else list(self._guests) if len(self._guests) >= MOST_HANDSHAKES else []
+    def _limit(self, peer: str) -> None:
+        """End the oldest handshake of an address that has reached its limit, or of all addresses."""
+        same = [task for task, address in self._running.items() if address == peer]
+        crowd = same if len(same) >= MOST_OF_ADDRESS else list(self._running) if len(self._running) >= MOST_HANDSHAKES else []
         for oldest in crowd[:1]:
-            del self._guests[oldest]
+            del self._running[oldest]
             oldest.cancel()
 
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """The engine's answer. Raises HandshakeError, and the exceptions of `give`."""
+        """The engine's answer. Raises HandshakeError, and exceptions of `give`."""
         challenge = Challenge(new_nonce(), self._key is not None)
         writer.write(challenge.encode())
         try:
