@@ -1,7 +1,8 @@
-"""Every option and limit, in one tree of dataclasses. The command line and `--config FILE` are generated from it.
+"""All options and limits, in one tree of dataclasses. The command line and `--config FILE` are generated from
+it.
 
-A field's metadata holds its help text, its bounds and the commands that have it as a flag. A value is checked in the same way
-wherever it comes from. Modules that this one does not know, such as transports, add options by `extends`.
+A field's metadata holds its help text, its bounds and the commands that have it as a flag. Values from all
+sources are checked in the same way. Other modules, such as transports, add options by `extends`.
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ COMMANDS = {
 
 
 class ConfigError(ValueError):
-    """An option, a model or a file that blinkpy can't work with. The message is one line, made for the user."""
+    """blinkpy does not support an option, a model or a file. The message is one line for the user."""
 
 
 def option(
@@ -569,11 +570,13 @@ class Config:
         check_targets(self.scheduler)
 
     def extension(self, kind: type[Options]) -> Options:
-        """Options that another module added; kind: their class."""
+        """The options that another module added. kind: their class."""
         return self.extensions.get(kind) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> Self:
-        """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
+        """A copy with some options replaced, by flat name. Raises ConfigError for an unknown name or invalid
+        value.
+        """
         homes = {item.name: kind for _, kind in _kinds() for item in dataclasses.fields(kind)}
         changes: dict[type, dict[str, Any]] = {}
         for name, value in values.items():
@@ -595,7 +598,7 @@ class Config:
 
 
 def _kinds() -> Iterator[tuple[str, Any]]:
-    """(section name, class of options), extensions after their section."""
+    """(section name, class of options) of each section. Extensions follow their section."""
     for section in dataclasses.fields(Config):
         if section.name in COMMANDS:
             yield section.name, section.default_factory
@@ -603,7 +606,7 @@ def _kinds() -> Iterator[tuple[str, Any]]:
 
 
 def options(command: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """(section name, field) of every option, in order. command: only the options that it has as flags."""
+    """(section name, field) of every option, in order. command: only options with a flag of this command."""
     for section, kind in _kinds():
         for item in dataclasses.fields(kind):
             if not command or command in (item.metadata["commands"] or COMMANDS[section]).split():
@@ -617,9 +620,9 @@ def help_text(item: dataclasses.Field[Any]) -> str:
 
 
 def option_type(item: dataclasses.Field[Any]) -> type:
-    """str, int, float or bool."""
+    """The type of an option: str, int, float or bool."""
     names: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-    return names[getattr(item.type, "__name__", str(item.type))]  # a string where annotations are
+    return names[getattr(item.type, "__name__", str(item.type))]  # a string if annotations are strings
 
 
 def check_value(item: dataclasses.Field[Any], value: Any) -> None:
@@ -638,7 +641,7 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
 
 
 def check_engine_name(name: str) -> None:
-    """Raise ConfigError for a name of an engine that no segment can have."""
+    """Raise ConfigError for an engine name that is not a valid segment name."""
     if not ENGINE_NAME.fullmatch(name):
         rule = "1 to 100 letters, digits, '.', '_' and '-', the first one a letter or a digit"
         raise ConfigError(f"name must be {rule}, not {name!r}")
@@ -648,7 +651,9 @@ TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
 
 
 def check_step_sizes(options: BatchOptions, *, settled: bool = True) -> None:
-    """Raise ConfigError unless the sizes of steps fit each other. settled: if not, step_sizes may still replace a 0."""
+    """Raise ConfigError unless the step sizes are consistent. settled: False: step_sizes may still replace a
+    0.
+    """
     rows, most = options.max_num_seqs, options.max_num_batched_tokens
     mixed, burst_step = options.mixed_step_tokens, options.burst_step_tokens
     if 0 < most < rows:
@@ -670,7 +675,7 @@ def check_step_sizes(options: BatchOptions, *, settled: bool = True) -> None:
 
 
 def check_class_sizes(options: BatchOptions) -> None:
-    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill."""
+    """Raise ConfigError unless the prompts of each class fit into the steps that are permitted to them."""
     rows, most = options.max_num_seqs, options.max_num_batched_tokens
     limit, share = most or 1 << 20, options.best_effort_step_tokens
     if options.sensitive_step_tokens > limit:
@@ -685,7 +690,7 @@ def check_class_sizes(options: BatchOptions) -> None:
 
 
 def check_targets(options: SchedulerOptions) -> None:
-    """Raise ConfigError unless the target of best effort is the longer one."""
+    """Raise ConfigError if the target of best-effort requests is shorter than the general target."""
     target, flex = options.tpot_target_ms, options.flex_tpot_target_ms
     if 0 < flex < target:
         raise ConfigError(f"flex_tpot_target_ms ({flex}) must be at least tpot_target_ms ({target})")
@@ -740,7 +745,10 @@ def split_address(text: str, name: str) -> tuple[str, int]:
 
 
 def listed(text: str, name: str) -> list[str]:
-    """The entries of a list option: a JSON list of strings, as vLLM has it, or text with commas. name: for ConfigError."""
+    """The entries of a list option: a JSON list of strings, as in vLLM, or text with commas.
+
+    name: of the option, for ConfigError.
+    """
     if not text.startswith("["):
         return [entry.strip() for entry in text.split(",") if entry.strip()]
     try:
@@ -755,13 +763,13 @@ def listed(text: str, name: str) -> list[str]:
 def load_file(path: str | Path) -> dict[str, Any]:
     """Options of a TOML file by flat name, from the top level or from tables named like the sections.
 
-    Raises ConfigError when the file can't be read, is not TOML, or holds an unknown section or option.
+    Raises ConfigError if the file can't be read, is not TOML, or contains an unknown section or option.
     """
     return option_values(read_toml(path), path)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError when it can't be read, or is not TOML."""
+    """The content of a TOML file. Raises ConfigError if it can't be read or is not TOML."""
     try:
         with open(path, "rb") as source:
             return tomllib.load(source)
@@ -776,7 +784,7 @@ def option_values(content: Mapping[str, Any], path: str | Path) -> dict[str, Any
     home = {item.name: section for section, item in options()}
     values: dict[str, Any] = {}
     for key, value in content.items():
-        # "model" is a section and an option: a table is the section.
+        # "model" is both a section and an option. A table is the section.
         entries = value.items() if key in COMMANDS and isinstance(value, dict) else ((key, value),)
         for name, entry in entries:
             if name not in home or (isinstance(value, dict) and home[name] != key):
@@ -793,6 +801,6 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def as_table(config: Config) -> Mapping[str, Any]:
-    """All options by flat name, for display and for handing a config to another process."""
+    """All options by flat name, for display or for another process."""
     parts = [config._part(section, kind) for section, kind in _kinds()]
     return {item.name: getattr(part, item.name) for part in parts for item in dataclasses.fields(part)}

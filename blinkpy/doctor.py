@@ -18,7 +18,7 @@ from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, RdmaOptions, device_names
 
 OK, NOTE, BAD = "ok", "note", "BAD"  # NOTE: missing, and needed only on some machines
-LOCKED_LEAST = 64 << 20  # bytes of memory that an engine or a worker registers, roughly
+LOCKED_LEAST = 64 << 20  # approximate bytes of memory that an engine or a worker registers
 DMABUF_KERNEL = (5, 12)
 MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 MTU_GOOD = 4096
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 def doctor(config: Config, given: frozenset[str] = frozenset()) -> int:
-    """Print the findings; exit code 1 when something is bad."""
+    """Print the findings. Returns exit code 1 if one of them is BAD."""
     options = config.extension(RdmaOptions)
     bad = 0
     for finding in (*front_end(options.rdma_device, options.rdma_gid_index), *engine()):
@@ -78,7 +78,7 @@ def front_end(device: str, gid_index: int) -> Iterator[Finding]:
 
 
 def locked_memory(limit: int) -> Finding:
-    """limit: bytes that this process may lock."""
+    """Check the limit of locked memory. limit: in bytes."""
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit >= LOCKED_LEAST:
         return Finding(OK, "locked memory", "no relevant limit")
     text = f"only {limit >> 20} MiB may be locked: LimitMEMLOCK=infinity in the systemd unit, or `ulimit -l unlimited`"
@@ -86,7 +86,7 @@ def locked_memory(limit: int) -> Finding:
 
 
 def port_findings(port: Port) -> Iterator[Finding]:
-    """An RDMA port that is open: its GID, its MTU, and whether a queue pair can be made there."""
+    """Check an open RDMA port: its GID, its MTU, and whether it supports a queue pair."""
     kind = "Ethernet (RoCE)" if port.ethernet else "InfiniBand"
     yield Finding(OK, "RDMA port", f"{port.name} port {port.number}, {kind}, active")
     listed = ", ".join(f"{index}: {gid} ({kind})" for index, gid, kind in port.gids())
@@ -111,7 +111,7 @@ def port_findings(port: Port) -> Iterator[Finding]:
 
 
 def engine() -> Iterator[Finding]:
-    """The first GPU of this machine, as its driver describes it."""
+    """Check the first GPU of this machine, as its driver describes it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -138,7 +138,7 @@ def engine() -> Iterator[Finding]:
 
 
 def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, release: str) -> Iterator[Finding]:
-    """From the driver's attributes. Queues in host memory work without any of it, so nothing here is BAD."""
+    """Check attributes of the driver. Queues in host memory do not depend on them, so no finding is BAD."""
     kernel = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if not rdma:
         yield Finding(NOTE, "GPUDirect RDMA", "network cards can't access the memory of this GPU; keep the queues in host memory")

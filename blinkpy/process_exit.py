@@ -47,14 +47,14 @@ class Signals:
         self._react(self.count)
 
     def check(self) -> None:
-        """Raise Stopped once a signal has come."""
+        """Raise Stopped after a signal."""
         if self.count:
             raise Stopped
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[Self]:
-        """Count signals within the block. After the block the process is about to end: further signals are ignored,
-        so that none kills it with an exit code that means a crash.
+        """Count signals within the block. The process ends soon after the block, and ignores further
+        signals, so that none of them causes an exit code that means a crash.
         """
         on_hang_up = self._on_hang_up
         hang_up = signal.signal(signal.SIGHUP, (lambda *_: on_hang_up()) if on_hang_up is not None else signal.SIG_IGN)
@@ -86,7 +86,7 @@ def output_is_read(seconds: float) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """A description of a process's end, from its exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was ended by {signal.Signals(-code).name}"

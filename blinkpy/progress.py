@@ -16,7 +16,10 @@ class ProgressCallback(Protocol):
 
 
 class TimedPhases:
-    """A ProgressCallback that passes all on, and keeps how long each phase took. seconds: by phase, once it has ended."""
+    """A ProgressCallback that measures the duration of each phase, and forwards each call.
+
+    seconds: by phase, after the phase's end.
+    """
 
     def __init__(self, report: ProgressCallback | None):
         self._report = report
@@ -24,7 +27,7 @@ class TimedPhases:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
-        """A phase is under way; "" ends the last one."""
+        """Report progress of a phase; "" ends the last phase."""
         if phase != self.phase:
             now = time.monotonic()
             if self.phase:
@@ -68,7 +71,7 @@ class Progress:
         self.tick()
 
     def tick(self) -> None:
-        """Redraw, so that a long phase is seen to be alive."""
+        """Redraw, which shows that a long phase makes progress."""
         if self._live and self._phase:
             self._turn += 1
             share = bar(self._done, self._total) if self._total > 0 else ""
@@ -114,13 +117,13 @@ class OutputCount:
             self.show()
 
     def advance(self) -> None:
-        """One more has ended."""
+        """Count one more ended output."""
         self.done += 1
         if self._bar is not None:
             self._bar.update(1)
 
     def show(self) -> None:
-        """Draw the line again: now and then, for outputs end often."""
+        """Redraw the line. Call it now and then, because outputs end often."""
         if self._line is not None:
             self._line(GENERATING, self.done, self._total)
 

@@ -24,7 +24,9 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def _are(values: Any, fine: Callable[[Any], Any]) -> bool:
-    """Whether all values of an iterable are fine. A text is refused: its values would be its characters."""
+    """Whether all values of an iterable pass a check. A text does not, because its values would be its
+    characters.
+    """
     return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping) and all(map(fine, values))
 
 
@@ -33,7 +35,7 @@ def _is_token(value: Any) -> bool:
 
 
 def _id_of(token: Any) -> Any:
-    """A token id. vLLM also accepts ids as text, as JSON has them."""
+    """A token id. vLLM also accepts ids as text, as they are in JSON."""
     return int(token) if isinstance(token, str) and token.isascii() and token.isdecimal() else token
 
 

@@ -1,5 +1,6 @@
-"""The manifest of the package's sources, for whatever must change when they do: compiled code that is kept, recordings,
-coverage and the tests' seeded bugs. A file that moves, appears or changes gives another digest."""
+"""The manifest of the package's sources. Cached compiled code, recordings, coverage and the tests' seeded
+bugs depend on them. Moving, adding or changing a file changes the digest.
+"""
 
 import hashlib
 from collections.abc import Iterable
@@ -24,8 +25,11 @@ VERIFIED = (
 
 
 def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
-    """Python files of the parts, folders or files below the package, sorted by path. Raises FileNotFoundError for a part that
-    does not exist: a forgotten part would be stale code."""
+    """Python files of the parts, sorted by path.
+
+    parts: folders or files below the package.
+    Raises FileNotFoundError for a missing part, because without it stale code would be used.
+    """
     files: set[Path] = set()
     for part in parts:
         path = package / part
@@ -36,7 +40,7 @@ def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
 
 
 def source_digest(parts: Iterable[str], package: Path = PACKAGE) -> str:
-    """SHA-256, hexadecimal, of the parts' files: their paths below the package, and their contents."""
+    """SHA-256, hexadecimal, of the paths and contents of the parts' files."""
     digest = hashlib.sha256()
     for file in source_files(parts, package):
         text = file.read_bytes()

@@ -1,4 +1,4 @@
-"""Every bound of the scheduler, and the shapes that a step may have: integers that are fixed at the start."""
+"""All limits of the scheduler, and the possible shapes of a step: integers that are fixed at the start."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
-CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter one, so that successors wait only briefly
+CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter time, so that successors wait briefly
 PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
 INTAKE_ENTRIES = 64  # minimum per turn
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
 class Limits(NamedTuple):
-    """Every bound of the scheduler, as integers. Made by `make_limits`."""
+    """All limits of the scheduler, as integers; see `make_limits`."""
 
     pairs: int  # Q
     slots_per_pair: int  # L
@@ -82,13 +82,14 @@ def make_limits(
     record_turns: int = 0,
     token_words: int = 0,
 ) -> Limits:
-    """The scheduler's limits for a queue segment. Raises ConfigError with the names of the options that contradict each other.
+    """The scheduler's limits for a queue segment.
 
     scheduler: with settled step sizes; max_num_seqs is that of `facts`.
     intake_entries: submission entries per turn; 0: enough for the rows.
     intake_tokens: prompt tokens after which the intake of a turn ends.
     record_turns: turns that the flight recorder keeps; 0: off.
-    token_words: words of the bytes of all tokens, for grammars.
+    token_words: words for the bytes of all tokens, for grammars.
+    Raises ConfigError for contradictory options, with their names.
     """
 
     def require(fine: bool, what: str) -> None:
@@ -105,7 +106,7 @@ def make_limits(
     require(0 <= slots <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {slots}")
     require((slots > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
-    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more arrive during a step of many rows
+    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more requests arrive during a large step
     share, groups = options.best_effort_pages, options.step_groups
     require(tokens >= 1, f"max_num_batched_tokens must be at least 1, not {tokens}")
     require(0 < share <= 1, f"best_effort_pages must be above 0 and at most 1, not {share}")
@@ -163,7 +164,7 @@ def make_limits(
 
 
 def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -> Limits:
-    """Like make_limits, with the scheduler's options by name, for simulations and tests."""
+    """Like make_limits, but with the scheduler's options by name, for simulations and tests."""
     names = {item.name for item in dataclasses.fields(SchedulerOptions)} & options.keys()
     return make_limits(sizes, facts, SchedulerOptions(**{name: options.pop(name) for name in names}), **options)
 
@@ -171,7 +172,7 @@ def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -
 @device
 def groups_of_step(step_groups, tokens, most):
     """Number of layer groups of a step that may be cut. A smaller step has fewer groups, so that all groups
-    take about equally long.
+    take similar times.
 
     tokens: of its bucket.
     most: of the largest bucket.

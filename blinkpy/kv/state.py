@@ -64,12 +64,12 @@ BATCH_COUNTS = 8
 (
     FORECAST_SLOT,  # request slot
     FORECAST_PAIR,  # its queue pair
-    FORECAST_CQ_INDEX,  # entry of the completion ring that its word goes to
+    FORECAST_CQ_INDEX,  # entry of the completion ring for its word
     FORECAST_SLOT_LAP,  # part of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, including the sampled one
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
     FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR, FORECAST_SCORES
-    FORECAST_STOPS,  # number of leading stop ids that count
+    FORECAST_STOPS,  # number of stop ids in effect
 ) = range(8)
 FORECAST_STOP_IDS = 8
 FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
@@ -99,8 +99,8 @@ NOTE_SHIFT = 8
 (
     PACE_STEP_NS,  # predicted duration of the next step; at most limits.best_effort_pace_ns
     PACE_TOKEN_NS,  # time of the last step's tokens
-    PACE_SINCE_NS,  # time since which the next step is held; 0: it is not held
-    PACE_DUE_NS,  # time until which it is held without an event; 0: it is not held
+    PACE_SINCE_NS,  # time since which the next step is delayed; 0: it is not delayed
+    PACE_DUE_NS,  # time until which it is delayed without an event; 0: it is not delayed
 ) = range(4)
 PACE_WORDS = 8
 
@@ -138,20 +138,20 @@ class Requests(NamedTuple):
     page_hash: Int64  # [S, K] chained hash of each full page
     hashed: Int32  # pages whose hash is known
     indexed: Int32  # leading pages in the prefix index, this request's own or equal ones
-    canonical: Int32  # indexed page that stands for page indexed - 1; NO_PAGE at the root, or CHAIN_EVICTED
+    canonical: Int32  # indexed page with the tokens of page indexed - 1; NO_PAGE at the root, or CHAIN_EVICTED
     canonical_generation: Int64
     rank: Int64  # the policy's, lower first; set when the request enters `waiting`
     arrival: Int64  # number of the request, in the order of acceptance; unique
     arrival_us: Int64  # engine's clock
-    service: Int64  # its tenant's counter when it was accepted: see scheduler/tenant_service.py
-    charged: Int64  # that it added to the counter
+    service: Int64  # its tenant's counter at the acceptance: see scheduler/tenant_service.py
+    charged: Int64  # service that it added to the counter
     tenant_row: Int32  # of Tenants
-    first_token_ns: Int64  # when its first generated token came, where steps are paced
+    first_token_ns: Int64  # time of its first generated token, if steps are paced
     finish: Int32  # FINISHING: FINISH_* | reason << 8
     stalled: Int32  # running, but has no part in the next step: STALLED or IN_FLIGHT
     preemptions: Int32
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
-    grammar: Int32  # slot of its automaton in Grammars, -1: its output is free
+    grammar: Int32  # slot of its automaton in Grammars; -1: without a grammar
     grammar_state: Int32  # of the automaton, after all generated tokens
     rules: Int32  # slot of its token rules in Grammars, or -1
 
@@ -175,16 +175,18 @@ class Pages(NamedTuple):
     salt: Int64  # [N]
     parent: Int32  # [N] indexed page before it in the sequence, NO_PAGE for a first page
     parent_generation: Int64  # [N] generation of the parent when the page was indexed
-    generation: Int64  # [N] grows whenever the page's content changes hands
+    generation: Int64  # [N] incremented when the page gets other content
 
 
 class Grammars(NamedTuple):
-    """Automata of the requests' grammars, their token rules, and the bytes of all tokens: see kv/grammars.py. G slots, of which
-    each pair has a share, W words of a slot, V tokens."""
+    """Automata of the requests' grammars, their token rules, and the bytes of all tokens: see kv/grammars.py.
+
+    G slots, divided among the pairs; W words of a slot; V tokens.
+    """
 
     epoch: Int64  # [G] of the queue pair that the words came from; 0: the slot is empty
-    digest: Int64  # [G] as its front end says
-    used: Int64  # [G] when it was taken last, in grammars and rules that were taken by then; 0: the slot is empty
+    digest: Int64  # [G] from its front end
+    used: Int64  # [G] number of the slot's last use, counting uses of all slots; 0: the slot is empty
     words: Int32  # [G, W] the packed form of byte_automaton or token_rules
     token_place: Int32  # [V, 2] token_bytes.TokenBytes
     token_bytes: Int32  # [n]
@@ -200,24 +202,24 @@ class Tenants(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The engine's side of each queue pair, [Q]. Positions count from the making of the segment."""
+    """The engine's side of each queue pair, [Q]. Positions count from the segment's creation."""
 
     epoch: Int64  # granted epoch
-    attached: Int64  # 1 while it is live
+    attached: Int64  # 1 while a front end is attached
     sq_head: Int64  # entries consumed
     sq_tail: Int64  # entries announced
     cq_head: Int64  # completions read
     cq_tail: Int64  # completions published
-    unclaimed_entries: Int64  # of the completion ring: free, and no running request counts on them; while planning
-    heartbeat: Int64  # last one seen
-    heartbeat_ns: Int64  # when it changed
-    granted_ns: Int64  # when the epoch was granted
+    unclaimed_entries: Int64  # free entries of the completion ring that no running request needs; during planning
+    heartbeat: Int64  # last heartbeat read
+    heartbeat_ns: Int64  # time of its last change
+    granted_ns: Int64  # time of the epoch's grant
     verdict: Int64  # bits of this turn: REVOKE, with EXPIRED or BROKEN as its reason; GRANT
     reserved: Int64  # free entries of the completion ring that a suspended step's tokens will take
 
 
 class Inbox(NamedTuple):
-    """The words of other parties as they were last read, valid or not."""
+    """The words of other parties as last read, valid or not."""
 
     now_ns: Int64  # [1] clock of the turn
     command: Int64  # [1] the host's
@@ -235,7 +237,7 @@ class Forecast(NamedTuple):
     published: Int64  # [Q] completions of the step for each pair
     max_context: Int64  # [1] longest context of the next step, if no request ends
     unpublished: Int64  # [1] rows whose completion words the fast path has left in Scratch.word
-    scores: Int64  # [1] rows whose tokens are the prompt's
+    scores: Int64  # [1] rows of scored prompts
 
 
 class Batch(NamedTuple):
@@ -271,7 +273,7 @@ class Suspended(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """Batch shapes that have a step graph, ascending. A step uses the first shape that fits its tokens and
+    """Batch shapes with a step graph, ascending. A step uses the first shape that fits its tokens and
     rows.
     """
 
@@ -280,16 +282,18 @@ class Buckets(NamedTuple):
 
 
 class Recorder(NamedTuple):
-    """The last turns, with all their inputs and decisions: see scheduler/phases/recorder.py."""
+    """The inputs and decisions of the last turns: see scheduler/phases/recorder.py."""
 
     words: Int64  # [record_words] ring of records; only the ring's end can split one
-    progress: Int64  # [8] as the last record left it: written for readers
+    progress: Int64  # [8] after the last record: written for readers
     cursor: Int64  # [8] the same, and the size of the open record; read by the scheduler
-    seen: Int64  # [5 Q + 48] words as of the last idle turn, to see whether another one changed anything
+    seen: Int64  # [5 Q + 48] words of the last idle turn, to detect whether another idle turn changes them
 
 
 class Scratch(NamedTuple):
-    """Working memory of one turn; its content means nothing afterwards. M items, the largest list that a phase makes."""
+    """Working memory of one turn; its content is undefined afterwards. M: items of the longest list of a
+    phase.
+    """
 
     slot: Int32  # [M]
     page: Int32  # [M]
@@ -302,7 +306,7 @@ class Scratch(NamedTuple):
     position: Int32  # [M]
     word: Int64  # [M]
     total: Int64  # [Q]
-    entry: Int32  # [SQ_ENTRY_WORDS] the entry that intake looks at
+    entry: Int32  # [SQ_ENTRY_WORDS] the entry that intake reads
 
 
 class NoFaultWord(NamedTuple):
@@ -310,7 +314,9 @@ class NoFaultWord(NamedTuple):
 
 
 class State(NamedTuple):
-    """All of it. Lists hold request slots; `waiting` is sorted by (rank, arrival), the others are in order of entry."""
+    """The whole state. Lists hold request slots; `waiting` is sorted by (rank, arrival), the others by time
+    of entry.
+    """
 
     requests: Requests
     pages: Pages

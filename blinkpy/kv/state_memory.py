@@ -1,4 +1,6 @@
-"""The scheduler's memory: all arrays of State, allocated once and filled as an empty engine has them; copied and compared."""
+"""The scheduler's memory: allocates all arrays of State once, as of an empty engine; copies and compares
+them.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -80,7 +82,7 @@ def make_state(
         bucket_head=(limits.index_buckets,),
         tokens=(N, limits.page_size),
     )
-    pages.free[:] = np.arange(N - 1, -1, -1)  # page 0 is taken first
+    pages.free[:] = np.arange(N - 1, -1, -1)  # page 0 is allocated first
     batch = _arrays(
         kinds.Batch,
         (B,),
@@ -149,12 +151,12 @@ def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **sh
 
 @cache
 def _dtypes(kind: Any) -> dict[str, Any]:
-    """Of a NamedTuple's arrays, as its annotations give them."""
+    """The dtypes of a NamedTuple's arrays, from its annotations."""
     return {name: np.int32 if hint == kinds.Int32 else np.int64 for name, hint in get_type_hints(kind).items()}
 
 
 def snapshot(state: kinds.State) -> dict[str, NDArray[Any]]:
-    """Copies of all arrays that must not depend on how schedule() was executed: everything but the scratch memory."""
+    """Copies of all arrays except the scratch memory. They must not depend on how schedule() was executed."""
     return {name: np.array(array) for name, array in named_arrays(state) if not name.startswith("scratch.")}
 
 

@@ -1,1 +1,1 @@
-"""`blinkpy top`: servers at a glance, in a terminal."""
+"""`blinkpy top`: live metrics of servers, in a terminal."""

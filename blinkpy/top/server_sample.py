@@ -16,12 +16,14 @@ MOST_BYTES = 4 << 20  # of an answer
 
 @dataclass
 class ServerSample:
-    """values: sums over all labels, by name without "blinkpy_".
+    """One sample of a server's metrics.
+
+    values: sums over all labels, by name without "blinkpy_".
     buckets: of histograms: count up to each bound.
     state: the engine's, or "".
     problem: why the sample is empty, or "".
     at: s of the monotonic clock.
-    tenants: values of each, by name, without "tenant_".
+    tenants: values of each tenant, by name without "tenant_".
     """
 
     at: float
@@ -35,17 +37,21 @@ class ServerSample:
         return self.values.get(name, 0.0)
 
     def rate(self, before: "ServerSample | None", name: str) -> float | None:
-        """Of a counter, a second; None without an earlier look. A counter that began again counts from 0."""
+        """Increase of a counter per second since an earlier sample; None without `before`. After a restart of
+        the server, the counter counts from 0.
+        """
         if before is None or before.problem or self.at <= before.at:
             return None
         change = self.get(name) - before.get(name)
         return (change if change >= 0 else self.get(name)) / (self.at - before.at)
 
     def quantile(self, before: "ServerSample | None", name: str, share: float) -> float | None:
-        """Of a histogram since an earlier look, or since the start; None where nothing was observed. Linear within a bucket."""
+        """A quantile of a histogram since an earlier sample, or since the start. None without observations.
+        Linear within a bucket.
+        """
         earlier = {} if before is None else before.buckets.get(name, {})
         rows = [(bound, count - earlier.get(bound, 0.0)) for bound, count in sorted(self.buckets.get(name, {}).items())]
-        if not rows or min(count for _, count in rows) < 0:  # a worker began again
+        if not rows or min(count for _, count in rows) < 0:  # a worker was restarted
             rows = sorted(self.buckets.get(name, {}).items())
         if not rows or rows[-1][1] <= 0:
             return None
@@ -59,7 +65,7 @@ class ServerSample:
 
 
 def parse_metrics(text: str, at: float) -> ServerSample:
-    """The sample of an exposition. Unknown lines are skipped."""
+    """The sample of an exposition. Skips unknown lines."""
     sample = ServerSample(at)
     for line in text.splitlines():
         found = LINE.fullmatch(line)

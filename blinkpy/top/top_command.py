@@ -1,4 +1,4 @@
-"""`blinkpy top`: looks at servers in turns, and shows tables until q or Ctrl-C."""
+"""`blinkpy top`: fetches metrics of servers periodically, and shows tables until q or Ctrl-C."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ from blinkpy.packages import require_packages
 from blinkpy.top.server_sample import ServerSample, look
 from blinkpy.top.top_options import TopOptions
 
-WINDOW = 6  # looks that rates and waits are taken over
+WINDOW = 6  # number of samples for rates and waits
 PIPE_WIDTH = 240  # columns of the table if there is no terminal
 LEAVING = ("q", "Q", "\x03", "\x04", "")
 
 
 def run_top(options: TopOptions) -> int:
-    """Show the tables; 1 if it was asked for once and a server did not answer."""
+    """Show the tables. Returns 1 if only one table was requested and a server did not answer."""
     require_packages("top", "rich", extra="top")
     with contextlib.suppress(KeyboardInterrupt), ThreadPoolExecutor(len(options.urls)) as pool:
         watched = Watched(options, pool)
@@ -33,14 +33,14 @@ def run_top(options: TopOptions) -> int:
 
 
 class Watched:
-    """The servers, and the last WINDOW looks at them."""
+    """The servers, and their last WINDOW samples."""
 
     def __init__(self, options: TopOptions, pool: ThreadPoolExecutor):
         self._options, self._pool = options, pool
         self.looks: deque[dict[str, ServerSample]] = deque(maxlen=WINDOW)
 
     def look(self) -> None:
-        """Ask all of them at the same time."""
+        """Fetch a sample from each server, concurrently."""
         urls = self._options.urls
         answers = self._pool.map(look, urls, [self._options.insecure] * len(urls))
         self.looks.append(dict(zip(urls, answers, strict=True)))
@@ -81,7 +81,9 @@ def _live(watched: Watched, interval: float) -> None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[int]:
-    """A descriptor that can be read once there was a SIGINT: an exception at any place may come where nothing takes it."""
+    """A descriptor that becomes readable at a SIGINT, because a KeyboardInterrupt could be raised
+    anywhere.
+    """
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
 

@@ -1,4 +1,4 @@
-"""The tables of `blinkpy top`: a row for each server, and below one for each of their tenants."""
+"""The tables of `blinkpy top`: a row for each server, and a row for each of their tenants."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Cell = Callable[[ServerSample, ServerSample | None], str]
 
 
 def figure(value: float | None) -> str:
-    """Three digits, or all before the point."""
+    """A number with three digits, or with all digits before the point."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
@@ -44,7 +44,7 @@ def _joules(now: ServerSample, before: ServerSample | None) -> str:
     return figure(joules / tokens) if joules and tokens else NONE
 
 
-# The first ones matter most.
+# The most important columns are first.
 COLUMNS: dict[str, Cell] = {
     "run": lambda now, before: figure(now.get("engine_requests_running")),
     "wait": lambda now, before: figure(now.get("engine_requests_waiting") + now.get("waiting_requests")),
@@ -65,13 +65,17 @@ COLUMNS: dict[str, Cell] = {
 
 
 def top_tables(console: Console, now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Group:
-    """now: the last look at each server, by URL; before: an earlier one."""
+    """The tables of servers and tenants.
+
+    now: the last sample of each server, by URL.
+    before: an earlier sample of each.
+    """
     tenants = tenant_table(now, before)
     return Group(top_table(console, now, before), *([] if tenants is None else ["", tenants]))
 
 
 def top_table(console: Console, now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table:
-    """The servers. The last columns go where the console is too narrow."""
+    """The table of servers. Omits the last columns if the console is too narrow."""
     for shown in range(len(COLUMNS), 0, -1):
         table = _table(now, before, list(COLUMNS.items())[:shown])
         if console.measure(table, options=console.options.update(max_width=WIDEST)).maximum <= console.width:
@@ -98,7 +102,7 @@ def _table(now: dict[str, ServerSample], before: dict[str, ServerSample], column
 
 
 def tenant_table(now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table | None:
-    """The tenants of all servers, by tokens, then by requests; None if no tenant has a name."""
+    """The tenants of all servers, sorted by tokens and requests; None if no tenant has a name."""
     rows = []
     for url, sample in now.items():
         earlier = before.get(url)

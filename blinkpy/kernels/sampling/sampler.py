@@ -54,14 +54,16 @@ def float_word(entry_ptr, word):
 
 @triton.jit
 def is_emitting(counts_ptr, emits_ptr, row):
-    """Does this row produce a token in this step? Reads the batch only, so it may be called before the wait."""
+    """Whether a row produces a token in this step. Reads only the batch, so it may be called before the
+    wait.
+    """
     rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
     return (row < rows) & (tl.load(emits_ptr + row, cache_modifier=".cg") != 0)
 
 
 @triton.jit
 def has_penalty(entry_ptr):
-    """Does a penalty change logits of this request?"""
+    """Whether a penalty changes logits of this request."""
     changed = float_word(entry_ptr, WORD_REPETITION_PENALTY) != 1.0
     changed = changed | (float_word(entry_ptr, WORD_PRESENCE_PENALTY) != 0.0)
     return changed | (float_word(entry_ptr, WORD_FREQUENCY_PENALTY) != 0.0)
@@ -69,15 +71,22 @@ def has_penalty(entry_ptr):
 
 @triton.jit
 def scores_prompt(entry_ptr, prompt_length_ptr, slot, length):
-    """Is the next token of this request one of its prompt? length: tokens before it. Costs others as is_before_min_tokens."""
+    """Whether the next token of a request is a token of its prompt, because the prompt is scored.
+
+    length: tokens before the next one.
+    Requests without scores need only one load of a cached line.
+    """
     asked = (tl.load(entry_ptr + WORD_FLAGS) & SUBMIT_SCORE_PROMPT) != 0
     return asked & (length < tl.load(prompt_length_ptr + slot, mask=asked, other=0))
 
 
 @triton.jit
 def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
-    """Are the stop ids of this request impossible yet? length: tokens before the new one. Costs those without min_tokens
-    one load of a line that is there already."""
+    """Whether the stop ids of this request are still impossible.
+
+    length: tokens before the new one.
+    Requests without min_tokens need only one load of a cached line.
+    """
     least = tl.load(entry_ptr + WORD_MIN_TOKENS)
     wanted = least > 0
     return wanted & (length - tl.load(prompt_length_ptr + slot, mask=wanted, other=0) < least)
@@ -85,7 +94,9 @@ def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
 
 @triton.jit
 def output_begin(entry_ptr, prompt_length_ptr, slot):
-    """The place of a request's first output: in its prompt, if another engine began with it."""
+    """The position of a request's first output token. It is in the prompt if another engine generated the
+    first tokens.
+    """
     return tl.load(prompt_length_ptr + slot) - tl.load(entry_ptr + WORD_OUTPUT_TOKENS)
 
 
@@ -117,14 +128,15 @@ def _adjust(
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     entry = entry_ptr + slot * ENTRY_WORDS
-    # The entry of a row was there before the step, as the batch was.
+    # The entry of a row was written before the step, like the batch.
     constrained = tl.load(entry + WORD_GRAMMAR_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
     ruled = tl.load(entry + WORD_RULES_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
     ids = chunk * VOCAB_CHUNK + tl.arange(0, VOCAB_CHUNK)
     inside = ids < vocabulary
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     launch.wait_for_predecessor(PDL)
-    # Before it is known whether grammar or rules change them: for most rows these are it, and nothing waits
+    # Load the logits before it is known whether grammar or rules change them. Most rows use them, and no load
+    # waits
     # for the entry.
     logit = tl.load(row_ptr + ids, mask=inside & emitting, other=float("-inf"))
     if emitting:
@@ -229,7 +241,9 @@ def _sample_tokens(
 
 
 def search(call: SamplingCall) -> None:
-    """The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand."""
+    """Sample by search. The uniform of a token is Philox4x32-10 of the request's seed at the token's
+    position, as in triton.language.rand.
+    """
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks, g = logits.shape, scratch.chunk_max.shape[1], call.grammars
     automata = (g.slot, g.state, g.rules, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))

@@ -21,14 +21,15 @@ _HALF = 32
 
 @device
 def step_budget(limits, state, yields, lane, lanes):
-    """The most tokens of the next batch.
+    """The maximum tokens of the next batch.
 
     - limits.mixed_tokens while a request decodes and all prompts, waiting ones included, lack at most
       limits.burst_tokens: the step reads the weights for the decodes anyway.
     - limits.burst_step_tokens in a burst: larger chunks finish the prompts sooner.
     - limits.tokens if no request decodes, and in a burst of prompts that lack at most limits.mixed_tokens on
       average: one step then gives many first tokens.
-    - limits.sensitive_step_tokens plus the decodes while best-effort prompts yield: the next arrival waits for
+    - limits.sensitive_step_tokens plus the decodes while best-effort prompts yield: the next arrival waits
+      for
       a short step.
 
     Prefill always progresses: a request that lacks more than one token has a row, so fewer than limits.rows
@@ -63,8 +64,11 @@ def step_budget(limits, state, yields, lane, lanes):
 
 @device
 def plan_batch(limits, state, budget, yields, lane, lanes):
-    """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
-    can run. yields: see begin_yield; best-effort prompts have no part in a step that interrupts another one."""
+    """Write state.batch. Returns the bucket, or -1 if no request can run.
+
+    budget: maximum tokens, unless more requests decode.
+    yields: see begin_yield; best-effort prompts get no chunk in a step that interrupts another step.
+    """
     running = state.counts[S.RUNNING_COUNT]
     decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
     rows, tokens, emits, groups = decode_rows, decode_rows, decode_rows, 1
@@ -86,7 +90,7 @@ def plan_batch(limits, state, budget, yields, lane, lanes):
 
 @device
 def smallest_bucket(state, rows, tokens):
-    """That holds a batch."""
+    """The smallest bucket that fits a batch."""
     bucket = 0
     while state.buckets.tokens[bucket] < tokens or state.buckets.rows[bucket] < rows:
         bucket += 1
@@ -113,7 +117,9 @@ def finish_batch(state, rows, tokens, decode_rows, emits, groups, context, lane,
 
 @device
 def plan_decodes(limits, state, running, lane, lanes):
-    """Rows of requests that lack one token. Returns (rows, requests that lack more, this lane's longest context)."""
+    """Write rows of requests that lack one token. Returns (rows, requests that lack more tokens, this lane's
+    longest context).
+    """
     requests, batch = state.requests, state.batch
     rows, others, context = 0, 0, 0
     for tile in strided(0, running, lanes):
@@ -240,7 +246,7 @@ def write_token(limits, requests, batch, i, row, slot, position):
 
 @device
 def pad_batch(state, rows, tokens, bucket, lane, lanes):
-    """Fill what the bucket has beyond the batch, so that the step computes on it without harm."""
+    """Fill the bucket's entries after the batch with padding, on which the step computes without harm."""
     batch = state.batch
     for i in strided(tokens + lane, state.buckets.tokens[bucket], lanes):
         batch.token_ids[i] = 0

@@ -18,7 +18,7 @@ from blinkpy.scheduler.yielding import exceeds_pages
 
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
 
-WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
+WATERMARK_SHIFT = 3  # at most an eighth of the pool is reserved at admission
 SLOT_BITS = 22  # 64 pairs of 65,535 slots
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -26,7 +26,7 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 @device
 def missing_pages(limits, requests, slot):
-    """Pages that a request needs for the tokens it has, beyond those it holds."""
+    """Pages that a request lacks for its known tokens."""
     return ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot]
 
 
@@ -40,7 +40,9 @@ def spare_pages(limits, counts):
 
 @device
 def page_demand(limits, state, lane, lanes):
-    """(Pages that running requests lack; whether those of best effort would hold too much with theirs)."""
+    """(Pages that running requests lack, whether best-effort requests would exceed their share with these
+    pages).
+    """
     requests, lacking, best_effort = state.requests, 0, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
@@ -94,7 +96,9 @@ def can_be_victim(requests, slot, paused_only, best_effort_only):
 
 @device
 def preemption_victim(state, paused_only, best_effort_only, lane, lanes):
-    """The running request that is preempted first, or -1: paused ones, then the greatest (rank, arrival)."""
+    """The running request to preempt first, or -1: paused requests first, then by greatest (rank,
+    arrival).
+    """
     requests = state.requests
     n = state.counts[S.RUNNING_COUNT]
     rank = LOWEST
@@ -116,7 +120,9 @@ def preemption_victim(state, paused_only, best_effort_only, lane, lanes):
 
 @device
 def preempt(limits, state, slot, lane, lanes):
-    """Take a running request's pages and let it wait again. It stays in `running` until the caller drops it there."""
+    """Release a running request's pages and let it wait again. It stays in `running` until the caller removes
+    it.
+    """
     requests, counts = state.requests, state.counts
     expect(state, requests.status[slot] == S.RUNNING, F.VICTIM_IDLE)
     expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.VICTIM_IN_FLIGHT)

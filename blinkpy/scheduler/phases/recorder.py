@@ -40,14 +40,16 @@ COUNTERS = len(S.COUNTER_INDEX)
 
 @device
 def record_turn(limits, state, lane, lanes):
-    """Close the record of this turn: after everything is decided, before Batch.sampled and the inbox are written again."""
+    """Close the record of this turn. Call it after all decisions, before Batch.sampled and the inbox
+    change.
+    """
     if limits.record_turns == 0:
         return
     recorder, batch, inbox = state.recorder, state.batch, state.inbox
     cursor, words, mask = recorder.cursor, recorder.words, limits.record_words - 1
     position, number, notes, committed = cursor[S.POSITION], cursor[S.RECORDS], cursor[S.NOTES], cursor[S.COMMITS]
     group, ended = batch.counts[S.GROUP], step_ended(batch)
-    planned = batch.counts[S.ROWS] if group == 0 else 0  # else the batch is that of an earlier turn
+    planned = batch.counts[S.ROWS] if group == 0 else 0  # otherwise an earlier turn planned the batch
     if committed + planned + notes + group == 0 and changed_words(limits, state, lane, lanes) == 0:
         return
     at = position + S.RECORD_HEADER
@@ -83,8 +85,9 @@ def record_turn(limits, state, lane, lanes):
 
 @device
 def step_words(state):
-    """Of a turn: the group of layers that follows | groups of the step << 8 | 1 << 16 while another step is suspended; 0 where
-    steps are not cut."""
+    """Word of a turn: next layer group | groups of the step << 8 | 1 << 16 while another step is suspended;
+    0 if steps are not cut.
+    """
     groups = state.batch.counts[S.GROUPS]
     cut = state.batch.counts[S.GROUP] | groups << GROUP_BITS if groups > 1 else 0
     return cut | (SUSPENDED_BIT if is_suspended(state) else 0)
@@ -112,7 +115,7 @@ def changed_words(limits, state, lane, lanes):
 
 @device
 def note_word(seen, i, value):
-    """Keep a value; 1 if it is another one than before."""
+    """Store a value. Returns 1 if it differs from the previous value."""
     before = seen[i]
     seen[i] = value
     return 1 if before != value else 0
@@ -127,9 +130,14 @@ def open_note(limits, state):
 
 @device
 def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken_rules, lane, lanes):
-    """Write down an entry that was consumed: scratch.entry, and the `copied` prompt tokens in the request's slot, with the
-    page hashes of the prompt; without them if copied is 0. Behind them the `taken` words in the slot `grammar`, and the
-    `taken_rules` words in the slot `rules`. Called by all lanes; ends with a barrier."""
+    """Record a consumed entry: scratch.entry, then the prompt and its page hashes, the automaton and the
+    token rules.
+
+    copied: prompt tokens in the request's slot; 0: without page hashes.
+    grammar, taken: slot of the automaton, and its words.
+    rules, taken_rules: the same for token rules.
+    Called by all lanes; ends with a barrier.
+    """
     if limits.record_turns == 0:
         return
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
@@ -162,7 +170,7 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken
 
 @device
 def record_words(recorder, mask, first, grammar_words, slot, count, lane, lanes):
-    """Write down the first words of a slot for grammars, from a position of the ring on, two a word."""
+    """Record the first words of a grammar slot from a position of the ring on, two per int64."""
     for i in strided(lane, (count + 1) >> 1, lanes):
         second = grammar_words[slot, 2 * i + 1] if 2 * i + 1 < count else 0
         recorder.words[(first + i) & mask] = (grammar_words[slot, 2 * i] & LOW) | second << HALF
@@ -170,8 +178,11 @@ def record_words(recorder, mask, first, grammar_words, slot, count, lane, lanes)
 
 @device
 def record_cancels(limits, state, ended, cancelled, lane, lanes):
-    """Write down which of the requests scratch.slot[0:ended] were cancelled by their front end: those whose Requests.finish
-    is `cancelled`. Called by all lanes; ends with a barrier."""
+    """Record which requests of scratch.slot[0:ended] were cancelled by their front end.
+
+    cancelled: value of Requests.finish of a cancelled request.
+    Called by all lanes; ends with a barrier.
+    """
     if limits.record_turns == 0:
         return
     finish, slots, recorder = state.requests.finish, state.scratch.slot, state.recorder
