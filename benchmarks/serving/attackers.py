@@ -40,7 +40,7 @@ from benchmarks.serving.attack_grammar import (
 )
 from benchmarks.serving.systems import command_line, free_port, tree
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.engine.link.handshake_door import HandshakeDoor
+from blinkpy.engine.link.handshake_server import HandshakeServer
 from blinkpy.queues import words as W
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, introduce, new_nonce
@@ -172,7 +172,7 @@ async def silent_handshakes(site: Site, until: float, seen: Seen) -> None:
     key, point = LinkKey(secrets.token_bytes(32)), Endpoint(17, 1, "::1", 3, 5, 16)
     welcome = Welcome(bytes(128), 0, point, Region(4096, 1, 4096), Region(8192, 1, 4096), Region(0, 1, 4096))
     listening = socket.create_server(("127.0.0.1", 0))
-    door = HandshakeDoor(listening, lambda hello: welcome, lambda: None, key)
+    door = HandshakeServer(listening, lambda hello: welcome, lambda: None, key)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.waiting import wait_for
 
-from blinkpy.engine.link import handshake_door
-from blinkpy.engine.link.handshake_door import HandshakeDoor
+from blinkpy.engine.link import handshake_server
+from blinkpy.engine.link.handshake_server import HandshakeServer
 from blinkpy.queues.layout import LayoutError
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import (
@@ -51,7 +51,7 @@ class Opened:
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         self.address: tuple[str, int] = listening.getsockname()
-        self.door = HandshakeDoor(listening, self._give, self._watch, key)
+        self.door = HandshakeServer(listening, self._give, self._watch, key)
 
     def _give(self, hello: Hello) -> Welcome:
         self.given.append(hello)
@@ -95,7 +95,7 @@ def end_of(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
 def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
     """Their deadline is a minute away, and the handshake is over in less than two seconds: it waits for none of them."""
-    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening(key)
     for _ in range(20):
         opened.stranger().sendall(b'{"protocol"')
@@ -105,7 +105,7 @@ def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypat
 
 def test_a_deadline_counts_for_all_that_one_says(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that go on coming do not move it."""
-    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", 0.3)
     slow = opening().stranger()
     with contextlib.suppress(ConnectionError):
         while not (said := slow.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) if readable(slow) else b""):
@@ -124,9 +124,9 @@ def readable(connection: socket.socket) -> bool:
 
 
 def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
-    monkeypatch.setattr(handshake_door, "MOST_OF_ADDRESS", 3)
-    monkeypatch.setattr(handshake_door, "MOST_HANDSHAKES", 5)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
+    monkeypatch.setattr(handshake_server, "MOST_OF_ADDRESS", 3)
+    monkeypatch.setattr(handshake_server, "MOST_HANDSHAKES", 5)
     opened = opening()
     own = [opened.stranger() for _ in range(3)]
     others = [opened.stranger("127.0.0.2") for _ in range(2)]
@@ -168,9 +168,9 @@ def test_one_side_without_the_right_key_gets_nothing(opening: Callable[..., Open
     assert introduce(*keyed.address, hello(5), 2.0, KEY).pair == 5
     with pytest.raises(TransportError, match="wrong link key: both sides need the same --link-key-file"):
         introduce(*keyed.address, hello(6), 2.0, OTHER)
-    with pytest.raises(TransportError, match="the engine has a link key but this front end has none"):
+    with pytest.raises(TransportError, match="the engine has a link key but this front end does not"):
         introduce(*keyed.address, hello(6), 2.0)
-    with pytest.raises(TransportError, match="this front end has a link key but the engine has none"):
+    with pytest.raises(TransportError, match="this front end has a link key but the engine does not"):
         introduce(*open_to_all.address, hello(6), 2.0, KEY)
     stranger = keyed.stranger()
     stranger.sendall(hello(6).encode())  # without any proof
@@ -249,7 +249,7 @@ def test_a_front_end_trusts_no_engine_without_the_key(proof: str) -> None:
 
 
 def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake_door, "WATCH_S", 0.01)
+    monkeypatch.setattr(handshake_server, "WATCH_S", 0.01)
     opened = opening()
     opened.failing = True
     wait_for(lambda: opened.looks > 2, 60, "looks at the queue pairs")
@@ -257,7 +257,7 @@ def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeyp
 
 
 def test_closing_ends_whoever_is_at_the_door(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening()
     guests = [opened.stranger() for _ in range(3)]
     opened.door.close()

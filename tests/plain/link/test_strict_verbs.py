@@ -14,7 +14,7 @@ from support.front_end import strict_verbs
 from support.front_end.strict_verbs import Trouble
 
 from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.engine.link import handshake_door, listen_rdma
+from blinkpy.engine.link import handshake_server, listen_rdma
 from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
 from blinkpy.transport.contract import TransportError
 
@@ -26,7 +26,7 @@ globals().update(
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.install(monkeypatch, strict_verbs.card())
-    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", 0.3)
     yield
     strict_verbs.uninstall()
 
@@ -47,7 +47,7 @@ def test_whichever_call_of_verbs_fails_is_an_error_and_leaves_nothing_open(monke
 
 def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was stopped for longer than a lease claims anew over the same one. The clock is the test's."""
-    monkeypatch.setattr(handshake_door, "WATCH_S", 60.0)
+    monkeypatch.setattr(handshake_server, "WATCH_S", 60.0)
     with test_transport.weaving() as fabric:
         pair = fabric.pair().transport.pair
         listener, lease_s = fabric.listener, fabric.engine.facts.lease_ms / 1000
@@ -66,7 +66,7 @@ def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch:
 
 def test_who_comes_back_has_a_lease_to_claim_and_who_claims_nothing_gets_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile all pairs are in use, and a stranger asks. The clock is the test's, and so is what the engine granted."""
-    monkeypatch.setattr(handshake_door, "WATCH_S", 60.0)
+    monkeypatch.setattr(handshake_server, "WATCH_S", 60.0)
     with test_transport.weaving() as fabric, contextlib.ExitStack() as opened:
         listener, lease_s = fabric.listener, fabric.engine.facts.lease_ms / 1000
         clock, words = SimpleNamespace(now=1000.0), {PAIR_ATTACHED: 0, PAIR_EPOCH: 1}
