@@ -112,16 +112,18 @@ class PromptScores:
     tokens: the prompt.
     count: most likely tokens at each position.
     offsets: characters of the prompt's text before each token.
+    shown: most likely tokens in `prompt_logprobs`, at most `count`.
     Raises ValueError for more than MOST_SCORES log probabilities.
     """
 
-    def __init__(self, tokens: list[int], count: int, offsets: Iterable[int] | None = None):
+    def __init__(self, tokens: list[int], count: int, offsets: Iterable[int] | None = None, shown: int | None = None):
         if len(tokens) * (1 + count) > MOST_SCORES:
             raise ValueError(
                 f"{1 + count} log probabilities for each of {len(tokens)} tokens exceed the limit of {MOST_SCORES:,}"
             )
         self._offsets = [0] * len(tokens) if offsets is None else list(offsets)
         self._count, self._length = count, len(tokens)
+        self.shown = count if shown is None else shown
         self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, when complete
         self.entries = [TokenLogprobs(tokens[0], None, [], self._offsets[0])]
         self.ranks: list[int | None] = [None]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.front_end.fleet_bugs import FLEET_BUGS, WORLD_BUGS
+from support.front_end.http_bugs import HTTP_BUGS
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
 
 ROOT = Path(__file__).parents[2]
@@ -74,5 +75,6 @@ def test_the_numbers_of_seeded_bugs_are_right() -> None:
     assert f"| state machine | {len(FRONT_BUGS)} |" in PAGE
     assert f"| storm of several engines, `tests/plain/front_end/test_fleet.py` | {len(FLEET_BUGS)} |" in PAGE
     assert f"the same over worlds of the simulator, `tests/verified/test_fleet_worlds.py` | {len(WORLD_BUGS)} |" in PAGE
+    assert f"| HTTP model, `tests/verified/test_http_oracle.py` | {len(HTTP_BUGS)} |" in PAGE
     fleet = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
     assert f"finds {len(FLEET_BUGS)} bugs" in fleet and f"finds {len(WORLD_BUGS)} bugs" in fleet

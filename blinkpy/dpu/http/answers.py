@@ -170,7 +170,9 @@ class Answer:
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
         """The field for them, if they are asked for: of a choice, or of a whole chat."""
         scores = choice.prompt_scores
-        return {} if scores is None else {"prompt_logprobs": prompt_logprobs(scores.entries, scores.ranks, self._spell)}
+        return (
+            {} if scores is None else {"prompt_logprobs": prompt_logprobs(scores.first(scores.shown), scores.ranks, self._spell)}
+        )
 
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""

@@ -265,7 +265,8 @@ class Service:
         if request.scores_prompts:
             count = max(request.prompt_logprobs or 0, request.parameters.logprobs if request.echo else 0)
             try:
-                scores = PromptScores(prompt.tolist(), count, None if offsets is None else offsets.tolist())
+                places = None if offsets is None else offsets.tolist()
+                scores = PromptScores(prompt.tolist(), count, places, request.prompt_logprobs)
             except ValueError as error:
                 name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
                 raise bad_request(f"'{name}': {error}.", name, "invalid_value") from error

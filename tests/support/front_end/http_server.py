@@ -4,8 +4,9 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from support.front_end.fake_engine import FakeEngine
@@ -79,10 +80,16 @@ def completion_bytes(**fields: object) -> bytes:
 
 @contextlib.contextmanager
 def serving(
-    engine: FakeEngine | str, folder: Path, /, wait_ready: bool = True, send_buffer: int = 0, **options: object
+    engine: FakeEngine | str,
+    folder: Path,
+    /,
+    wait_ready: bool = True,
+    send_buffer: int = 0,
+    make: Callable[..., Any] = make_server,
+    **options: object,
 ) -> Iterator[RunningServer]:
     """A worker for an engine, or for one with that name, until the end of the block. send_buffer: of the server's
-    sockets, in bytes, 0 for what the kernel gives. options: by their flat names."""
+    sockets, in bytes, 0: the kernel's default. make: another make_server, with a planted bug. options: by their flat names."""
     name = engine if isinstance(engine, str) else engine.segment_name
     values = {"name": name, "served_model_name": MODEL, "shutdown_s": 1, "log_level": "error", "engine_timeout_ms": 60_000}
     values |= options
@@ -90,7 +97,7 @@ def serving(
     (sock,) = listen("127.0.0.1", 0, 1)
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    server = make_server(config, 0, folder)
+    server = make(config, 0, folder)
     server.app.metrics_page.every_s = 0.0  # tests look at what they have just done
     running = RunningServer(server, sock.getsockname()[1])
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)

@@ -1,0 +1,227 @@
+"""Random requests for /v1/completions, /v1/chat/completions and /v1/responses. Each feature is drawn by itself, so any of them
+meet; values at the edges of their ranges are frequent."""
+
+import json
+import random
+from typing import Any
+
+from support.front_end.http_model import CHAT, COMPLETIONS, EOS, RESPONSES, Case, Model, Speech
+
+WORDS = (
+    "The king",
+    " lived",
+    " in a castle",
+    " END",
+    "END ",
+    "the WEEKEND",
+    " naïve",
+    " 日本語",
+    "😀",
+    "\n",
+    " and",
+    " sea.",
+    "  ",
+    "é",
+    "aaab",
+)
+TENANTS: dict[str, dict[str, Any]] = {
+    "fast": {"weight": 2.5, "number": 7, "priorities": [-(2**31), 2**31 - 1]},
+    "slow": {"service_tier": "flex", "number": 8, "priorities": [-(2**31), 2**31 - 1]},
+    "both": {"weight": 0.25, "number": 9, "service_tiers": ["flex", "priority"], "priorities": [-(2**31), 2**31 - 1]},
+}
+FLEX = {"slow": 1, "fast": 0, "both": 0}  # class of a request that names no tier
+FUNCTIONS = {
+    "get_weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "get_time": {"type": "object", "properties": {}},
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"guided_choice": ["yes", "no, thanks"]}, ["yes", "no, thanks"], ["maybe", "ye", "yes "]),
+    ({"guided_regex": "[ab]{2,3}c"}, ["abc", "bbbc"], ["ac", "abbbc", "abcd"]),
+    ({"structured_outputs": {"regex": "x+"}}, ["x", "xx"], ["", "xy"]),
+    ({"guided_json": SCHEMA}, ['{"a": 1}', '{"a":-2}'], ['{"a": "1"}', "{}", '{"a": 1, "b": 2}']),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, ['{"a": 1}'], ["{}", "1"]),
+]
+"""Fields of a grammar, texts that it accepts, and others."""
+
+
+class CaseMaker:
+    """Makes cases from one generator. Seeds, salts and texts are fresh in each."""
+
+    def __init__(self, seed: int, model: Model):
+        self.draw, self.model = random.Random(seed), model
+        self.made = 0
+
+    def some(self, share: float) -> bool:
+        return self.draw.random() < share
+
+    def text(self, most: int = 8) -> str:
+        return "".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(1, most)))
+
+    def case(self) -> Case:
+        """The next one."""
+        self.made += 1
+        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES])
+        case = self._completion() if path == COMPLETIONS else self._chat(path)
+        self._sampling(case)
+        self._rules(case)
+        self._ends(case)
+        return case
+
+    # ---- prompts
+
+    def _completion(self) -> Case:
+        body: dict[str, Any] = {}
+        given: list[Any] = []
+        for number in range(self.draw.choice([1, 1, 1, 2, 3])):
+            text = f"{number}{self.made} {self.text()}"
+            ids = self.model.encoder.encode(text, add_special_tokens=False).ids
+            given.append(text if self.some(0.6) else ids)
+        body["prompt"] = given if len(given) > 1 or self.some(0.3) else given[0]
+        if self.some(0.2):
+            body["add_special_tokens"] = self.draw.choice([True, False])
+        body |= {"n": self.draw.randint(1, 3)} if self.some(0.5) else {}
+        if self.some(0.25):
+            body["echo"] = True
+        elif self.some(0.25):
+            body["best_of"] = (body.get("n") or 1) + self.draw.randint(0, 2)
+        if self.some(0.4):
+            body["logprobs"] = self.draw.choice([0, 1, 3, 20])
+        if self.some(0.6 if body.get("echo") and "logprobs" in body else 0.15):
+            body["prompt_logprobs"] = self.draw.choice([0, 2, 20])
+        prompts = [self.model.prompt_of(one, body) for one in given]
+        case = Case(COMPLETIONS, body, self._tenant(), prompts, [], [])
+        case.speeches = [[self._speech(self.text(12)) for _ in range(case.choices)] for _ in prompts]
+        return case
+
+    def _tenant(self) -> str:
+        return self.draw.choice(list(TENANTS))
+
+    def _speech(self, text: str) -> Speech:
+        return [*self.model.encoder.encode(text, add_special_tokens=False).ids, EOS]
+
+    def _chat(self, path: str) -> Case:
+        body: dict[str, Any] = {}
+        text = f"{self.made} {self.text()}"
+        messages = [{"role": "user", "content": text}]
+        if path == CHAT:
+            body["messages"] = messages
+            body |= {"n": self.draw.randint(1, 3)} if self.some(0.4) else {}
+            if self.some(0.4):
+                body |= {"logprobs": True} | ({"top_logprobs": self.draw.choice([0, 2, 20])} if self.some(0.6) else {})
+            if self.some(0.15):
+                body["include_reasoning"] = False
+        else:
+            body["input"] = text
+            if self.some(0.3):
+                body["instructions"] = self.text()
+                messages.insert(0, {"role": "system", "content": body["instructions"]})
+            if self.some(0.4):
+                body |= {"include": ["message.output_text.logprobs"], "top_logprobs": self.draw.choice([0, 2, 20])}
+            if self.some(0.3):
+                body["metadata"] = {"a": self.text(2)}
+        if self.model.plain:
+            case = Case(path, body, self._tenant(), [self.model.chat_prompt(messages, [], {})], [], [], plain=True)
+            case.speeches = [[self._speech(self.text(12)) for _ in range(case.choices)]]
+            body.pop("include_reasoning", None)
+            return case
+        values = {"enable_thinking": False} if self.some(0.5) else {}
+        body |= {"chat_template_kwargs": values} if values else {}
+        tools, names = [], sorted(FUNCTIONS)[: self.draw.randint(1, 2)]
+        if self.some(0.4):
+            tools = [self._tool(name) for name in names]
+            body["tools"] = tools if path == CHAT else [{"type": "function", **tool["function"]} for tool in tools]
+            body |= {"parallel_tool_calls": self.draw.choice([True, False])} if self.some(0.5) else {}
+            body |= {"tool_choice": self.draw.choice(["auto", "none"])} if self.some(0.4) else {}
+        shown = [] if body.get("tool_choice") == "none" else tools
+        prompts = [self.model.chat_prompt(messages, shown, values)]
+        case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values)
+        if shown and self.some(0.7):
+            case.calls = [
+                (name, json.dumps({"city": self.text(2)})) for name in self.draw.choices(names, k=self.draw.randint(1, 2))
+            ]
+        case.speeches = [[self._answer(case) for _ in range(case.choices)]]
+        return case
+
+    @staticmethod
+    def _tool(name: str) -> dict[str, Any]:
+        function = {"name": name, "description": f"says {name}", "parameters": FUNCTIONS[name]}
+        return {"type": "function", "function": function}
+
+    def _answer(self, case: Case) -> Speech:
+        """Reasoning, content and calls, as the model writes them."""
+        encode = self.model.encoder.encode
+        thoughts = self.text().strip() or "Hm."
+        text = f"{thoughts}\n</think>\n\n" if case.thinking and (case.calls or self.some(0.8)) else ""
+        text += f"x{self.text(6)}" if self.some(0.8) or not case.calls else ""
+        for name, arguments in case.calls:
+            text += f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        return [*encode(text, add_special_tokens=False).ids, EOS]
+
+    # ---- everything else
+
+    def _sampling(self, case: Case) -> None:
+        draw, body = self.draw, case.body
+        values = {
+            "temperature": [0, 0.25, 2, 100], "top_p": [0.125, 1, 1e-30], "top_k": [-1, 0, 1, 2**31 - 1], "min_p": [0, 0.5, 1],
+            "repetition_penalty": [0.5, 1.25, 100], "presence_penalty": [-2, 0.5, 2], "frequency_penalty": [-2, 0.25, 2],
+            "seed": [0, 1, -1, 2**63 - 1, -(2**63), draw.randrange(2**40)], "priority": [-(2**31), 2**31 - 1, 5, 0, -3],
+            "cache_salt": ["a", "b", " a"], "service_tier": ["auto", "default", "priority", "flex"],
+            "request_id": [f"id-{self.made}"], "user": ["somebody"],
+        }  # fmt: skip
+        for name, edges in values.items():
+            if self.some(0.25):
+                body[name] = draw.choice(edges)
+        if self.some(0.5) and not self.model.scores_prompts(case) and case.choices == (body.get("n") or 1):
+            body["stream"] = True
+            if case.path != RESPONSES and self.some(0.6):
+                usage = {"include_usage": self.some(0.7)}
+                body["stream_options"] = usage | ({"continuous_usage_stats": True} if self.some(0.4) else {})
+        case.hits = [
+            0 if self.some(0.3) else draw.randint(0, (len(prompt) - 1) // self.model.page_size) for prompt in case.prompts
+        ]
+
+    def _rules(self, case: Case) -> None:
+        draw, body = self.draw, case.body
+        if self.some(0.15):
+            body["logit_bias"] = {str(token): draw.choice([-100, 0.5, 100]) for token in draw.sample(range(3, 400), 3)}
+        if self.some(0.1):
+            body["allowed_token_ids"] = draw.sample(range(3, 400), 5)
+        if self.some(0.1):
+            body["bad_words"] = draw.sample(["king", " castle", "and", " the", "of", "a"], 3)
+        closed = not case.thinking and not case.body.get("tools")
+        if self.some(0.2) and (case.path == COMPLETIONS or (case.path == CHAT and closed)):
+            body |= draw.choice(GRAMMARS)[0]
+
+    def _ends(self, case: Case) -> None:
+        """Stop strings, stop ids and limits: they may cut a text anywhere, but no call."""
+        draw, body = self.draw, case.body
+        room = min(self.model.context - len(prompt) for prompt in case.prompts)
+        spoken = [speech for speeches in case.speeches for speech in speeches]
+        longest = max(map(len, spoken))
+        if case.calls:
+            body |= {case.limit_field: draw.choice([room, longest - 1, longest - 20])} if self.some(0.3) else {}
+            if self.some(0.3):
+                body["stop"] = draw.choice(["city", '"}', "</tool_call>", "END", "arg"])
+            return
+        if self.some(0.6):
+            body[case.limit_field] = draw.choice([1, 2, longest - 1 or 1, longest, longest + 1, min(room, 40), room])
+        if body.get("echo") and self.some(0.3):
+            body["max_tokens"] = 0
+        if self.some(0.2) and 0 < body.get(case.limit_field, 0) <= 60:
+            body["ignore_eos"] = True
+        limit = max(1, room if body.get(case.limit_field) is None else body[case.limit_field])
+        if self.some(0.3):
+            body["min_tokens"] = min(limit, draw.choice([0, 1, 3, longest, draw.randint(0, longest)]))
+        if self.some(0.4):
+            texts = [self.model.text(speech[:-1], True, case.chat) for speech in spoken]
+            parts = [text[at : at + draw.randint(1, 5)] for text in texts for at in [draw.randrange(max(1, len(text)))]]
+            stops = [part for part in (*parts, " END", "END ", "never", "aab") if part and "\x00" not in part]
+            chosen = draw.sample(stops, min(len(stops), draw.randint(1, 3)))
+            chosen += [chosen[0][1:]] if len(chosen[0]) > 1 and self.some(0.3) else []
+            body["stop"] = chosen if len(chosen) > 1 or self.some(0.5) else chosen[0]
+        if self.some(0.2):
+            body["stop_token_ids"] = draw.sample([token for token in spoken[0] if token != EOS] or [5], 1)
+        for name, value in (("include_stop_str_in_output", True), ("skip_special_tokens", False)):
+            if self.some(0.2):
+                body[name] = value

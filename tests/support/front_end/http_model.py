@@ -1,0 +1,188 @@
+"""The effects of an HTTP request: a short model of the API, made from docs/api.md and not from the product's code.
+
+It takes a body and the engine's tokens for each choice, and gives submissions, texts, finish reasons and counts.
+The text comes from the `tokenizers` library; no module of blinkpy.dpu is used.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Encoder
+
+EOS = 1
+SHOWN = ("<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")  # special tokens that parsers of chats read
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PLAIN = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant:"
+DEFAULTS = {"temperature": 0.6, "top_p": 0.9}  # of the model's generation_config.json
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+}
+Speech = list[int]  # token ids that the engine generates for one choice, repeated as often as needed
+
+
+def logprob_of(token: int) -> float:
+    """The log probability of each generated token in these tests; exact in float32."""
+    return -0.125 * (1 + token % 11)
+
+
+@dataclass
+class Case:
+    """A request. tenant: whose key it has. prompts: token ids. speeches: of each choice of each prompt. hits: pages of each
+    prompt in the prefix cache."""
+
+    path: str
+    body: dict[str, Any]
+    tenant: str
+    prompts: list[list[int]]
+    speeches: list[list[Speech]]
+    hits: list[int]
+    thinking: bool = False  # the prompt opens the reasoning
+    calls: list[tuple[str, str]] = field(default_factory=list)  # name and arguments in each speech
+    plain: bool = False  # chats have content alone
+
+    @property
+    def chat(self) -> bool:
+        return self.path != COMPLETIONS
+
+    @property
+    def choices(self) -> int:
+        """Generated for each prompt."""
+        return int(self.body.get("best_of") or self.body.get("n") or 1)
+
+    @property
+    def logprobs(self) -> int | None:
+        """Most likely tokens that the answer shows for each token; None: no log probabilities."""
+        body = self.body
+        if self.path == COMPLETIONS:
+            return None if body.get("logprobs") is None else int(body["logprobs"])
+        asked = body.get("logprobs") if self.path == CHAT else "message.output_text.logprobs" in body.get("include", ())
+        return int(body.get("top_logprobs") or 0) if asked else None
+
+    @property
+    def limit_field(self) -> str:
+        return "max_output_tokens" if self.path == RESPONSES else "max_tokens"
+
+
+@dataclass
+class Said:
+    """One choice. tokens: that count; texts: the text before each of them, and behind the last one."""
+
+    tokens: list[int]
+    text: str
+    finish: str
+    texts: list[str]
+    pushed: list[int]  # tokens that have text
+
+
+class Model:
+    """Over a tokenizer and the engine's limits. context, page_size: in tokens. plain: the template is PLAIN, else THINKING."""
+
+    def __init__(self, encoder: Encoder, context: int, page_size: int, plain: bool = False):
+        self.encoder, self.context, self.page_size, self.plain = encoder, context, page_size, plain
+        special = encoder.get_added_tokens_decoder()
+        self.special = {token for token, added in special.items() if added.special}
+        self.shown = set() if plain else {encoder.token_to_id(name) for name in SHOWN}
+
+    # ---- texts
+
+    def text(self, tokens: list[int], skip: bool, chat: bool) -> str:
+        """Of tokens, without a character that has not come whole."""
+        hidden = self.special - (self.shown if chat else set()) if skip else set()
+        kept = [token for token in tokens if token not in hidden]
+        return str(self.encoder.decode(kept, skip_special_tokens=False)).rstrip("\ufffd")
+
+    def limit(self, case: Case, prompt: list[int]) -> int:
+        given = case.body.get(case.limit_field)
+        return self.context - len(prompt) if given is None else max(1, int(given))
+
+    def stop_ids(self, case: Case) -> set[int]:
+        own = set(case.body.get("stop_token_ids") or ())
+        return own if case.body.get("ignore_eos") else own | {EOS}
+
+    def said(self, case: Case, prompt: list[int], speech: Speech) -> Said:
+        """A choice up to the first of: a stop id, a stop string, the limit."""
+        body, minimum = case.body, int(case.body.get("min_tokens") or 0)
+        skip, include = body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
+        stops = [body["stop"]] if isinstance(body.get("stop"), str) else list(body.get("stop") or ())
+        tokens: list[int] = []
+        pushed: list[int] = []
+        texts = [""]
+        while True:
+            token = speech[len(tokens) % len(speech)]
+            tokens.append(token)
+            ends = token in self.stop_ids(case) and len(tokens) > minimum
+            if not ends or include:
+                pushed.append(token)
+            before, text = texts[-1], self.text(pushed, skip, case.chat)
+            texts.append(text)
+            for end in range(len(before) + 1, len(text) + 1) if len(tokens) > minimum else ():
+                met = [stop for stop in stops if text[:end].endswith(stop)]
+                if met:
+                    longest = max(map(len, met))
+                    return Said(tokens, text[: end if include else end - longest], "stop", texts, pushed)
+            if ends:
+                return Said(tokens, text, "stop", texts, pushed)
+            if len(tokens) == self.limit(case, prompt):
+                return Said(tokens, text, "length", texts, pushed)
+
+    def reasoning_tokens(self, case: Case, said: Said) -> int:
+        """Up to the closing tag, which counts."""
+        closing = self.encoder.token_to_id("</think>")
+        if not case.thinking:
+            return 0
+        return said.pushed.index(closing) + 1 if closing in said.pushed else len(said.pushed)
+
+    # ---- what the engine gets
+
+    def entry(self, case: Case, prompt: list[int], choice: int) -> dict[str, Any]:
+        """Fields of the submission that follow from the body alone. A field that is absent may have any value."""
+        body = case.body
+        wanted: dict[str, Any] = {"max_tokens": self.limit(case, prompt)}
+        for name, neutral in NEUTRAL.items():
+            given = body.get(name)
+            wanted[name] = DEFAULTS.get(name, neutral) if given is None else given
+        wanted["top_k"] = max(0, wanted["top_k"])
+        if body.get("seed") is not None:
+            wanted["seed"] = (int(body["seed"]) + choice + 2**63) % 2**64 - 2**63
+        wanted["priority"] = int(body.get("priority") or 0)
+        scored = choice == 0 and self.scores_prompts(case) and len(prompt) > 1
+        logprobs = -1 if case.logprobs is None else case.logprobs
+        compared = body.get("best_of") is not None and body["best_of"] > (body.get("n") or 1)
+        wanted["logprobs"] = max(0, logprobs) if scored or compared else logprobs
+        wanted["flags"] = 2 if scored else 0
+        return {k: float(np.float32(v)) if isinstance(NEUTRAL.get(k), float) else v for k, v in wanted.items()}
+
+    @staticmethod
+    def scores_prompts(case: Case) -> bool:
+        body = case.body
+        return body.get("prompt_logprobs") is not None or bool(body.get("echo") and case.logprobs is not None)
+
+    # ---- prompts
+
+    def prompt_of(self, given: str | list[int], body: dict[str, Any]) -> list[int]:
+        """Of /v1/completions."""
+        if not isinstance(given, str):
+            return list(given)
+        return list(self.encoder.encode(given, add_special_tokens=body.get("add_special_tokens") is not False).ids)
+
+    def chat_prompt(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any]) -> list[int]:
+        """By the template. tools: as chats have them."""
+        said = "".join(f"<|start|>{m['role']}\n{m['content']}<|end|>\n" for m in messages)
+        if self.plain:
+            return list(self.encoder.encode(f"{said}<|start|>assistant:", add_special_tokens=False).ids)
+        text = ""
+        if tools:
+            lines = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
+            text = f"<|start|>system\nTools:\n{lines}Answer with <tool_call>{{...}}</tool_call>.<|end|>\n"
+        text += f"{said}<|start|>assistant\n<think>\n"
+        text += "\n</think>\n\n" if values.get("enable_thinking") is False else ""
+        return list(self.encoder.encode(text, add_special_tokens=False).ids)
