@@ -173,7 +173,7 @@ class HttpOracle:
             assert rules.biases == {int(token): bias for token, bias in body.get("logit_bias", {}).items()}
             assert sorted(rules.allowed or ()) == sorted(body.get("allowed_token_ids", ()))
             assert bool(rules.banned) == bool(body.get("bad_words"))
-            assert sorted(rules.banned) == sorted(self._banned(body.get("bad_words", ())))
+            assert sorted(map(list, rules.banned)) == sorted(self._banned(body.get("bad_words", ())))
         grammar = next((one for one in GRAMMARS if one[0].items() <= body.items()), None)
         assert (len(request.grammar) > 0) == (grammar is not None), (
             "a grammar without a field for it, or no grammar for the field"
@@ -198,7 +198,7 @@ class HttpOracle:
 
     def _wanted(self, case: Case, said: list[list[Said]]) -> list[dict[str, Any]]:
         """The choices of the answer."""
-        wanted = []
+        wanted: list[dict[str, Any]] = []
         for prompt, choices in zip(case.prompts, said, strict=True):
             order = sorted(choices, key=lambda one: -sum(map(logprob_of, one.tokens)) / len(one.tokens) * -1, reverse=True)
             n = int(case.body.get("n") or 1)
@@ -406,7 +406,13 @@ class HttpOracle:
         body, length = case.body, said.finish == "length"
         assert (answer["status"], answer["object"]) == ("incomplete" if length else "completed", "response")
         assert answer["incomplete_details"] == ({"reason": "max_output_tokens"} if length else None)
-        asked = {"temperature": 0.6, "top_p": 0.9, "max_output_tokens": None, "instructions": None, "top_logprobs": 0}
+        asked: dict[str, Any] = {
+            "temperature": 0.6,
+            "top_p": 0.9,
+            "max_output_tokens": None,
+            "instructions": None,
+            "top_logprobs": 0,
+        }
         asked |= {"metadata": {}, "parallel_tool_calls": True}
         for name, default in asked.items():
             assert answer[name] == body.get(name, default), f"{name} {answer[name]}"
@@ -415,7 +421,8 @@ class HttpOracle:
         assert body.get("request_id") is None or answer["id"] == f"resp_{body['request_id']}"
         self._tier(case, answer["service_tier"])
         self._usage(case, answer["usage"], final=True)
-        wanted, got = self._message(case, said), {"content": "", "reasoning": "", "calls": list[Any]()}
+        wanted = self._message(case, said)
+        got: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
         for item in answer["output"]:
             if item["type"] == "function_call":
                 got["calls"].append((item["name"], item["arguments"]))

@@ -96,7 +96,7 @@ class RequestReader:
         detokenizer = self.tokenizer.detokenizer(None, request.skip_special_tokens)
         pieces = [detokenizer.push(token) for token in prompt.tolist()]
         offsets = np.cumsum([0, *map(len, pieces[:-1])], dtype=np.int32)
-        return Echo("".join(pieces) + detokenizer.finish(), offsets)  # what the offsets count, special tokens included
+        return Echo("".join(pieces) + detokenizer.finish(), offsets)  # as the offsets count it, with special tokens
 
     def token_rules(self, request: Request, limits: EngineLimits) -> TokenRules | None:
         """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have, those
