@@ -14,7 +14,7 @@ from verified.memory_model.machines import WEAK
 SEEDS = 40  # of the links on which a bug is looked for; most are found on the first
 
 FENCED = "        self._fence()  # "
-DOORBELL_FENCED = FENCED + "the doorbell comes after the entry: O1 of docs/verification.md\n"
+DOORBELL_FENCED = FENCED + "store the doorbell after the entry: O1 of docs/verification.md\n"
 DOORBELL = "        self._words[self._front + W.FRONT_DOORBELL] = doorbell\n"
 HEAD = "store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])"
 CONSUME = "        tokens += consume_entry("
@@ -22,7 +22,7 @@ READ = "            words = self.transport.read_completions(position, min(window
 POSITIONS = "            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])\n"
 EPOCH = "            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])\n"
 GRANT = """        epoch = words[base + W.PAIR_EPOCH]
-        self._fence()  # all else is read after the epoch: O5 of docs/verification.md
+        self._fence()  # load the other words after the epoch: O5 of docs/verification.md
         return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, words[base + W.PAIR_ATTACHED])
 """
 WORD = "        store_release(queues.cq, (pair, entry), word)\n"
@@ -62,7 +62,7 @@ ORDER_BUGS = {
         Bug("attached is read before the grant", "connect_shm",
             GRANT,
             "        attached = words[base + W.PAIR_ATTACHED]\n" + GRANT.replace("words[base + W.PAIR_ATTACHED]", "attached")),
-        Bug("no fence between grant and positions", "connect_shm", FENCED + "all else is read", "        # "),
+        Bug("no fence between grant and positions", "connect_shm", FENCED + "load the other words", "        # "),
     ),
     "O6": (
         Bug("a head of an earlier epoch is accepted", "ownership",

@@ -62,7 +62,7 @@ def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) 
     ("before", "after", "fault"),
     [
         ("    barrier(lanes)\n    for i in strided(lane, taken, lanes):", "    for i in strided(lane, taken, lanes):", ""),
-        ("free + (before & _LOW)]", "free + (total & _LOW) - 1 - (before & _LOW)]", "than one lane does (pages.free"),
+        ("free + (before & _LOW)]", "free + (total & _LOW) - 1 - (before & _LOW)]", "than one lane (pages.free"),
     ],
     ids=["a barrier is missing", "free pages are in another order, which breaks no rule"],
 )
@@ -216,7 +216,7 @@ def test_a_world_that_does_not_end_is_a_failure(capsys: pytest.CaptureFixture[st
     monkeypatch.setattr("blinkpy.verify.sim.runs.STUCK_S", 3.0)
     assert main(["--seed", "1000", "--processes", "2", "--seconds", "0.1"]) == 1
     out = capsys.readouterr().out
-    assert f"seed 1000, turn 0: one of {BLOCK} worlds from this seed on does not end" in out and "--seed 1000 " in out
+    assert f"seed 1000, turn 0: one of the {BLOCK} worlds that begin with this seed does not end" in out and "--seed 1000 " in out
     assert not multiprocessing.active_children()
 
 

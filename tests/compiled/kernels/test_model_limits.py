@@ -84,7 +84,7 @@ def test_the_engine_says_whether_a_table_or_defaults_are_used() -> None:
     assert "linear layers: defaults; attention" in none.describe(llama, BF16)
     assert "experts: defaults" in none.describe(qwen, BF16)
     assert "linear layers: defaults" in tables.describe(llama, torch.float32)
-    assert "as --batch-invariant has it" in tables.describe(llama, BF16, invariant=True)
+    assert "because of --batch-invariant" in tables.describe(llama, BF16, invariant=True)
     wider = describe_config(MODELS[LLAMA].config | {"intermediate_size": 14_464})
     known, every = tables.measured(wider, BF16)["linear layers"]
     assert 0 < known < every

@@ -199,7 +199,7 @@ def test_states_have_names(state: int, name: str) -> None:
     transport.engine[W.ENGINE_STATE] = state
     assert pair.state_name() == name
     if name != "ready":
-        more = "and accepts no new requests" if name == "draining" else ""
+        more = " and accepts no new requests" if name == "draining" else ""
         with pytest.raises(EngineUnavailableError, match=f"the engine is {name}{more}$"):
             pair.submit(np.ones(1, np.int32), RequestParameters())
 

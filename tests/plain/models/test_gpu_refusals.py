@@ -102,7 +102,7 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
         (
             {"capability": (8, 6)},
             ("--kv-cache-dtype", "fp8_e4m3"),
-            ["kv_cache_dtype fp8_e4m3 needs", "8.9 or newer: this one has 8.6"],
+            ["kv_cache_dtype fp8_e4m3 needs", "8.9 or newer, but this GPU has 8.6"],
         ),
         (
             {},

@@ -429,7 +429,7 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("tokenizer.json", "tekken.json", "convert_tekken_tokenizer"),
         ("tokenizer.json", "tokenizer.model", "transformers saves a fast tokenizer"),
         ("tokenizer.json", "vocab.json", "transformers saves a fast tokenizer"),
-        ("config.json", "params.json", "as transformers has it"),
+        ("config.json", "params.json", "transformers' format is needed"),
     ],
 )
 def test_a_checkpoint_of_another_form(model: Path, missing: str, other: str, remedy: str) -> None:
