@@ -40,9 +40,8 @@ def require_packages(part: str, *names: str, extra: str = "") -> None:
 def modules_of(package: str, pattern: str, *names: str) -> dict[str, ModuleType]:
     """The modules of a package whose file names match a pattern, such as "*_calls", by file name, in order.
 
-    names: names that each module must define. Raises ConfigError for a module that fails at its import, or
-        lacks a
-    name. The error has file and line.
+    names: names that each module must define.
+    Raises ConfigError, with file and line, for a module that fails at its import or lacks a name.
     """
     (folder,) = import_module(package).__path__
     files = sorted(module.name for module in pkgutil.iter_modules([folder]) if fnmatch(module.name, pattern))

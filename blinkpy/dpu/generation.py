@@ -73,8 +73,8 @@ class Sink(Protocol):
         """Take the end of the text. generation.finish_reason or generation.error states the reason."""
 
     def send(self) -> None:
-        """Send the pending output. Called after on_text and ended, when all choices have received theirs of a
-        step.
+        """Send the pending output. Called after on_text and ended, when all choices have received their
+        tokens of a step.
         """
 
 

@@ -37,7 +37,7 @@ BITS_SHIFT = 5  # from a token to its word of the bitmask
 
 
 def bitmask_words(vocab_size: int) -> int:
-    """Words of a bit for each token."""
+    """Words of a bitmask with one bit per token."""
     return (vocab_size + (1 << BITS_SHIFT) - 1) >> BITS_SHIFT
 
 

@@ -158,7 +158,7 @@ class Engines:
 
     @property
     def pair(self) -> QueuePair | None:
-        """Any attached queue pair, or None. The facts against which requests are checked are equal in all."""
+        """Any attached queue pair, or None. All queue pairs have the facts that request checks use."""
         return next((link.pair for link in self.links if link.pair is not None), None)
 
     def pairs(self) -> list[QueuePair]:

@@ -96,9 +96,10 @@ class NumpyAttention:
         ]
 
     def run(self, layer: int, qkv: Float32) -> Float32:
-        """qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
+        """Compute a layer's attention, and cache its keys and values.
 
-        Returns [tokens, q_size], valid until the next run.
+        qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
+        Returns [tokens, q_size], valid until the next call.
         """
         model, out = self.model, self.out[: self.tokens]
         self.arguments["qkv"][layer] = address(qkv)

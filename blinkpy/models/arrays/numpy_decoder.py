@@ -50,14 +50,15 @@ class NumpyDecoder:
         layers: range | None = None,
         stream: Float32 | None = None,
     ) -> Float32:
-        """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
+        """Run a batch (blinkpy.kv.state.Batch), and write keys and values of all its tokens to the cache.
 
-        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all.
-        Returns their residual stream after the last layer, [wanted tokens, hidden]; the last layer drops the others
-        after its attention.
-
-        layers: run only these; by default all.
+        page_table: int32 [slots, pages of a sequence].
+        wanted: tokens of the batch whose results are needed, ascending; by default all. The last layer drops
+            the
+        others after its attention.
+        layers: run only these layers; by default all.
         stream: the result of the layers before them; may be modified.
+        Returns the residual stream of the wanted tokens after the last layer, [wanted tokens, hidden].
         """
         ids = batch.token_ids[: int(batch.counts[S.TOKENS])]
         self.attention.begin(batch, page_table)

@@ -61,8 +61,10 @@ def position_in_pair(limits, scratch, n, lane, lanes):
 def store_completion(queues, pair, entry, word, logprobs, i):
     """Store a completion word at its place in a queue, after its record, logprobs[i], if it has HAS_LOGPROBS.
 
-    Keeps O3 and O8 of docs/verification.md: a word without a record needs no release, since one store completes
-    it and its lap counter shows that it is new. A word with a record needs one, as its reader then reads the
+    Keeps O3 and O8 of docs/verification.md. A word without a record needs no release, since one store
+    completes
+    it and its lap counter shows that it is new. A word with a record is released, because its reader then
+    reads the
     record.
     """
     if word & LOGPROBS_BIT != 0:

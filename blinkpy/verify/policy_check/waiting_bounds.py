@@ -147,7 +147,7 @@ def longest_time(overtakes: Callable[[float], bool]) -> float:
 
 
 def arriving(requests: list[RequestFields], at_s: float) -> list[RequestFields]:
-    """The requests with the arrival fields of a time."""
+    """Copies of the requests with an arrival at at_s seconds."""
     return [
         r._replace(
             arrival=int(at_s * ARRIVALS_PER_S) + 1,

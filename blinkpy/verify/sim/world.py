@@ -204,7 +204,7 @@ def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]
 
 
 def random_odds(draw: random.Random, limits: Limits) -> Odds:
-    """Random odds. With many pages, prompts may repeat, so that pages are hit."""
+    """Random odds. If there are many pages, prompts may repeat, which causes cache hits."""
     few = limits.pages <= FEW_PAGES
     return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in CHOICES.items()})
 
