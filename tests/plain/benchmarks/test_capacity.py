@@ -1,15 +1,12 @@
 """The prediction of latencies: what a step has to do is counted right, and costs what the model says."""
 
 import argparse
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.common.harness import UsageError
-from benchmarks.tuning.capacity import Choice, StepTimes, predict, read_decode, requests_of
+from benchmarks.tuning.capacity import Choice, StepTimes, predict, requests_of
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve
 
@@ -53,14 +50,3 @@ def test_a_request_alone_takes_the_time_of_its_steps() -> None:
     decode = [3.0 + 0.001 * context for context in (301, 302)]
     assert found["tpot_p50"] == pytest.approx(np.mean(decode), rel=1e-3)
     assert found["itl_p99"] == pytest.approx(decode[1], rel=1e-3)
-
-
-def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
-    path = tmp_path / "decode.json"
-    path.write_text(json.dumps({"prompt": 100, "new": 100, "rows": {"8": {"step_us": {"p50": 5000.0}}, "16": {"error": "x"}}}))
-    ((rows, ms),) = read_decode(path, context_ns=1000.0)
-    assert rows == 8
-    assert ms == pytest.approx(5 - 8 * 150 * 0.001)
-    path.write_text("{}")
-    with pytest.raises(UsageError, match=r"is no result of benchmarks/parts/decode_step\.py"):
-        read_decode(path, 1.0)

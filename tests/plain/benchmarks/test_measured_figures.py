@@ -56,12 +56,6 @@ def test_each_named_figure_has_a_value(name: str) -> None:
     assert re.fullmatch(r"[\d.,]+( to [\d.]+)?( %)?", NAMED[name](Results(RESULTS)))
 
 
-def test_seeded_bugs_are_counted() -> None:
-    from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
-
-    assert NAMED["seeded-bugs"](Results(RESULTS)) == str(len(SCHEDULER_BUGS) + len(FRONT_BUGS))
-
-
 def cell(
     system: str, mode: str, rate: float, tpot: float, streams: int = 0, front_end: str = "own", **more: Any
 ) -> dict[str, Any]:
@@ -93,7 +87,6 @@ def shown(name: str, context: dict[str, Any]) -> str:
     return TEMPLATES.get_template(f"{name}.md.j2").render(context)
 
 
-LOADS = (("isolated", 1, 10), ("isolated", 2, 20), ("interfered", 1, 20), ("interfered", 2, 160))
 CELLS = [
     cell("blinkpy", "isolated", 16, 8.0),
     cell("blinkpy", "isolated", 16, 8.4, output_tokens_per_s=909.0),  # measured again
@@ -120,11 +113,3 @@ def test_serving_tables() -> None:
     assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
     assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
     assert "En under load, next to another server: not measured yet." in text
-
-
-REPORT = """<testsuites><testsuite name="pytest" time="90" timestamp="2026-01-02T03:04:05">
-<testcase classname="tests.gpu.a" name="test_x[1]"/>
-<testcase classname="tests.gpu.a" name="test_x[1]"><error message="teardown"/></testcase>
-<testcase classname="tests.gpu.a" name="test_y"/>
-<testcase classname="tests.gpu.b" name="test_y"><skipped message="no"/></testcase>
-</testsuite></testsuites>"""

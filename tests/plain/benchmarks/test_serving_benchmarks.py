@@ -1,12 +1,10 @@
 """What the serving benchmarks offer, compute and start; and the smoke grid as a whole. Nothing here is timed."""
 
-import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,24 +127,6 @@ def test_a_client_that_fell_behind_is_said() -> None:
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
     assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
     assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
-
-
-def nvml(uuids: tuple[str, ...] = ("GPU-abcd", "GPU-bbcd", "GPU-cdef"), **more: object) -> SimpleNamespace:
-    """NVML with some GPUs, whose handles are their numbers, and whose clock changes."""
-    clocks = itertools.cycle([1000, 1980])
-    return SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: len(uuids),
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetUUID=lambda handle: uuids[handle],
-        nvmlDeviceGetName=lambda handle: uuids[handle],
-        nvmlSystemGetDriverVersion=lambda: "5",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
-        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
-        **{"nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1000 * handle} | more,
-        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
-    )
 
 
 def test_systems_from_the_command_line() -> None:

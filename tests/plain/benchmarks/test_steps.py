@@ -1,7 +1,7 @@
 """The benchmark of whole steps, but for the GPU: batches, multiplications, measuring on a synthetic clock, the table."""
 
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,42 +100,6 @@ def test_multiplications_one_by_one(rng: np.random.Generator, config: dict[str, 
     found = multiplications(a, rows, last_tokens_only=narrowed)
     assert (found.linear, found.attention) == (linear // 8, attention)
     assert found.tflop == pytest.approx(2e-12 * (linear // 8 + attention))
-
-
-class SyntheticGpu:
-    """A GPU that does one replay after another, and the host's clock, which moves on when the host waits for it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_ms: float = 40.0) -> None:
-        self.step_ms = step_ms
-        self.now = self.done = 0.0
-        self.replays = 0
-        self.ready: list[float] = []
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SyntheticEvent(self))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=lambda: self.now))
-
-    def instantiate(self) -> None:
-        self.ready.append(self.now)
-
-    def replay(self) -> None:
-        assert self.ready, "not instantiated"
-        self.now += 1e-5
-        self.done = max(self.done, self.now) + self.step_ms / 1e3
-        self.replays += 1
-
-
-class SyntheticEvent:
-    def __init__(self, gpu: SyntheticGpu):
-        self.gpu, self.at = gpu, 0.0
-
-    def record(self) -> None:
-        self.at = max(self.gpu.done, self.gpu.now)
-
-    def synchronize(self) -> None:
-        self.gpu.now = max(self.gpu.now, self.at)
-
-    def elapsed_time(self, other: Self) -> float:
-        return (other.at - self.at) * 1e3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import httpx
 import pytest
 from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import MODEL, events, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
@@ -25,17 +23,6 @@ from blinkpy.serving.addresses import check_access, print_ready
 HERE, ELSEWHERE = "https://here.example", "https://elsewhere.example"
 ASKED = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-a"}
 BODY = {"prompt": [7, 8], "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

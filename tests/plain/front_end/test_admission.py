@@ -20,7 +20,6 @@ import pytest
 from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import completion_bytes, serving
 from support.front_end.tenants import bearer, make_admission, write_keys
-from support.front_end.tiny_tokenizer import write_model
 from support.in_loop import in_loop
 from support.waiting import wait_for
 
@@ -585,11 +584,6 @@ def test_rows_of_removed_tenants_are_used_again_once_they_are_idle(rng: np.rando
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def complete(server, name: str, **fields: object) -> httpx.Response:

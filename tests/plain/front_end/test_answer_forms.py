@@ -6,30 +6,12 @@ import orjson
 import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import MODEL, events, serving, text_and_end
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
-from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.words import STATE_DRAINING
 
 USER = [{"role": "user", "content": "the dog"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer(folder)
-
-
-@pytest.fixture
-def engine():
-    with FakeEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pytest
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes
-from support.front_end.tiny_tokenizer import write_model
 from support.front_end.victim import attacked
 from support.waiting import wait_for
 
@@ -32,11 +31,6 @@ GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\n"
 EVENTS = 20  # that the victim gets beside each attack, at least
 SLOW_REGEX = "(?:a?){4000}a{4000}"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def connected(server: RunningServer) -> socket.socket:

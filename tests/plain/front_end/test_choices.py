@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from support.front_end.fake_engine import FACTS, FakeEngine
+from support.front_end.fake_engine import FACTS
 from support.front_end.http_server import NO_DETAILS, RunningServer, completion_bytes, events, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.http.answers import Choice, likeliest
@@ -19,17 +18,6 @@ from blinkpy.queues.request_parameters import INT64_MAX, INT64_RANGE
 from blinkpy.queues.words import REJECT_PAGES
 
 PROMPT = list(range(20, 20 + 3 * FACTS.page_size))  # three whole pages
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

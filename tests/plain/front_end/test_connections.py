@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +20,6 @@ import pytest
 from support.commands import Command
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import RunningServer, completion_bytes, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import ConfigError, FrontendOptions
@@ -33,17 +31,6 @@ from blinkpy.dpu.metrics import Metrics
 HEADER_BYTES = FrontendOptions().max_header_bytes
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
 
 
 def connect(server: RunningServer) -> socket.socket:

@@ -20,7 +20,6 @@ import pytest
 from support.commands import Command
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, completion_bytes, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config
@@ -34,11 +33,6 @@ from blinkpy.queues.layout import QueueSizes
 PATIENT = ("--engine-timeout-ms", "60000")  # a busy machine keeps an engine waiting
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 class FrontEnd(Command):

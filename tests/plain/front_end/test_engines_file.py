@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import RunningServer, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
 from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet.engine_list import MOST_BYTES, EnginesFile, check_engines, engine_configs
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.fleet_bugs import FLEET_BUGS
 from support.front_end.fleet_storm import Storm
 from support.front_end.http_server import serving
-from support.front_end.tiny_tokenizer import write_model
 from support.seeded_bugs import Bug, planted
 from support.waiting import wait_for
 
@@ -232,11 +231,6 @@ def test_an_engine_that_is_another_is_refused_by_name(change: dict[str, int], na
 
 
 # ---- with a worker and its HTTP server ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def both(*engines: FakeEngine) -> str:

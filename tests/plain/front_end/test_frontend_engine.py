@@ -18,7 +18,6 @@ import httpx
 import pytest
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import RunningServer, events, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import alive
@@ -28,11 +27,6 @@ from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import CONTROL_FAULT, FINISH_CANCELLED, FINISH_ERROR, STATE_DRAINING, STATE_FAULTED, STATE_READY
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def code(response: httpx.Response) -> tuple[int, str]:

@@ -21,7 +21,6 @@ from support.front_end.http_server import (
     serving,
     text_and_end,
 )
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.api_errors import ApiError, unavailable
@@ -34,22 +33,6 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.words import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
 
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer(folder)
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import httptools
 import pytest
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.in_loop import in_loop
 from support.waiting import wait_for
 
@@ -22,11 +21,6 @@ from blinkpy.dpu.metrics import Metrics
 
 LAG_S, WORK_S = 0.2, 0.001
 HONEST, GREEDY = Asker("honest"), Asker("greedy")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 from support.front_end.fake_engine import FakeEngine
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
@@ -27,11 +26,6 @@ from blinkpy.queues.layout import QueueSizes
 
 BOTH = QueueSizes(4, 8, 8, 64, 512, 128)  # queue pairs for two front ends of two workers
 ONE = QueueSizes(2, 8, 8, 64, 512, 128)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def options(engine: FakeEngine, door: Path, **more: Any) -> Config:

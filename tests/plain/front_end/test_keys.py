@@ -22,7 +22,6 @@ from support.commands import Command
 from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import serving
 from support.front_end.tenants import SECRET, bearer, write_keys
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
@@ -224,11 +223,6 @@ def test_salts_are_apart_and_stable() -> None:
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def post(url: str, headers: dict[str, str], **fields: object) -> httpx.Response:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import RunningServer, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.watch.access_log import ACCEPTED
@@ -25,11 +24,6 @@ from blinkpy.dpu.watch.log_output import FIELDS, MOST_LINES, SPAN_S, WAITING_LIN
 from blinkpy.dpu.watch.traces import RequestTracer
 
 WAITED_NS = 30 << 20
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,6 @@ ASKER = Asker("tenant")
 JSON = {"content-type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     sizes = replace(SIZES, prompt_tokens=1 << 18, hash_entries=1 << 17)

@@ -6,26 +6,13 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import MODEL, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.words import REJECT_TOKEN
 
 ANY_EVENT = TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def engine():
-    with FakeEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

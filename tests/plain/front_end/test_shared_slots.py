@@ -10,16 +10,10 @@ import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.fake_engine import SIZES as BASE
 from support.front_end.http_server import RunningServer, completion_bytes, serving
-from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 SIZES = replace(BASE, prompt_tokens=4096)
 WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024, max_model_len=4096, num_pages=2048)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -72,11 +72,6 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
 def library(folder):
     """The tokenizer as the library has it."""
     encoder = Encoder.from_file(str(folder / "tokenizer.json"))

@@ -1,10 +1,9 @@
-"""The mutation tester itself: what it chooses, what it runs, what it keeps, and that nothing of a mutant stays."""
+"""The mutation tester: its processes, verdicts, ledger and results, and that no mutant stays in a source file."""
 
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,70 +21,14 @@ def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
 
 
-def names(seed: int, *options: str) -> list[str]:
-    from mutants.__main__ import chosen, parser
-
-    return [hunted.mutant.name for hunted in chosen(parser().parse_args(options), seed)[0]]
-
-
-def living(path: Path) -> list[Any]:
-    """The mutants of a file that are not known to change nothing."""
-    from mutants.__main__ import equivalent
-    from mutants.mutations import mutants_of
-
-    known = equivalent()
-    return [mutant for mutant in mutants_of(path) if mutant.name not in known]
-
-
-# ---- which mutants ------------------------------------------------------------------------------------------------------
-
-
-def test_one_mutant_for_each_line_and_rule(seed: int) -> None:
-    from mutants.mutations import thinned
-
-    every = living(PACKAGE / "kv" / "prefix_cache.py")
-    kept = thinned(every, seed)
-    places = Counter((mutant.line, mutant.rule) for mutant in kept)
-    assert set(places.values()) == {1}
-    assert places.keys() == {(mutant.line, mutant.rule) for mutant in every}
-    assert kept == [mutant for mutant in every if mutant in kept] == thinned(every, seed) != thinned(every, seed + 1)
-    assert len(kept) < len(names(seed, "--all", "--every", "--only", "kv/prefix_cache.py")) == len(every)
-
-
-def test_every_file_of_the_folders_has_its_mutants(seed: int) -> None:
-    found = {name.partition("::")[0].rpartition("/")[0] for name in names(seed, "--all")}
-    with_functions = {
-        path.parent.relative_to(PACKAGE).as_posix()
-        for folder in ("scheduler", "kv", "queues", "transport", "dpu/link", "kernels/sampling")
-        for path in (PACKAGE / folder).rglob("*.py")
-        if "\ndef " in path.read_text()
-    }
-    assert found == {*with_functions, "dpu", "models/cpu"}
-
-
-# ---- who looks for them -------------------------------------------------------------------------------------------------
-
-
-def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
-    from mutants.mutations import mutants_of
-    from mutants.reach import CHOSEN_S, Reach
-
-    mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
-    seconds = {"a.py::slow": 3.0, "a.py::quick": 0.1, "b.py::one": 0.5, "c.py::other": 0.1, "d.py::endless": CHOSEN_S + 1}
-    before, at = ["c.py::other"], ["simulator", "a.py::slow", "a.py::quick", "b.py", "d.py::endless"]
-    lines = {str(mutant.line - 2): before, str(mutant.line - 1): at, str(mutant.line + 1): before}
-    tests = ["a.py::quick", "a.py::slow", "b.py::one"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False)
-    lines[str(mutant.line)] = ["import b.py"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True)
-    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False)
+# ---- verdicts ------------------------------------------------------------------------------------------------------------
 
 
 DIED = "its process died"
 
 
 class Nobody:
-    """Processes that find nothing, or what a function of what they run says."""
+    """Processes that find nothing, or return the result of `say`."""
 
     def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "", starved_s: float = 0.0) -> None:
         self.starved_s = starved_s
@@ -146,7 +89,7 @@ def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
 
 
 def answers(cpu_s: float, origin: str, function: Callable[..., Any], *arguments: Any, served: Any = None) -> tuple[Any, str]:
-    """What a process answers, and what it died of. served: processes that serve where it is forked from."""
+    """The answer of a process, and the cause of its death. served: processes that fork it."""
     from mutants.processes import Processes
 
     processes = served or Processes(1)
@@ -171,26 +114,6 @@ def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch
     assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
     assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
     assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
-
-
-def work(seconds: float) -> int:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
-    return 7
-
-
-@pytest.fixture
-def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
-    """Processes, and the path of the one that has imported some tests, with a seed with which they notice all mutants below."""
-    from mutants.collected import serve_tests
-    from mutants.processes import Processes
-
-    processes, path = Processes(1), str(tmp_path / "path")
-    with closing(processes):
-        processes.serve(path, serve_tests, [LAYOUT_TESTS], 1, str(tmp_path))
-        processes.served()
-        yield processes, path
 
 
 def test_a_planted_mutant_is_what_the_tests_import(tmp_path: Path, seed: int) -> None:
