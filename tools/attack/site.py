@@ -23,11 +23,10 @@ LOSSES = re.compile(r"^blinkpy_engine_losses_total(?:\{[^}]*\})? (\d+)", re.MULT
 LOAD = re.compile(r'"server_load": ?(\d+)')
 ANSWER_S, REST_S = 30.0, 60.0
 DESCRIPTORS, STEP_US, SLOTS = 1024, 20_000, 256
-MOST_MIB = 512.0  # of a worker, unless the server prints a bound
 KEYS = '[victim]\nkey = "victim"\n[tenant]\nkey = "tenant"\n'
 OPTIONS = (
     *("--device", "null", "--null-step-us", str(STEP_US), "--workers", "1", "--slots", str(SLOTS), "--port", "0"),
-    *("--load-format", "dummy", "--no-access-log", "--log-level", "warning"),
+    *("--load-format", "dummy", "--no-access-log"),
 )
 
 
@@ -51,8 +50,7 @@ class Site:
     def __init__(self, kind: SiteKind, command: Command, goal: Goal):
         self.kind, self.goal, self.command = kind, goal, command
         self.worker = worker_below(command.process.pid)
-        printed = [found for line in command.said if (found := BOUND.search(line))]
-        self.most_mib = float(printed[0][1].replace(",", "")) if printed else MOST_MIB
+        self.most_mib = float(command.find(BOUND)[1].replace(",", ""))
 
     def memory(self) -> Memory:
         return Memory(self.worker)

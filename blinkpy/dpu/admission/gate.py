@@ -1,9 +1,9 @@
 """The gate of a worker: every piece of work that a client can cause runs by it, on the event loop or in one of its pools.
 
-On the event loop a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets have theirs. The
-order is fair between tenants by weight, and within a tenant that of arrival. Clients that have shown no key yet are one tenant of
-small weight, in which addresses share alike. Work is charged what it took by the clock. A pool (`Places`) has the same rules for
-threads and processes: a number of places, a bounded queue that is fair by tenant, and cancellation with the client.
+On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets have theirs. The
+order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a key are one tenant,
+in which addresses share alike. The charge for work is its time by the clock. A pool (`Places`) has the same rules for threads and
+processes: a number of places, a bounded queue that is fair by tenant, and cancellation with the client.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from blinkpy.dpu.metrics import Metrics
 
 TURN_S = 0.002  # of work in a turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
-STRANGERS, STRANGERS_WEIGHT = "", 0.25  # the tenant of clients without a key, against 1 of a key by default
+STRANGERS, STRANGERS_WEIGHT = "", 1.0  # the tenant of clients without a key; heads of new connections are its work, too
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -62,10 +62,14 @@ class Gate:
         self._turned = clock()  # when the last turn ended, s
         self._scheduled = False
 
-    def ask(self, asker: Asker, run: Callable[[], None]) -> Ask:
-        """Run work now, if this turn has time for it and no other work waits, or in a later turn. run: must not raise."""
+    def ask(self, asker: Asker, run: Callable[[], None], *, later: bool = False) -> Ask:
+        """Run work now if this turn has time and no other work waits, otherwise in a later turn.
+
+        run: must not raise.
+        later: never run it now, because the caller has no time.
+        """
         ask = Ask(asker, run, self._clock())
-        if not self._line.count and self._spent < self._budget():
+        if not later and not self._line.count and self._spent < self._budget():
             self._run(ask)
         elif asker.stranger:
             self._strangers.push(asker.name, asker.weight, ask)
@@ -144,7 +148,7 @@ class Gate:
         try:
             run()
         except Exception:
-            logger.exception("a preparation job failed")
+            logger.exception("a piece of work on the event loop failed")
         took = self._clock() - began
         self._spent += took
         if ask.asker.stranger:

@@ -9,7 +9,7 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
+from blinkpy.dpu.http.answers import Answer, Choice, Turns, Usage, likeliest
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
@@ -23,7 +23,7 @@ BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the num
 TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
 UNREAD_BYTES = 1 << 16  # of a stream, from which on they are counted with those of others
 TOLD_BYTES = 1 << 16  # by which an answer grows until it tells so
-LONG_BYTES = 1 << 18  # of an answer that takes more than a few milliseconds to be written
+LONG_BYTES = 1 << 16  # of an answer that takes more than a millisecond to be written
 
 
 class Collector:
@@ -114,8 +114,8 @@ class Collector:
         )
         return Usage(*counts)
 
-    def body(self) -> bytes:
-        """The whole answer, once done without an error."""
+    def body(self) -> Turns[bytes]:
+        """The whole answer, once done without an error; at_once() for one that is not long."""
         ended = [(g.index, g.finish_reason or "") for g in self.generations]
         scores = {g.index: g.scores if self.shows_prompt else None for g in self.generations}
         choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i], scores[i]) for i, reason in ended]
@@ -123,7 +123,8 @@ class Collector:
             choices = likeliest(choices, self.choices, self._n)
         if not self._with_logprobs:
             choices = [replace(choice, logprobs=()) for choice in choices]
-        return self.answer.whole(choices, self.usage())
+        yield
+        return (yield from self.answer.whole(choices, self.usage()))
 
 
 class PlainText:

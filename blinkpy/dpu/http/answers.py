@@ -2,9 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -19,7 +19,21 @@ from blinkpy.dpu.token_logprobs import (
 )
 
 DONE = b"data: [DONE]\n\n"
-PIECE = 64  # tokens whose log probabilities are written at a time: other threads wait no longer
+PIECE = 24  # tokens whose log probabilities are written at a time, with 20 others each: under a millisecond
+
+Value = TypeVar("Value")
+Turns = Generator[None, None, Value]
+"""Work in turns of about a millisecond, with its result at the end."""
+
+
+def at_once(turns: Turns[Value]) -> Value:
+    """The result of work in turns, without pauses."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            result: Value = end.value
+            return result
 
 
 class Usage(NamedTuple):
@@ -109,14 +123,18 @@ class Answer:
             return None
         return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
 
-    def _all_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | orjson.Fragment | None:
-        """The same, as JSON that was made piece by piece if there are many."""
+    def _all_logprobs(self, entries: Sequence[TokenLogprobs]) -> Turns[dict[str, Any] | orjson.Fragment | None]:
+        """The same, as JSON that is made piece by piece if there are many."""
         if len(entries) <= PIECE:
             return self._logprobs(entries)
-        parts = [self._logprobs(entries[first : first + PIECE]) or {} for first in range(0, len(entries), PIECE)]
-        written = [{name: orjson.dumps(value) for name, value in part.items()} for part in parts]
+        written: list[dict[str, bytes]] = []
+        part: dict[str, Any] = {}
+        for first in range(0, len(entries), PIECE):
+            part = self._logprobs(entries[first : first + PIECE]) or {}
+            written.append({name: orjson.dumps(value) for name, value in part.items()})
+            yield
         fields = []
-        for name, value in parts[0].items():
+        for name, value in part.items():
             whole = b"[%b]" % b",".join(part[name][1:-1] for part in written) if type(value) is list else written[0][name]
             fields.append(b'"%b":%b' % (name.encode(), whole))
         return orjson.Fragment(b"{%b}" % b",".join(fields))
@@ -160,23 +178,32 @@ class Answer:
         """The event of an error in a stream, its last one."""
         return b"data: %b\n\n" % error.body()
 
-    def _entry(self, choice: Choice) -> dict[str, Any]:
+    def _entry(self, choice: Choice) -> Turns[dict[str, Any]]:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         content = {"message": message} if self.chat else {"text": choice.text}
-        logprobs = self._all_logprobs(choice.logprobs)
-        scores = {} if self.chat else self._prompt_logprobs(choice)
+        logprobs = yield from self._all_logprobs(choice.logprobs)
+        scores = {} if self.chat else (yield from self._prompt_logprobs(choice))
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}
 
-    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+    def _prompt_logprobs(self, choice: Choice) -> Turns[dict[str, Any]]:
         """The field for them, if they are asked for: of a choice, or of a whole chat."""
         scores = choice.prompt_scores
-        return (
-            {} if scores is None else {"prompt_logprobs": prompt_logprobs(scores.first(scores.shown), scores.ranks, self._spell)}
-        )
+        if scores is None:
+            return {}
+        entries, written = scores.first(scores.shown), list[bytes]()
+        for first in range(0, len(entries), PIECE):
+            piece = slice(first, first + PIECE)
+            written.append(orjson.dumps(prompt_logprobs(entries[piece], scores.ranks[piece], self._spell))[1:-1])
+            yield
+        return {"prompt_logprobs": orjson.Fragment(b"[%b]" % b",".join(written))}
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: Usage) -> Turns[bytes]:
         """The body of an answer that is not streamed."""
-        entries = [self._entry(choice) for choice in choices]
+        entries = []
+        for choice in choices:
+            entry = yield from self._entry(choice)
+            entries.append(orjson.Fragment(orjson.dumps(entry)))
+            yield
         head = self._head("chat.completion" if self.chat else "text_completion")
-        scores = self._prompt_logprobs(choices[0]) if self.chat else {}
+        scores = (yield from self._prompt_logprobs(choices[0])) if self.chat else {}
         return head + orjson.dumps({"choices": entries, "usage": usage.table(), **scores})[1:]

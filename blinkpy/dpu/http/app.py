@@ -19,13 +19,13 @@ from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
+from blinkpy.dpu.http.answers import at_once
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.metrics_page import MetricsPage
 from blinkpy.dpu.http.service import Service
-from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
@@ -43,7 +43,7 @@ WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators a
 CONVERSIONS = ("tokenize", "detokenize", "input_tokens")
 BYTES_OF_TOKEN = 4  # of a body, for which a tenant is charged a token where the engine makes none
 OBJECT_COST = 8  # bytes of Python's objects for a byte of JSON
-LONG_SCORES = 2048  # tokens of scored prompts whose answer is written in a thread: a millisecond
+LONG_SCORES = 64  # tokens of scored prompts whose answer takes more than a millisecond to be written
 
 VERSION = orjson.dumps({"version": __version__})
 
@@ -64,7 +64,6 @@ class App:
         self.service, self.options = service, config.frontend
         self.draining = False
         self.running = 0  # requests with a body, whose answers are not complete
-        self._writing = asyncio.Lock()
         self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
@@ -98,7 +97,9 @@ class App:
         handler = None
         try:
             handler = self._route(exchange)
-            if handler is not None:
+            if handler is not None and exchange.connection.transport.ended:
+                exchange.connection.abort()  # the client has left
+            elif handler is not None:
                 exchange.connection.all.start(asyncio.get_running_loop().create_task(self._serve(handler, exchange)))
         except ApiError as error:
             exchange.refuse(error)
@@ -154,12 +155,13 @@ class App:
         if get is None and later is None and post is None:
             raise ApiError(404, f"Unknown path {path[:200]}.", code="not_found")
         every = exchange.connection.all
-        if len(every.open) > self.options.max_connections and path not in ALWAYS:
+        if path not in OPEN_PATHS:
+            self._authenticate(exchange)
+        full = len(every.open) > self.options.max_connections and path not in ALWAYS
+        if full and not every.make_way(exchange.connection):
             raise ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
-        if path not in OPEN_PATHS:
-            self._authenticate(exchange)
         allowed = ("POST",) if post is not None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
         if exchange.method not in allowed:
             message = f"{path[:200]} allows {' and '.join(name for name in allowed if name != 'HEAD')} only."
@@ -179,7 +181,8 @@ class App:
         tenant = exchange.tenant = self.service.admission.tenant_of(given)
         connection = exchange.connection
         if tenant.name:
-            exchange.asker = connection.asker = Asker(tenant.name, tenant.weight)
+            exchange.asker = Asker(tenant.name, tenant.weight)
+            connection.all.own(connection, exchange.asker)
         else:  # of a server without keys
             exchange.asker = Asker(f"address {connection.asker.name}")
 
@@ -309,20 +312,28 @@ class App:
                 await _reached(sink.done, sink)
                 scored = sum(map(len, prompts)) if request.scores_prompts else 0
                 is_long = sink.is_long or scored > LONG_SCORES
-                body = await self._written(sink, connection) if is_long else sink.body()
+                body = await self._written(sink, exchange) if is_long else at_once(sink.body())
                 await exchange.drained()
                 exchange.write(200, JSON, body)
         finally:
             self._drop(sink)  # nothing to do unless something failed
             sink.close()
 
-    async def _written(self, sink: Collector, connection: Connection) -> bytes:
-        """The body of a long answer, made beside the event loop, one after another: threads that wait for Python's lock get it
-        in no order, and the event loop is one of them. Raises ClientGone."""
-        async with self._writing:
-            if connection.gone:
+    async def _written(self, sink: Collector, exchange: Exchange) -> bytes:
+        """The body of a long answer, made in turns of the gate. Raises ClientGone."""
+        turns, body = sink.body(), list[bytes]()
+
+        def go_on() -> None:
+            try:
+                next(turns)
+            except StopIteration as end:
+                body.append(end.value)
+
+        while not body:
+            if exchange.connection.gone:
                 raise ClientGone
-            return await asyncio.to_thread(sink.body)
+            await self.service.gate.run(exchange.asker, go_on)
+        return body.pop()
 
     def _drop(self, sink: Collector) -> None:
         """Cancel the generations that still run, and end whoever waits for the answer."""

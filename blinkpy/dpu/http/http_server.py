@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import uvloop
 
@@ -21,16 +22,17 @@ from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.connections import Connections
-from blinkpy.dpu.http.wire.tls_layer import TlsLayer
+from blinkpy.dpu.http.wire.door import Door
+from blinkpy.dpu.http.wire.socket_events import SocketEvents
+from blinkpy.dpu.http.wire.socket_transport import SocketTransport
+from blinkpy.dpu.http.wire.tls_transport import TlsTransport
 
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 CLOSE_S = 2.0  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
 END_POLL_S = 0.02
-ACCEPTED = 8  # connections in one turn of the event loop
 SWEEP_S = 1.0  # between two looks at all connections
-BACKLOG = 2048  # connections that the kernel keeps until they are accepted
 YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
 
 
@@ -51,7 +53,8 @@ class Server:
         self._tls = _tls_context(access)
         self._on_ready, self._on_drained = on_ready, on_drained
         self._watched = WatchedTasks(self._give_up)
-        self._servers: list[asyncio.Server] = []
+        self._events: SocketEvents | None = None
+        self._door: Door | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, sockets: list[socket.socket]) -> None:
@@ -69,7 +72,7 @@ class Server:
                 ticks += 1
                 if ticks % 10 == 0:
                     self.connections.set_date()
-            await self._shut_down(sockets)
+            await self._shut_down()
         self.on_ended()
 
     # ---- signals ----------------------------------------------------------------------------------------------------
@@ -127,13 +130,10 @@ class Server:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self, sockets: list[socket.socket]) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
-        # libuv accepts one connection in a turn for each descriptor, so there are several.
-        for number in range(ACCEPTED):
-            for sock in sockets:
-                listening = sock.dup() if number else sock
-                self._servers.append(await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG))
+        self._events = SocketEvents()
+        self._door = Door(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
         self.started = True
         self._watched.start("the watch over connections", self._sweep())
         self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
@@ -144,11 +144,14 @@ class Server:
         gc.set_threshold(YOUNG_OBJECTS)
         self._on_ready()
 
-    def _protocol(self) -> asyncio.BaseProtocol:
+    def _opened(self, sock: socket.socket, peer: Any) -> None:
+        """A connection was accepted."""
+        assert self._events is not None
+        connection = Connection(self.connections)
         if self._tls is None:
-            return Connection(self.connections)
-        layer: asyncio.BaseProtocol = TlsLayer(self._tls, self.connections)  # type: ignore[assignment]
-        return layer
+            SocketTransport(sock, peer, self._events, self.connections.gate, connection)
+        else:
+            TlsTransport(self._tls, sock, peer, self._events, self.connections.gate, connection)
 
     # ---- watch ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class Server:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    async def _shut_down(self, sockets: list[socket.socket]) -> None:
+    async def _shut_down(self) -> None:
         """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close. With
         on_drained: but not before a second SIGTERM, as long as the others have requests."""
         app, engine, error = self.app, self.app.service.engine, shutting_down()
@@ -198,7 +201,7 @@ class Server:
             engine.fail_all(error)
             last_words = HURRY_S if self.force_exit else LAST_WORDS_S
             await self._wait_until(time.monotonic() + last_words, lambda: not app.running)
-            await self._close(sockets)
+            await self._close()
         finally:
             await self._watched.close()
             engine.close()
@@ -206,11 +209,9 @@ class Server:
             if app.tracer is not None:
                 await asyncio.to_thread(app.tracer.close)
 
-    async def _close(self, sockets: list[socket.socket]) -> None:
+    async def _close(self) -> None:
         """Close sockets and connections; what does not end in CLOSE_S is cut off."""
         self._stop_listening()
-        for sock in sockets:
-            sock.close()
         every = self.connections
         for connection in list(every.open):
             if self.force_exit:
@@ -223,10 +224,13 @@ class Server:
             task.cancel()
         for connection in list(every.open):
             connection.abort()
+        await asyncio.sleep(0)
+        if self._events is not None:
+            self._events.close()
 
     def _stop_listening(self) -> None:
-        for server in self._servers:
-            server.close()
+        if self._door is not None:
+            self._door.close()
 
     async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
         """Wait until done() or a deadline on the monotonic clock."""

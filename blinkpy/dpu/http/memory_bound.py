@@ -4,25 +4,22 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
-from blinkpy.dpu.http.wire.connection import BODY_SLICE, COUNTED_BYTES, HIGH_WATER
-from blinkpy.dpu.http.wire.connections import UNPARSED_BYTES
+from blinkpy.dpu.http.wire.connection import BODY_SLICE, HIGH_WATER
 
 BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
 CONNECTION_BYTES = 1 << 15  # objects of a connection and its request
 SLOT_BYTES = 1 << 17  # objects and uncounted text of a choice
 TOKEN_BYTES = 4  # of a prompt that waits
-RECEIVED_BYTES = 1 << 18  # the largest piece that the event loop reads
 
 
 def worker_memory_bytes(config: Config) -> int:
     """The most memory that one worker takes, without the processes that it starts: each of these has its own limit."""
     options = config.frontend
     connections = options.max_connections + SPARE_CONNECTIONS
-    a_connection = CONNECTION_BYTES + 2 * options.max_header_bytes + COUNTED_BYTES + HIGH_WATER + BODY_SLICE
+    a_connection = CONNECTION_BYTES + 2 * options.max_header_bytes + HIGH_WATER + BODY_SLICE
     parts = (
         BASE_BYTES,
         connections * a_connection,
-        UNPARSED_BYTES + RECEIVED_BYTES,
         3 * body_room(options),  # arriving bodies, and those in the queues for threads and for processes
         options.unread_room_mib << 20,
         2 * (options.answer_room_mib << 20),  # kept values, and the JSON made of them

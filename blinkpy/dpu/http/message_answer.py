@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from blinkpy.dpu.generation import STOP
-from blinkpy.dpu.http.answers import Answer, Choice
+from blinkpy.dpu.http.answers import Answer, Choice, Turns
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
 from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent
@@ -118,12 +118,12 @@ class MessageAnswer(Answer):
         rest = self._chunk(index, delta) if delta else b""
         return rest + super().last_event(index, message.finish_reason(finish_reason))
 
-    def _entry(self, choice: Choice) -> dict[str, Any]:
+    def _entry(self, choice: Choice) -> Turns[dict[str, Any]]:
         message = self._message()
         parts = message.whole(choice.text)
         for call in parts.get("tool_calls", ()):
             del call["index"]
         content = {"role": "assistant", "content": None, "refusal": None, **parts}
         reason = message.finish_reason(choice.finish_reason)
-        logprobs = self._all_logprobs(choice.logprobs)
+        logprobs = yield from self._all_logprobs(choice.logprobs)
         return {"index": choice.index, "message": content, "logprobs": logprobs, "finish_reason": reason}

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.answers import PIECE, Choice, Turns, Usage
 from blinkpy.dpu.http.fields.grammar_fields import TEXT
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool
@@ -71,10 +71,14 @@ class ResponseAnswer:
     def _status(self) -> str:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: Usage) -> Turns[bytes]:
         """The body of an answer that is not streamed."""
         (choice,) = choices
-        self.event(choice.index, choice.text, choice.logprobs)
+        entries = choice.logprobs
+        for first in range(0, len(entries) - PIECE, PIECE):
+            self.event(choice.index, "", entries[first : first + PIECE])
+            yield
+        self.event(choice.index, choice.text, entries[max(0, len(entries) - 1) // PIECE * PIECE :])
         self.last_event(choice.index, choice.finish_reason)
         return orjson.dumps(self._response(self._status(), usage))
 

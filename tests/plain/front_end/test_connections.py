@@ -24,8 +24,8 @@ from support.waiting import wait_for
 
 from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
-from blinkpy.dpu.http.http_server import ACCEPTED
 from blinkpy.dpu.http.wire import connection, connections
+from blinkpy.dpu.http.wire.door import AT_ONCE
 from blinkpy.dpu.metrics import Metrics
 
 HEADER_BYTES = FrontendOptions().max_header_bytes
@@ -66,7 +66,8 @@ def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
-def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder) -> None:
+def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder, monkeypatch) -> None:
+    monkeypatch.setattr(connections, "GRACE_S", 0.0)
     with serving(engine, folder, max_connections=4) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(server)) for _ in range(4)]
         for sock in idle[2:]:
@@ -80,8 +81,8 @@ def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, 
 
 
 def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) -> None:
-    """libuv accepts one for each descriptor: with long turns, new clients would wait behind each other."""
-    count = 4 * ACCEPTED
+    """With long turns, new clients would wait behind each other."""
+    count = 4 * AT_ONCE
     with serving(engine, folder) as server, contextlib.ExitStack() as stack:
         loop, there = server.server._loop, server.server.connections.open
         assert loop is not None
@@ -129,10 +130,9 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 def test_room_for_connections_ends_where_all_are_served() -> None:
     room = connections.Connections(FrontendOptions(max_connections=3), 1, Metrics(), Mock())
     for _ in range(200):
-        new = Mock()
-        if not room.enter(new):
-            room.leave(new)
-        room.waiting.clear()  # its headers have come
+        if room.may_enter():
+            room.enter(Mock())
+        room.fresh.clear()  # its headers have come
     kept = len(room.open)
     assert kept == 3 + descriptors.SPARE_CONNECTIONS
 

@@ -171,6 +171,6 @@ def test_many_log_probabilities_are_written_in_pieces_and_say_the_same(chat, rng
         top = [[(int(rng.integers(600)), -float(rng.random())) for _ in range(rng.integers(5))] for _ in range(count)]
         entries = [TokenLogprobs(i % 600, None if i == 0 and not chat else -1.5, top[i], 3 * i) for i in range(count)]
         answer = answers.Answer(chat, "m", spell)
-        whole = orjson.loads(answer.whole([answers.Choice(0, "x", "stop", entries)], answers.Usage(1, count)))
+        whole = orjson.loads(answers.at_once(answer.whole([answers.Choice(0, "x", "stop", entries)], answers.Usage(1, count))))
         expected = chat_logprobs(entries, spell) if chat else completion_logprobs(entries, spell)
         assert whole["choices"][0]["logprobs"] == orjson.loads(orjson.dumps(expected))

@@ -28,7 +28,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.keys_file import KEYS_OF_ONE, MOST_BYTES, MOST_TENANTS, KeyRing, TenantTable, keys_of, read_keys
 from blinkpy.dpu.admission.tenant import NOBODY, Tenant
-from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.answers import Choice, Usage, at_once
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.request_parameters import INT32_RANGE
@@ -306,7 +306,7 @@ def test_a_request_has_a_class(folder, tmp_path) -> None:
         assert post(server.url, bearer("free"), best_effort=1).json()["error"]["param"] == "best_effort", "it has one name"
         assert len(engine.submitted) == before
     parsed = MessageAnswer("m", lambda token: ("", b""), Expected(), True, None, "flex")
-    for body in (parsed.event(0, "a"), parsed.whole([Choice(0, "a", "stop")], Usage(1, 1))):
+    for body in (parsed.event(0, "a"), at_once(parsed.whole([Choice(0, "a", "stop")], Usage(1, 1)))):
         assert b'"service_tier":"flex"' in body
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.answers import Answer, Choice, Usage
+from blinkpy.dpu.http.answers import Answer, Choice, Usage, at_once
 from blinkpy.dpu.http.fields.body_model import rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
 from blinkpy.dpu.http.fields.completion_fields import parse_completion
@@ -436,20 +436,20 @@ ENTRIES = [
 
 def test_answers_have_openais_shape() -> None:
     answer = Answer(True, 'mo"del', spell)
-    whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))
+    whole = orjson.loads(at_once(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4))))
     assert (whole["object"], whole["model"]) == ("chat.completion", 'mo"del')
     message = {"role": "assistant", "content": "Hi\n", "refusal": None}
     assert whole["choices"][0] == {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert whole["usage"] == usage | NO_DETAILS
-    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1)))
+    text = orjson.loads(at_once(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1))))
     assert text["object"] == "text_completion"
     assert text["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]
 
 
 def test_log_probabilities_have_openais_shape() -> None:
     """With the official client's own types; infinity and NaN, which JSON has not, are a very low number."""
-    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    text = orjson.loads(at_once(Answer(False, "m", spell).whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2))))
     logprobs = openai.types.Completion.model_validate(text, strict=True).choices[0].logprobs
     assert logprobs.model_dump() == {
         "tokens": ["a", "bytes:\\xc3"],
@@ -463,7 +463,9 @@ def test_log_probabilities_have_openais_shape() -> None:
         {**half, "logprob": -9999.0, "top_logprobs": [{**none, "logprob": -1.5}, {**a, "logprob": -9999.0}]},
     ]
     answer = Answer(True, "m", spell)
-    whole = openai.types.chat.ChatCompletion.model_validate_json(answer.whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    whole = openai.types.chat.ChatCompletion.model_validate_json(
+        at_once(answer.whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    )
     assert whole.choices[0].logprobs.model_dump() == {"content": expected, "refusal": None}
 
 

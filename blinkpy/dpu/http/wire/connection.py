@@ -1,12 +1,13 @@
-"""One HTTP/1.1 connection, on httptools and asyncio.
+"""One HTTP/1.1 connection, on httptools.
 
-What arrives is kept until the gate has time for it; then it is parsed, within limits, and the requests are answered in order.
-A stream's events go from the poll of the engine's link to the socket without a task in between, which halves the cost of a token.
+The transport reads when the gate has time. The connection parses, within limits, and answers requests in order. A stream's events
+go from the poll of the engine's link to the socket without a task in between, which halves the cost of a token.
 """
 
 import asyncio
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,11 +18,10 @@ from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within
 from blinkpy.dpu.http.wire.connections import Connections
-from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNPARSED, UNREAD_BODY, Exchange
+from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNREAD_BODY, Exchange
 
-HIGH_WATER = 1 << 16  # bytes of a connection that wait to be parsed, or of a body that wait to be read, before reading pauses
-COUNTED_BYTES = 1 << 14  # of a connection that wait to be parsed, from which on they are counted with those of others
-SLICE = 1 << 12  # bytes that are parsed at a time, where they may be many small parts
+HIGH_WATER = 1 << 16  # bytes of a body that its request has not read yet, before reading from the client pauses
+SLICE = 1 << 12  # bytes that are read and parsed at a time: a head, or chunks, which may be many small parts
 BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
 CHUNK_COST = 1 << 11  # a chunk costs as much CPU as this many bytes
 CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
@@ -30,17 +30,18 @@ logger = logging.getLogger("blinkpy.frontend")
 FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class Connection(asyncio.Protocol):
-    """One client's connection."""
+class Connection:
+    """One client's connection. read_size: bytes of the transport's next read."""
 
     def __init__(self, connections: Connections):
         self.all, self.options = connections, connections.options
         self.loop = asyncio.get_running_loop()
-        self.transport: Any = None  # asyncio.Transport
+        self.transport: Any = None  # SocketTransport
         self.asker = Asker("", 1.0, stranger=True)  # whose work the next request is
         self.client = ""  # address and port
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.gone = False
+        self.opened = time.monotonic()  # s
         self.taken = 0  # bytes that the body has cost since somebody set this to 0
         self.exchange: Exchange | None = None  # the one whose body arrives
         self.pending = deque[Exchange]()  # without a complete answer: the one that is served, and pipelined ones
@@ -50,9 +51,7 @@ class Connection(asyncio.Protocol):
         self.write_paused = False
         self._served: Exchange | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._arrived = deque[bytes]()  # pieces that the gate has not let through yet
-        self._arrived_bytes = 0
-        self._asked = False  # the gate for a turn
+        self._asked = False  # the gate for a turn, to answer the next request
         self._read_pauses = 0
         self._refusal: ApiError | None = None  # why a callback of the parser stopped it
         self._data = b""  # that the parser looks at
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
         self._chunks_left = 0  # pieces of the body, beside the first one of each that comes
-        self._slice = SLICE
+        self.read_size = SLICE
         self._complete = 0  # requests that have arrived in full
         self._expects_continue = False
         self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
@@ -76,20 +75,22 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        name = transport.get_extra_info("peername")
+        name = transport.peer
         address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
         self.asker = Asker(address, 1.0, stranger=True)
         self._unread_since = self.loop.time()
-        if self.all.enter(self):
-            self._set_timer(self.options.header_timeout_s, self._give_up_headers)
-        else:
-            transport.abort()
+        self.all.enter(self)
+        self._set_timer(self.options.header_timeout_s, self._give_up_headers)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def client_ended(self) -> None:
+        """The client has closed its side. If a request is open, the client has left."""
+        if self.pending:
+            self.transport.abort()
+
+    def connection_lost(self) -> None:
         self.gone = True
         self.all.leave(self)
         self._stop_timer()
-        self._arrived.clear()
         self._disconnect()
         self.resume_writing()
         self.pending.clear()  # they refer to the connection: no garbage collection is needed
@@ -99,19 +100,14 @@ class Connection(asyncio.Protocol):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
-        self._arrived.append(data)
-        self._arrived_bytes += len(data)
-        if self._arrived_bytes > HIGH_WATER:
-            self.pause_reading(UNPARSED)
-        if self._arrived_bytes > COUNTED_BYTES:
-            self.all.unparsed.hold(self, self._arrived_bytes, self._give_up_bytes, self.asker.name)
-        if not self._asked:
-            self._ask()
-
-    def eof_received(self) -> None:
-        """The transport closes."""
+        """Parse and answer, in a turn of the gate."""
+        self._serve()
+        if not self.transport.is_closing():
+            self._feed(data)
+            self._serve()
 
     def pause_writing(self) -> None:
+        """Called by the transport: the client reads too slowly."""
         self.write_paused = True
         self.pause_reading(SLOW)
 
@@ -133,50 +129,30 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self, reason: int) -> None:
         """Read nothing more from the client until `resume_reading` for the same reason."""
-        if not self._read_pauses and not self.transport.is_closing():
-            self.transport.pause_reading()
+        self.transport.pause_reading()
         self._read_pauses |= reason
 
     def resume_reading(self, reason: int) -> None:
-        if self._read_pauses == reason and not self.transport.is_closing():
-            self.transport.resume_reading()
+        paused = self._read_pauses
         self._read_pauses &= ~reason
+        if paused == reason:
+            self.transport.resume_reading()
 
     # ---- turns ------------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        self._asked = True
-        self.all.gate.ask(self.asker, self._turn)
-
     def _go_on(self) -> None:
-        """Ask for a turn if there is anything to parse or to answer."""
-        if not self._asked and not self.gone and (self._arrived or (self.pending and self._served is None)):
-            self._ask()
+        """Ask the gate for a turn to answer the next request, if one is complete."""
+        if not self._asked and not self.gone and self.pending and self._served is None:
+            self._asked = True
+            self.all.gate.ask(self.asker, self._turn, later=True)
 
     def _turn(self) -> None:
-        """Parse a slice of what has arrived, and answer."""
         self._asked = False
-        if self.gone or self.transport.is_closing():
-            self._arrived.clear()
-            return
         self._serve()
-        if self._arrived and len(self.pending) <= max(1, self.options.max_pipelined) and not self.write_paused:
-            piece = self._arrived.popleft()
-            if len(piece) > self._slice:
-                self._arrived.appendleft(piece[self._slice :])
-                piece = piece[: self._slice]
-            self._arrived_bytes -= len(piece)
-            self._feed(piece)
-            if self._arrived_bytes <= HIGH_WATER:
-                self.resume_reading(UNPARSED)
-            if self._arrived_bytes <= COUNTED_BYTES:
-                self.all.unparsed.release(self)
-            self._serve()
-            self._go_on()
 
     def _serve(self) -> None:
         """Answer the requests whose heads have arrived, in order, until one takes its time."""
-        while self.pending and self._served is None and not self.write_paused and not self.gone:
+        while self.pending and self._served is None and not self.write_paused and not self.transport.is_closing():
             self._served = self.pending[0]
             self.all.app.begin(self._served)
 
@@ -190,12 +166,13 @@ class Connection(asyncio.Protocol):
         self.hold_unread()
         if not exchange.keep_alive:
             self.transport.close()
+            self.all.linger(self)
             return
         self.resume_reading(UNREAD_BODY)
         if len(self.pending) <= 1:
             self.resume_reading(PIPELINED)
         if not self.pending:
-            self.all.waiting[self] = None
+            self.all.understood(self)
             # Answered before the request came to its end: the rest and the next one have a deadline.
             self._idle = self._in_headers
             if self._idle:
@@ -302,8 +279,8 @@ class Connection(asyncio.Protocol):
         self._is_other = False
         self._framing_bytes = 0
         self._chunks_left = self.options.max_body_chunks
-        self._slice = BODY_SLICE if any(name == b"content-length" for name, _ in self.headers) else SLICE
-        self.all.waiting.pop(self, None)
+        self.read_size = BODY_SLICE if any(name == b"content-length" for name, _ in self.headers) else SLICE
+        self.all.busy(self)
         self._stop_timer()
         if self.transport.is_closing():
             return
@@ -338,7 +315,7 @@ class Connection(asyncio.Protocol):
             exchange.end_body()
         self._in_headers = self._between = True
         self._header_bytes = 0
-        self._slice = SLICE
+        self.read_size = SLICE
         self._complete += 1
 
     def _read_on_behind_headers(self) -> None:
@@ -376,7 +353,7 @@ class Connection(asyncio.Protocol):
         """Answer an invalid request, and close."""
         if error.limit is not None:
             self.all.metrics.refused(error.limit)
-        if not any(exchange.started for exchange in self.pending):
+        if not self.is_answering:
             self._disconnect()
             refused = Exchange(self, b"GET", b"/", "1.1", [] if self._between else self.headers)
             refused.keep_alive = False
@@ -392,6 +369,11 @@ class Connection(asyncio.Protocol):
     def _give_up_bytes(self, error: ApiError) -> None:
         """There is no room for what this connection holds."""
         self.abort()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun."""
+        return any(exchange.started for exchange in self.pending)
 
     def leave(self) -> None:
         """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""
@@ -422,7 +404,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, with what was not sent yet."""
-        self.all.waiting.pop(self, None)
+        self.all.busy(self)
         self._disconnect()
         self.transport.abort()
 

@@ -1,11 +1,14 @@
-"""All connections of a worker: their number, the bytes that they hold, and what they share."""
+"""All connections of a worker, and their shared limits."""
 
 import asyncio
+import time
+from collections import Counter
 from email.utils import formatdate
+from itertools import islice
 from typing import Any, Protocol
 
 from blinkpy.config import AccessOptions, FrontendOptions
-from blinkpy.dpu.admission.gate import Gate
+from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
@@ -16,7 +19,9 @@ Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
 BODY_BURST = 1 << 23  # bytes of all bodies that arrive, beyond their pace: one body at once
-UNPARSED_BYTES = 64 << 20  # that have arrived on all connections, and wait for their turn to be parsed
+MOST_NEW = 64  # connections whose first bytes have arrived and wait in the gate
+MOST_LOOKED_AT = 64  # connections, in the search for one to close
+GRACE_S = 0.5  # for the first bytes of a new connection, before it may be closed for another
 
 
 class Application(Protocol):
@@ -32,10 +37,6 @@ def too_many_bodies() -> ApiError:
         "The server is receiving too many request bodies, and this request has taken longest; try again.",
         code="too_many_bodies",
     )
-
-
-def too_much_unparsed() -> ApiError:
-    return ApiError(503, "More has arrived than the server can parse.", code="too_much_unparsed")
 
 
 def too_much_unread() -> ApiError:
@@ -68,12 +69,16 @@ class Connections:
         self.gate = gate or Gate(options.max_lag_ms / 1000, metrics)
         self.cross_origin = cross_origin or CrossOrigin(AccessOptions())
         self.options, self.metrics = options, metrics
-        self.open: set[Connection] = set()
+        self.open: dict[Connection, None] = {}  # the oldest first
         self.tasks: set[asyncio.Task[None]] = set()  # of requests
-        self.waiting: dict[Connection, None] = {}  # for headers, the longest first
+        # Connections without a request, oldest first: before the first complete handshake or headers; before the next headers;
+        # with an unread last answer.
+        self.fresh: dict[Connection, None] = {}
+        self.waiting: dict[Connection, None] = {}
+        self.lingering: dict[Connection, None] = {}
+        self._owned = Counter[str]()  # connections of each owner
         self.bodies = ByteRoom(body_bytes, too_many_bodies)
         self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
-        self.unparsed = ByteRoom(UNPARSED_BYTES, too_much_unparsed)
         self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
         self.pace = BytePace(options.body_mib_per_s << 20, BODY_BURST)
         self.leaving = False  # each connection ends with its next answer
@@ -84,29 +89,86 @@ class Connections:
         """Note the time for the header Date; to be called each second."""
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
 
-    def enter(self, connection: Connection) -> bool:
-        """Count a new connection, and return whether it may stay. When there are too many, the one that has waited longest for a
-        request is closed in its favour."""
-        others = len(self.open)
-        if others >= self.options.max_connections and self.waiting:
-            self.metrics.refused("max_connections")
-            oldest = next(iter(self.waiting))
-            self.leave(oldest)
-            oldest.abort()
-            others -= 1
-        self.open.add(connection)
-        self.waiting[connection] = None
-        if others < self.options.max_connections + SPARE_CONNECTIONS:
-            return True
-        self.metrics.refused("max_connections")
+    def may_enter(self) -> bool:
+        """Whether another connection may be accepted. If there are too many, close a connection without a request. While too many
+        new connections have unread bytes, the next one has to wait."""
+        newest = islice(reversed(self.fresh), 2 * MOST_NEW)
+        if sum(connection.transport.asked for connection in newest) >= MOST_NEW:
+            return False
+        most = self.options.max_connections
+        return len(self.open) < most or self._close_one() or len(self.open) < most + SPARE_CONNECTIONS
+
+    def enter(self, connection: Connection) -> None:
+        """Count a new connection."""
+        self.open[connection] = self.fresh[connection] = None
+        self._owned[connection.asker.name] += 1
+
+    def _close_one(self) -> bool:
+        """Close a connection without a request and without unread bytes: of new and idle connections, the oldest of the larger
+        group; otherwise the oldest with an unread last answer. Returns False if there is no such connection."""
+        now = time.monotonic()
+        for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
+            for connection in islice(group, MOST_LOOKED_AT):
+                if not connection.transport.asked and (group is not self.fresh or now - connection.opened > GRACE_S):
+                    self._drop(connection)
+                    return True
         return False
+
+    def _drop(self, connection: Connection) -> None:
+        self.metrics.refused("max_connections")
+        self.leave(connection)
+        connection.abort()
+
+    def make_way(self, connection: Connection) -> bool:
+        """Close the newest connection of the owner with most connections, so that this connection may stay. Returns False if the
+        owner has no more connections than this connection's owner, or if all its answers have begun."""
+        largest, count = self._owned.most_common(1)[0]
+        if largest == connection.asker.name or count <= self._owned[connection.asker.name] + 1:
+            return False
+        for other in reversed(self.open):
+            if other.asker.name == largest and not other.is_answering:
+                self._drop(other)
+                return True
+        return False
+
+    def understood(self, connection: Connection) -> None:
+        """The handshake or an answer is complete: the connection waits for its next request."""
+        if connection in self.open:
+            self.fresh.pop(connection, None)
+            self.waiting.pop(connection, None)
+            self.waiting[connection] = None
+
+    def busy(self, connection: Connection) -> None:
+        """A request has arrived, or the connection is about to end."""
+        self.fresh.pop(connection, None)
+        self.waiting.pop(connection, None)
+
+    def linger(self, connection: Connection) -> None:
+        """The last answer has been written. The client may have to read it."""
+        if connection in self.open:
+            self.lingering[connection] = None
+
+    def own(self, connection: Connection, asker: Asker) -> None:
+        """Set the owner of a connection."""
+        if connection in self.open:
+            self._disown(connection)
+            self._owned[asker.name] += 1
+        connection.asker = asker
+
+    def _disown(self, connection: Connection) -> None:
+        name = connection.asker.name
+        self._owned[name] -= 1
+        if not self._owned[name]:
+            del self._owned[name]
 
     def leave(self, connection: Connection) -> None:
         """A connection has ended, or is about to."""
-        self.open.discard(connection)
-        self.waiting.pop(connection, None)
+        if connection in self.open:
+            del self.open[connection]
+            self._disown(connection)
+        self.busy(connection)
+        self.lingering.pop(connection, None)
         self.unread.release(connection)
-        self.unparsed.release(connection)
 
     def start(self, task: "asyncio.Task[None]") -> None:
         """Keep a request's task until it ends."""

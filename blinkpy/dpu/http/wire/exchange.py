@@ -22,7 +22,7 @@ CLOSE = (b"connection", b"close")
 WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
-UNPARSED, UNREAD_BODY, PIPELINED, SLOW = 1, 2, 4, 8  # reasons for which a connection pauses reading
+UNREAD_BODY, PIPELINED, SLOW = 1, 2, 4  # reasons for which a connection pauses reading
 
 Result = TypeVar("Result")
 

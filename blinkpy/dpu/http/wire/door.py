@@ -1,0 +1,95 @@
+"""Accepts connections, as work of the gate, and only while the heads of earlier connections are read soon."""
+
+import asyncio
+import errno
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.http.wire.socket_events import SocketEvents
+
+AT_ONCE = 4  # connections in a piece of work
+BACKLOG = 2048  # connections that the kernel keeps until they are accepted
+LATER_S = 0.02  # until the next attempt, if no connection may enter
+ACCEPTED = Asker("accepted connections")  # whose work it is
+LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+logger = logging.getLogger("blinkpy.frontend")
+
+
+class Door:
+    """Listens on sockets.
+
+    opened: called with each new socket and the client's address.
+    may_enter: whether another connection may be accepted now.
+    """
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        events: SocketEvents,
+        gate: Gate,
+        opened: Callable[[socket.socket, Any], None],
+        may_enter: Callable[[], bool],
+    ):
+        self._sockets, self._events, self._gate, self._opened, self._may_enter = sockets, events, gate, opened, may_enter
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # a descriptor to refuse a connection with
+        self._closed = self._told = False
+        for sock in sockets:
+            sock.setblocking(False)
+            sock.listen(BACKLOG)
+            events.add(sock.fileno(), lambda mask, sock=sock: self._on_event(sock), select.EPOLLIN)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        if not self._closed:
+            self._closed = True
+            for sock in self._sockets:
+                self._events.remove(sock.fileno())
+                sock.close()
+            os.close(self._spare)
+
+    def _on_event(self, sock: socket.socket) -> None:
+        self._events.change(sock.fileno(), 0)
+        self._gate.ask(ACCEPTED, lambda: self._accept(sock), later=True)
+
+    def _listen(self, sock: socket.socket) -> None:
+        if not self._closed:
+            self._events.change(sock.fileno(), select.EPOLLIN)
+
+    def _accept(self, sock: socket.socket) -> None:
+        if self._closed:
+            return
+        for _ in range(AT_ONCE):
+            if not self._may_enter():
+                asyncio.get_running_loop().call_later(LATER_S, self._listen, sock)
+                return
+            try:
+                new, peer = sock.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in LACKS:
+                    self._refuse(sock, error)
+                break
+            if new.family != socket.AF_UNIX:
+                new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._opened(new, peer)
+        self._listen(sock)
+
+    def _refuse(self, sock: socket.socket, error: OSError) -> None:
+        """Accept and close the next connection: without a free descriptor, it would only wait."""
+        if not self._told:
+            logger.warning("connections are refused: %s", error.strerror)
+            self._told = True
+        os.close(self._spare)
+        try:
+            sock.accept()[0].close()
+        except OSError:
+            pass
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

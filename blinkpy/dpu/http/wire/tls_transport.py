@@ -1,0 +1,77 @@
+"""A transport with TLS: handshakes and records are work of the gate, like requests."""
+
+import contextlib
+import socket
+import ssl
+from typing import Any
+
+from blinkpy.dpu.admission.gate import Gate
+from blinkpy.dpu.http.wire.socket_events import SocketEvents
+from blinkpy.dpu.http.wire.socket_transport import SocketTransport
+
+RECORD_BYTES = 1 << 14  # of a read of the socket, at least: the largest record
+
+
+class TlsTransport(SocketTransport):
+    """A connected socket whose client begins with a handshake."""
+
+    def __init__(
+        self, context: ssl.SSLContext, sock: socket.socket, peer: Any, events: SocketEvents, gate: Gate, connection: Any
+    ):
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._open = self._decrypted = False  # the handshake is complete; there may be more bytes in the records read so far
+        super().__init__(sock, peer, events, gate, connection)
+
+    def _has_more(self) -> bool:
+        return self._readable or self._decrypted
+
+    def _receive(self, size: int) -> bytes | None:
+        """Continue the handshake, or decrypt."""
+        assert self._tls is not None
+        if self._readable and not self._decrypted:
+            records = super()._receive(max(size, RECORD_BYTES))
+            if not records:
+                return records
+            self._incoming.write(records)
+        self._decrypted = False
+        try:
+            if not self._open:
+                self._tls.do_handshake()
+                self._open = True
+                self._connection.all.understood(self._connection)
+            data = self._tls.read(size)
+            self._decrypted = bool(data)
+            return data
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLError:  # also the client's end of TLS
+            return b""
+        finally:
+            self._send_records()
+
+    def _send_records(self) -> None:
+        """Send the records that TLS has written, including alerts."""
+        if self._outgoing.pending and not self._closing:
+            self._write(self._outgoing.read())
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and self._open and self._tls is not None:
+            try:
+                view = view[self._tls.write(view) :]
+            except ssl.SSLError:
+                self.abort()
+                return
+        self._send_records()
+
+    def close(self) -> None:
+        if self._open and not self._closing and self._tls is not None:
+            with contextlib.suppress(ssl.SSLError):
+                self._tls.unwrap()
+            self._send_records()
+        super().close()
+
+    def _close(self) -> None:
+        super()._close()
+        self._open, self._tls = False, None  # free its memory now: about 100 KiB
