@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from attack.site import SLOTS, Site
-from attack.victim import ANSWER, HEALTH, STREAMS, Diary, victim
+from attack.victim import ANSWER, CLOSED, HEALTH, LATE, PATIENCE_S, STREAMS, Diary, victim
 from benchmarks.common.harness import check
 from benchmarks.serving.attack_clients import attacker
 from benchmarks.serving.attack_grammar import NEIGHBOUR, STRANGER, Attack
@@ -26,7 +26,7 @@ REFUSED = 0.02  # share of the victim's requests that may be refused
 LEAD_S, TRAIL_S, LOOK_S = 1.0, 1.0, 0.1
 READY_S, END_S = 120.0, 60.0
 LINES, LINE = 30, 500  # of the log, and characters of each
-TIMED = {"gap", "longest gap", "answer", "health", "refused"}  # findings that a busy machine may cause, too
+TIMED = {"gap", "longest gap", "answer", "health", "refused", "late"}  # findings that a busy machine may cause, too
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, 
             own[f"{kind}_p99_ms"] = 1000 * p99([seconds for _, seconds, _ in asked])
             own[f"{kind}s"] = len(asked)
             own[f"{kind}s_refused"] = sum(status != 200 for _, _, status in asked)
-            own[f"{kind}s_lost"] = sum(status == 0 for _, _, status in asked)
+            own[f"{kind}s_lost"] = sum(status == CLOSED for _, _, status in asked)
+            own[f"{kind}s_late"] = sum(status == LATE for _, _, status in asked)
         figures[name] = {key: round(value, 1) for key, value in own.items()}
     return figures
 
@@ -178,6 +179,8 @@ def judge(trial: Trial, plan: Plan, site: Site, diary: Diary, peak_mib: float) -
         broken["health"] = f"P99 of /health {attacked['health_p99_ms']:.0f} ms"
     if lost := attacked["answers_lost"] + attacked["healths_lost"]:
         broken["unanswered"] = f"{lost} of the victim's requests got no answer"
+    if late := attacked["answers_late"] + attacked["healths_late"]:
+        broken["late"] = f"{late} of the victim's requests got no answer within {PATIENCE_S:.0f} s"
     if diary.broken:
         broken["streams"] = f"{len(diary.broken)} of {STREAMS}: {diary.broken[0][:200]}"
     if peak_mib > site.most_mib:

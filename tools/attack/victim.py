@@ -1,7 +1,6 @@
 """A client that behaves: some streams, and one connection after another for a token and for /health. It only measures."""
 
 import asyncio
-import contextlib
 import json
 import ssl
 import time
@@ -15,12 +14,13 @@ from benchmarks.serving.attack_clients import STATUS, Goal
 STREAMS, PAUSE_S, PATIENCE_S = 4, 0.1, 20.0
 DONE, ERROR = b"data: [DONE]", b'data: {"error"'
 ANSWER, HEALTH = "answer", "health"
+CLOSED, LATE = 0, -1  # instead of a status: the server closed the connection; no answer within PATIENCE_S
 
 
 @dataclass
 class Diary:
     """The victim's measurements. gaps: (end, seconds) between two arrivals on a stream, the last one up to the end of the watch.
-    asked: of each kind (end, seconds, status), status 0 for no answer. broken: why streams ended. Times of time.monotonic()."""
+    asked: of each kind (end, seconds, status or CLOSED or LATE). broken: why streams ended. Times of time.monotonic()."""
 
     gaps: list[tuple[float, float]] = field(default_factory=list)
     asked: dict[str, list[tuple[float, float, int]]] = field(default_factory=lambda: {ANSWER: [], HEALTH: []})
@@ -82,8 +82,8 @@ class Victim:
         text = {"prompt": "the sea", "max_tokens": 1}
         request = self._request("GET", "/health", None) if kind == HEALTH else self._request("POST", "/v1/completions", text)
         while (began := time.monotonic()) < self._until:
-            status, writer = 0, None
-            with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
+            status, writer = CLOSED, None
+            try:
                 async with asyncio.timeout(PATIENCE_S):
                     reader, writer = await self._open()
                     writer.write(request)
@@ -91,7 +91,11 @@ class Victim:
                     while piece := await reader.read():
                         answer += piece
                     found = STATUS.match(answer)
-                    status = int(found[1]) if found else 0
+                    status = int(found[1]) if found else CLOSED
+            except TimeoutError:
+                status = LATE
+            except (OSError, ssl.SSLError):
+                pass
             if writer is not None:
                 writer.transport.abort()
             now = time.monotonic()

@@ -24,6 +24,7 @@ from support.waiting import wait_for
 
 from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
+from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.http.wire import connection, connections
 from blinkpy.dpu.http.wire.door import AT_ONCE
 from blinkpy.dpu.metrics import Metrics
@@ -135,6 +136,55 @@ def test_room_for_connections_ends_where_all_are_served() -> None:
         room.fresh.clear()  # its headers have come
     kept = len(room.open)
     assert kept == 3 + descriptors.SPARE_CONNECTIONS
+
+
+def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: bool = False) -> Any:
+    """A connection of an owner. opened: s; asked: whether it has unread bytes."""
+    transport = SimpleNamespace(asked=asked)
+    one = Mock(asker=Asker(name), opened=opened, is_answering=is_answering)
+    one.transport = transport
+    return one
+
+
+def test_a_full_server_closes_who_has_no_request_and_never_who_has_just_come() -> None:
+    """New connections have a moment for their first bytes; what has arrived is read; the larger group of the others loses one."""
+    room = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
+    young, unread = client("a", time.monotonic() + 1e9), client("a", asked=True)
+    silent, idle, slow = ([client("a") for _ in range(12)] for _ in range(3))
+    for one in (young, unread, *silent, *idle, *slow, client("b")):
+        room.enter(one)
+    for one in idle:
+        room.understood(one)
+    for one in (*slow, next(reversed(room.open))):
+        room.busy(one)
+    for one in slow:
+        room.linger(one)
+    while len(room.open) < 40:
+        room.enter(client("a", asked=True))
+    closed = []
+    for _ in range(36):
+        assert room.may_enter()
+        closed.append(next(one for one in (*silent, *idle, *slow) if one.abort.called and one not in closed))
+        room.enter(new := client("a"))
+        room.busy(new)
+    assert set(closed[:24]) == {*silent, *idle} and set(closed[24:]) == set(slow)
+    assert [one for one in closed if one in silent] == silent and [one for one in closed if one in idle] == idle
+    assert not young.abort.called and not unread.abort.called
+
+
+def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
+    room = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
+    greedy = [client("greedy", is_answering=number == 3) for number in range(4)]
+    other = client("stranger")
+    for one in (*greedy, other):
+        room.enter(one)
+        room.busy(one)
+    room.own(other, Asker("honest"))
+    assert room.make_way(other)
+    assert [one.abort.called for one in greedy] == [False, False, True, False], "the newest without an answer"
+    assert not room.make_way(greedy[0]), "it has most itself"
+    greedy[0].is_answering = greedy[1].is_answering = True
+    assert not room.make_way(other), "answers have begun"
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:
