@@ -385,9 +385,6 @@ class FrontendOptions:
     close_timeout_s: float = option(
         10.0, "the same time limit for a connection that is about to be closed, in seconds", low=0.1, high=3600
     )
-    body_mib_per_s: int = option(
-        128, "maximum rate at which a worker receives request bodies, in MiB/s; faster clients have to wait", low=1, high=1 << 20
-    )
     body_room_mib: int = option(
         128,
         "memory of a worker for request bodies, in MiB: half for bodies being received, half for each "

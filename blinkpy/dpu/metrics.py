@@ -24,7 +24,6 @@ COUNTERS = {
     "slow_clients": "Requests cancelled because the client did not read its responses",
     "engine_losses": "Losses of an engine or of a lease",
     "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
-    "body_wait_seconds": "Total time of pauses in reading because bodies arrived too fast (body_mib_per_s)",
     "unread_given_up": "Connections closed because clients left too many bytes unread (unread_room_mib)",
     "answers_given_up": "Requests ended because unstreamed responses used too much memory (answer_room_mib)",
     "preparations_refused": "Requests refused because too many waited for tokenization (max_preparing, body_room_mib)",

@@ -1,4 +1,4 @@
-"""The transport of a connection: the gate schedules its reads; unread bytes stay in the kernel; nothing that was written is lost."""
+"""The transport of a connection: the gate schedules its reads, unread bytes stay in the kernel, and no written byte is lost."""
 
 import asyncio
 import random

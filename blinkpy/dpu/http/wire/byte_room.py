@@ -1,4 +1,4 @@
-"""Room for bytes that many connections share, and a pace for bytes that they bring."""
+"""Shared limits for the bytes that connections hold."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -67,16 +67,3 @@ class ByteRoom:
         held = self._held.pop(holder)
         self._count(held.owner, -held.size, -1)
         held.give_up(error)
-
-
-class BytePace:
-    """A virtual clock of bytes that were taken. Bytes beyond the pace wait, so that no turn of the event loop is long."""
-
-    def __init__(self, per_second: float, burst: float):
-        self._second, self._burst_s = per_second, burst / per_second  # burst: bytes that may come together, after a rest
-        self._free = 0.0  # when all that was taken would be through, s
-
-    def wait_s(self, size: int, now: float) -> float:
-        """Seconds to wait after taking this number of bytes, before more is taken. now: of any clock that goes forward."""
-        self._free = max(self._free, now) + size / self._second
-        return max(0.0, self._free - now - self._burst_s)

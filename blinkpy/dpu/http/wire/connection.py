@@ -23,7 +23,6 @@ from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNREAD_BODY, Exchang
 HIGH_WATER = 1 << 16  # bytes of a body that its request has not read yet, before reading from the client pauses
 SLICE = 1 << 12  # bytes that are read and parsed at a time: a head, or chunks, which may be many small parts
 BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
-CHUNK_COST = 1 << 11  # a chunk costs as much CPU as this many bytes
 CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -42,7 +41,6 @@ class Connection:
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.gone = False
         self.opened = time.monotonic()  # s
-        self.taken = 0  # bytes that the body has cost since somebody set this to 0
         self.exchange: Exchange | None = None  # the one whose body arrives
         self.pending = deque[Exchange]()  # without a complete answer: the one that is served, and pipelined ones
         self.headers: list[tuple[bytes, bytes]] = []
@@ -303,7 +301,6 @@ class Connection:
         self._chunks_left += size // CHUNK_BYTES
         if exchange is None or exchange.complete:
             return
-        self.taken += size + CHUNK_COST
         if exchange.add(body) > HIGH_WATER:
             self.pause_reading(UNREAD_BODY)
 

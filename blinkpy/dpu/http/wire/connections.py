@@ -11,14 +11,13 @@ from blinkpy.config import AccessOptions, FrontendOptions
 from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
-from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.metrics import Metrics
 
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
-BODY_BURST = 1 << 23  # bytes of all bodies that arrive, beyond their pace: one body at once
 MOST_NEW = 64  # connections whose first bytes have arrived and wait in the gate
 MOST_LOOKED_AT = 64  # connections, in the search for one to close
 GRACE_S = 0.5  # for the first bytes of a new connection, before it may be closed for another
@@ -80,7 +79,6 @@ class Connections:
         self.bodies = ByteRoom(body_bytes, too_many_bodies)
         self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
         self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
-        self.pace = BytePace(options.body_mib_per_s << 20, BODY_BURST)
         self.leaving = False  # each connection ends with its next answer
         self.answered = 0  # requests
         self.set_date()

@@ -158,27 +158,12 @@ class Exchange:
                 room.hold(self, 1, give_up, owner)  # it arrives, and can be refused
                 while await self._read_piece(body, limit):
                     room.hold(self, len(body), give_up, owner)
-                    await self._keep_pace()
         except TimeoutError:
             message = f"The body did not arrive within {timeout_s:g} s."
             late = ApiError(408, message, code="timeout", limit="body_timeout_s")
             raise (refused or [late])[0].again() from None
         finally:
             room.release(self)
-
-    async def _keep_pace(self) -> None:
-        """Wait once bodies arrive faster than their pace: the client is not read from meanwhile."""
-        connection = self.connection
-        size, connection.taken = connection.taken, 0
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        wait_s = connection.all.pace.wait_s(size, began)
-        if wait_s:
-            connection.pause_reading(UNREAD_BODY)  # until the next piece is read
-            try:
-                await asyncio.sleep(wait_s)
-            finally:  # its time may be over before
-                connection.all.metrics.count("body_wait_seconds", loop.time() - began)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
