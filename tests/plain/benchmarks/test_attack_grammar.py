@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
 from attack.__main__ import document, drawn, read_document, smaller
 from attack.known import KEYS, NO_KEYS
-from attack.site import LOSSES, MOST_MIB
+from attack.site import LOSSES
 from attack.trial import Plan, Trial, figures_of, judge
-from attack.victim import ANSWER, HEALTH, Diary
+from attack.victim import ANSWER, CLOSED, HEALTH, LATE, Diary
 
 
 def test_json_keeps_a_trial(seed: int, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ class FakeSite:
     """As much of a site as judge() looks at."""
 
     def __init__(self, tenants: bool = True):
-        self.kind, self.most_mib = (KEYS if tenants else NO_KEYS), MOST_MIB
+        self.kind, self.most_mib = (KEYS if tenants else NO_KEYS), 500.0
 
 
 QUIET, ATTACKED = (0.0, 10.0), (10.0, 20.0)
@@ -154,10 +154,11 @@ def test_bars() -> None:
     assert judged(replace(get, rounds=1), gaps=late(CALM, 0.2, every=400)) == {"longest gap"}
     assert judged(body, answers=late(ASKED, 1.2)) == {"answer"}
     assert judged(body, answers=late(ASKED, 0.1, status=503)) == {"refused"}
-    assert judged(body, answers=late(ASKED, 0.1, status=0)) == {"refused", "unanswered"}
+    assert judged(body, answers=late(ASKED, 0.1, status=CLOSED)) == {"refused", "unanswered"}
+    assert judged(body, answers=late(ASKED, 20.0, status=LATE)) == {"answer", "refused", "late"}
     assert judged(body, healths=late(ASKED, 1.2)) == {"health"}
     assert judged(body, broken=["closed"]) == {"streams"}
-    assert judged(body, peak=MOST_MIB + 1) == {"memory"}
+    assert judged(body, peak=501.0) == {"memory"}
     own = Attack("all slots", NEIGHBOUR, 1, 128)
     assert judged(own, answers=late(ASKED, 1.2)) == set(), "its own tenant took the slots"
     assert judged(replace(own, who=TENANT), answers=late(ASKED, 1.2)) == {"answer"}

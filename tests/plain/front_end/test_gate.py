@@ -5,7 +5,7 @@ import contextlib
 import random
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from types import SimpleNamespace
@@ -245,7 +245,7 @@ class Held:
     """Jobs that hold their places for times of a clock that moves by hand. spent: seconds in places, of each owner."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.now, self.spent, self._ends = 0.0, Counter[str](), list[tuple[float, int, asyncio.Future[None]]]()
+        self.now, self.spent, self._ends = 0.0, defaultdict[str, float](float), list[tuple[float, int, asyncio.Future[None]]]()
         monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def job(self, places: Places, asker: Asker, seconds: float) -> None:

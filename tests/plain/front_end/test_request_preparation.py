@@ -33,8 +33,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.json_shape import check_shape
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits
-from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
-from blinkpy.dpu.http.wire.connection import CHUNK_COST, Connection
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
@@ -380,47 +379,6 @@ def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np
         asyncio.run(main())
     finally:
         queue.close()
-
-
-def test_bytes_beyond_the_pace_wait(rng: np.random.Generator) -> None:
-    """Whoever waits as told, alone or in turns, gets through as much as the pace allows, and no more than a burst beyond it."""
-    for _ in range(50):
-        rate, burst = float(rng.uniform(1, 100)), float(rng.uniform(1, 50))
-        pace, now, free_at, taken = BytePace(rate, burst), float(rng.uniform(0, 1000)), [0.0] * 5, 0
-        began = now
-        for _ in range(300):
-            who = int(np.argmin(free_at))
-            now = max(now, free_at[who])
-            size = int(rng.integers(0, 20))
-            taken += size
-            free_at[who] = now + pace.wait_s(size, now)
-            assert taken <= rate * (now - began) + burst + 20 * len(free_at) + 0.01, "each may have taken once more"
-        assert max(free_at) - began >= (taken - burst) / rate - 0.001
-        assert BytePace(rate, burst).wait_s(int(burst), now) == 0
-
-
-def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monkeypatch) -> None:
-    """Each piece but the last one asks the pace; who is told to wait for longer than a body may take is answered 408."""
-    sizes, came, on_body = list[int](), list[int](), Connection.on_body
-
-    class Told(BytePace):
-        def wait_s(self, size: int, now: float) -> float:
-            sizes.append(size)
-            return self._free
-
-    def counted(connection: Connection, body: bytes) -> None:
-        came.append(len(body) + CHUNK_COST)
-        on_body(connection, body)
-
-    monkeypatch.setattr(Connection, "on_body", counted)
-
-    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22, body_timeout_s=2.0) as server:
-        server.server.connections.pace = pace = Told(1, 1)
-        pace._free = 0.001
-        assert server.complete([7], max_tokens=1, user="u" * 3_000_000).status_code == 200
-        assert 2_000_000 < sum(sizes) < sum(came), "less than all by what the last piece has"
-        pace._free = 1000.0
-        assert code(server.complete([7], max_tokens=1, user="u" * 3_000_000)) == (408, "timeout")
 
 
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:

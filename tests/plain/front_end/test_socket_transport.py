@@ -1,6 +1,8 @@
 """The transport of a connection: the gate schedules its reads, unread bytes stay in the kernel, and no written byte is lost."""
 
 import asyncio
+import errno
+import os
 import random
 import socket
 from collections.abc import AsyncIterator
@@ -11,6 +13,7 @@ import pytest
 from support.in_loop import in_loop
 
 from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.http.wire.door import Door
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import HIGH_WATER, SocketTransport
 from blinkpy.dpu.metrics import Metrics
@@ -162,3 +165,39 @@ async def test_a_slow_reader_gets_everything_and_writing_pauses_meanwhile(closes
         assert got == sent
         await until(lambda: receiver.events == ["paused", "lost" if closes else "resumed"])
         assert transport.get_write_buffer_size() == 0
+
+
+class ScarceSocket(socket.socket):
+    """A listening socket whose process sometimes has no free descriptor."""
+
+    scarce = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.scarce:
+            self.scarce -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+@in_loop
+async def test_without_descriptors_a_client_is_refused_and_the_next_one_is_served(caplog) -> None:
+    """And while nobody may enter, clients wait in the kernel."""
+    events, gate, opened, may_enter = SocketEvents(), Gate(1.0, Metrics()), list[socket.socket](), [True]
+    listening = ScarceSocket()
+    listening.bind(("127.0.0.1", 0))
+    door = Door([listening], events, gate, lambda sock, peer: opened.append(sock), lambda: may_enter[0])
+    address = listening.getsockname()
+    listening.scarce = 1
+    with socket.create_connection(address) as refused:
+        refused.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(refused, 1) == b""
+    assert not opened and "connections are refused" in caplog.text
+    may_enter[0] = False
+    with socket.create_connection(address):
+        await asyncio.sleep(0.05)
+        assert not opened
+        may_enter[0] = True
+        await until(lambda: len(opened) == 1)
+    door.close()
+    events.close()
+    opened[0].close()
