@@ -288,7 +288,8 @@ class Admission:
         if tenant.requests is not None and allowed > 0:
             allowed = min(allowed, int(tenant.requests - self.table.total(tenant.number, "requests_in_flight")))
         if len(self.tenants) > 1 and (reserve := self._slots() // RESERVED):
-            allowed = min(allowed, self._slots() - reserve - self._held.get(tenant.name, 0))
+            ended = sum(not generation.open for generation in ticket.generations[: ticket.granted])  # their slots are free
+            allowed = min(allowed, self._slots() - reserve - self._held.get(tenant.name, 0) + ended)
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
     def _has_places(self, names: frozenset[int]) -> bool:

@@ -173,6 +173,7 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_S)
             self._end_stuck()
+            every.trim()
             self.app.service.admission.sweep()
             metrics.gauge("connections", len(every.open))
             rooms = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}

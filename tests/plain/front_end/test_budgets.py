@@ -22,7 +22,7 @@ from blinkpy.config import Config, options
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.memory_bound import worker_memory_bytes
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
-from blinkpy.dpu.http.wire.connection import CHUNK_BYTES
+from blinkpy.dpu.http.wire.connection import CHUNK_BYTES, Connection
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
@@ -171,20 +171,24 @@ def test_bodies_without_an_end_hold_up_neither_small_requests_nor_streams(folder
         wait_for(lambda: room.used == 0)
 
 
-def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
+def test_small_chunks_that_come_one_by_one_are_fine(folder, monkeypatch) -> None:
     """A client that writes JSON as it makes it sends them so; their number counts only where they come in heaps."""
-    most = 20
+    most, came, on_body = 20, list[bytes](), Connection.on_body
+
+    def counted(connection: Connection, body: bytes) -> None:
+        came.append(body)
+        on_body(connection, body)
+
+    monkeypatch.setattr(Connection, "on_body", counted)
     with attacked(folder, max_body_chunks=most) as (server, _), connected(server) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(CHUNKED)
         body = json.dumps({"prompt": [70] * 30, "max_tokens": 1}).encode()
-        connections = server.server.connections.open
-        wait_for(lambda: any(one.client == "{}:{}".format(*sock.getsockname()) for one in list(connections)))
-        ours = next(one for one in list(connections) if one.client == "{}:{}".format(*sock.getsockname()))
+        came.clear()
         for place in range(0, len(body), 4):
-            piece, before = body[place : place + 4], ours.taken
+            piece = body[place : place + 4]
             sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-            wait_for(lambda before=before: ours.taken != before)
+            wait_for(lambda sent=body[: place + 4]: b"".join(came) == sent)
         assert len(body) // 4 > most
         sock.sendall(b"0\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")

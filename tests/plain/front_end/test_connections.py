@@ -67,8 +67,7 @@ def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
-def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder, monkeypatch) -> None:
-    monkeypatch.setattr(connections, "GRACE_S", 0.0)
+def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder) -> None:
     with serving(engine, folder, max_connections=4) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(server)) for _ in range(4)]
         for sock in idle[2:]:

@@ -10,7 +10,10 @@ import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.fake_engine import SIZES as BASE
 from support.front_end.http_server import RunningServer, completion_bytes, serving
+from support.front_end.tenants import bearer, write_keys
 from support.waiting import wait_for
+
+from blinkpy.dpu.admission import admission
 
 SIZES = replace(BASE, prompt_tokens=4096)
 WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024, max_model_len=4096, num_pages=2048)
@@ -51,6 +54,23 @@ def test_a_request_for_all_slots_gets_them_one_by_one(engine, folder, streamed: 
         assert server.server.app.service.admission._reserved == 0
 
 
+def test_a_tenant_s_request_for_all_slots_completes_though_some_are_for_others(engine, folder, tmp_path, monkeypatch) -> None:
+    """It gets the slots of its own choices that have ended, and another tenant enters meanwhile."""
+    monkeypatch.setattr(admission, "RESERVED", 4)
+    slots, keys = engine.sizes.slots, write_keys(tmp_path / "keys.toml", a={}, b={})
+    with serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(2) as pool:
+        ask = {"prompt": [8], "n": slots, "max_tokens": 20, "ignore_eos": True}
+        large = [pool.submit(server.client.post, "/v1/completions", json=ask, headers=bearer("a")) for _ in range(2)]
+        wait_for(lambda: engine.submitted)
+        small = server.client.post("/v1/completions", json={"prompt": [9], "max_tokens": 1}, headers=bearer("b"))
+        assert small.status_code == 200
+        answers = [one.result(50) for one in large]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert all(len(answer.json()["choices"]) == slots for answer in answers)
+        server.idle()
+        assert server.server.app.service.admission._held == {}
+
+
 def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, folder) -> None:
     slots = engine.sizes.slots
     with serving(engine, folder) as server, contextlib.ExitStack() as stack:
@@ -63,9 +83,9 @@ def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, f
         for sock in held:
             sock.close()
         server.idle()
-        admission = server.server.app.service.admission
-        wait_for(lambda: not admission._running)
-        assert (admission._reserved, admission._queue.requests, admission._waiting) == (0, 0, {})
+        entered = server.server.app.service.admission
+        wait_for(lambda: not entered._running)
+        assert (entered._reserved, entered._queue.requests, entered._waiting) == (0, 0, {})
         assert sum(one.entry["max_tokens"] == 3000 for one in engine.submitted) <= 4, "choices without a slot never run"
         assert server.complete([9], max_tokens=1).status_code == 200
 

@@ -101,13 +101,18 @@ class Connections:
         self.open[connection] = self.fresh[connection] = None
         self._owned[connection.asker.name] += 1
 
-    def _close_one(self) -> bool:
+    def trim(self) -> None:
+        """Close connections without a request, as long as there are too many; call it each second."""
+        while len(self.open) > self.options.max_connections and self._close_one():
+            pass
+
+    def _close_one(self, grace_s: float = GRACE_S) -> bool:
         """Close a connection without a request and without unread bytes: of new and idle connections, the oldest of the larger
         group; otherwise the oldest with an unread last answer. Returns False if there is no such connection."""
         now = time.monotonic()
         for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
             for connection in islice(group, MOST_LOOKED_AT):
-                if not connection.transport.asked and (group is not self.fresh or now - connection.opened > GRACE_S):
+                if not connection.transport.asked and (group is not self.fresh or now - connection.opened > grace_s):
                     self._drop(connection)
                     return True
         return False
@@ -118,8 +123,10 @@ class Connections:
         connection.abort()
 
     def make_way(self, connection: Connection) -> bool:
-        """Close the newest connection of the owner with most connections, so that this connection may stay. Returns False if the
-        owner has no more connections than this connection's owner, or if all its answers have begun."""
+        """Close another connection, so that this one, which has a request, may stay: one without a request, or the newest of the
+        owner with most connections. Returns False if that is this connection's owner, or if all its answers have begun."""
+        if self._close_one(0.0):
+            return True
         largest, count = self._owned.most_common(1)[0]
         if largest == connection.asker.name or count <= self._owned[connection.asker.name] + 1:
             return False
