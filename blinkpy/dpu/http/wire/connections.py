@@ -109,10 +109,10 @@ class Connections:
     def _close_one(self, grace_s: float = GRACE_S) -> bool:
         """Close a connection without a request and without unread bytes: of new and idle connections, the oldest of the larger
         group; otherwise the oldest with an unread last answer. Returns False if there is no such connection."""
-        now = time.monotonic()
+        latest = time.monotonic() - grace_s
         for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
             for connection in islice(group, MOST_LOOKED_AT):
-                if not connection.transport.asked and (group is not self.fresh or now - connection.opened > grace_s):
+                if not connection.transport.asked and (group is not self.fresh or connection.opened <= latest):
                     self._drop(connection)
                     return True
         return False
