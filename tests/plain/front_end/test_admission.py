@@ -664,7 +664,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
         monkeypatch.setattr(service, "enter", leaving)
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.post(f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=bearer("b"), timeout=20)
-        server.idle()
+        wait_for(lambda: not server.server.connections.tasks)
         assert engine.submitted == [] and (service.admission._reserved, service.admission._queue.tokens) == (0, 0)
 
 
