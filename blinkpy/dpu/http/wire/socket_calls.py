@@ -4,42 +4,32 @@
 step of 64 streams would take 32 ms.
 """
 
+import contextlib
 import ctypes
-import errno
-import os
 import socket
 
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 MOST_BYTES = 1 << 16  # of receive()
-_libc = ctypes.PyDLL(None, use_errno=True)
-_send, _recv = _libc.send, _libc.recv
-_send.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
-_recv.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_send.restype = _recv.restype = ctypes.c_ssize_t
+FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_libc = ctypes.PyDLL(None)
 _buffer = (ctypes.c_char * MOST_BYTES)()
-_address = ctypes.addressof(_buffer)
+_recv = _libc.recv
+
+raw_send = _libc.send
+"""The C function: raw_send(descriptor, bytes, len(bytes), FLAGS) returns the number of bytes sent, or -1."""
 
 
-def send(number: int, data: bytes) -> int:
-    """Send to a descriptor. Returns the number of bytes that the kernel took, 0 if it has no room. Raises OSError."""
-    sent: int = _send(number, data, len(data), _FLAGS)
-    if sent < 0:
-        _check()
-        return 0
-    return sent
+def send(sock: socket.socket, data: bytes) -> int:
+    """Send after a failure of raw_send. Returns the number of bytes that the kernel took, 0 if it has no room. Raises OSError."""
+    with contextlib.suppress(BlockingIOError):
+        return sock.send(data, FLAGS)
+    return 0
 
 
-def receive(number: int, size: int) -> bytes | None:
+def receive(sock: socket.socket, size: int) -> bytes | None:
     """Read at most `size` bytes, up to MOST_BYTES. Returns b"" at the end, None if nothing has arrived. Raises OSError."""
-    got = _recv(number, _address, min(size, MOST_BYTES), _FLAGS)
-    if got < 0:
-        _check()
-        return None
-    return ctypes.string_at(_address, got)
-
-
-def _check() -> None:
-    """Raise OSError, unless the call would have blocked."""
-    code = ctypes.get_errno()
-    if code not in (errno.EAGAIN, errno.EINTR):
-        raise OSError(code, os.strerror(code))
+    got: int = _recv(sock.fileno(), _buffer, min(size, MOST_BYTES), FLAGS)
+    if got >= 0:
+        return ctypes.string_at(_buffer, got)
+    with contextlib.suppress(BlockingIOError):
+        return sock.recv(min(size, MOST_BYTES), FLAGS)
+    return None

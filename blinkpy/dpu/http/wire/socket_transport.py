@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from blinkpy.dpu.admission.gate import Gate
-from blinkpy.dpu.http.wire.socket_calls import MOST_BYTES, receive, send
+from blinkpy.dpu.http.wire.socket_calls import FLAGS, MOST_BYTES, raw_send, receive, send
 from blinkpy.dpu.http.wire.socket_events import GONE, STREAM, SocketEvents
 
 HIGH_WATER, LOW_WATER = 1 << 16, 1 << 14  # unsent bytes at which writing pauses and resumes
@@ -97,7 +97,7 @@ class SocketTransport:
 
     def _receive(self, size: int) -> bytes | None:
         """Read at most `size` bytes: b"" at the end, None if nothing has arrived. Raises OSError."""
-        data = receive(self._number, size)
+        data = receive(self._sock, size)
         self._readable = data is not None and (len(data) == size or self.ended)
         return data
 
@@ -109,18 +109,17 @@ class SocketTransport:
 
     def write(self, data: bytes) -> None:
         """Send, and keep the bytes that the kernel does not take yet."""
-        if not self._closing:
-            self._write(data)
-
-    def _write(self, data: bytes) -> None:
+        if self._closing:
+            return
         sent = 0
         if not self._unsent:
+            sent = raw_send(self._number, data, len(data), FLAGS)
+            if sent == len(data):
+                return
             try:
-                sent = send(self._number, data)
+                sent = max(sent, 0) or send(self._sock, data)
             except OSError:
                 self._close()
-                return
-            if sent == len(data):
                 return
         self._unsent.append(memoryview(data)[sent:] if sent else data)
         self._unsent_bytes += len(data) - sent
@@ -177,7 +176,7 @@ class SocketTransport:
         self._events.remove(self._number)
         with contextlib.suppress(OSError):
             for _ in range(DRAINED if self._readable else 0):
-                if not receive(self._number, MOST_BYTES):
+                if not receive(self._sock, MOST_BYTES):
                     break
         self._sock.close()
         asyncio.get_running_loop().call_soon(self._lost)

@@ -52,8 +52,8 @@ class TlsTransport(SocketTransport):
 
     def _send_records(self) -> None:
         """Send the records that TLS has written, including alerts."""
-        if self._outgoing.pending and not self._closing:
-            self._write(self._outgoing.read())
+        if self._outgoing.pending:
+            super().write(self._outgoing.read())
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
