@@ -115,7 +115,7 @@ class ModelOptions:
     chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
     tool_call_parser: str = option(
         "auto",
-        "format of the model's tool calls (auto: detected from its chat template)",
+        "the model's format of tool calls (auto: by its template)",
         choices=TOOL_CALL_PARSERS,
         commands=FRONT,
     )

@@ -82,7 +82,8 @@ class ChatDialect:
     def _expected(self, request: Request, tools: Sequence[Tool], inside: bool, prefix: str = "") -> Expected:
         names = frozenset(tool.name for tool in tools)
         parallel, closed = request.parallel_tool_calls, _choice(request).allowed is not None
-        return Expected(self.tags, inside, self.calls, names, parallel, prefix, self._as_content, closed)
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return Expected(self.tags, inside, self.calls, names, parallel, prefix, self._as_content, closed, schemas)
 
     def _in_channels(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, begun: str) -> Expected:
         """What an answer in channels may hold; a grammar is about its final message, or the arguments of its calls. begun: the
@@ -138,7 +139,7 @@ class ChatDialect:
 
     def _keeps_out(self, request: Request) -> bool:
         """Whether a grammar can keep out calls of tools that are not allowed, whatever the others' arguments are."""
-        return _choice(request).allowed is not None and self.calls is not None and not self.calls.text.keywords
+        return _choice(request).allowed is not None and self.calls is not None and self.calls.text.arguments is None
 
     def _closed(self, text: str) -> str:
         """A prompt behind its reasoning."""

@@ -11,12 +11,23 @@ from blinkpy.dpu.tools.output_source import OutputSource, Steps
 from blinkpy.packages import modules_of
 
 AUTO, NONE = "auto", "none"
-# Signs of formats that have no parser here.
-OTHERS = (
-    ("<tool_call>", "<function="),
-    ("<tool_call>", "<arg_key>"),
-    ("tool\u2581calls\u2581begin",),
-)
+
+
+class ArgumentText(NamedTuple):
+    """The text around an argument outside of a JSON object: open, name, middle, value, close. between: the text of two arguments.
+
+    raw: strings are unescaped, with `quote` on both sides, or without a quote up to `close`.
+    """
+
+    open: str
+    middle: str
+    close: str
+    between: str = ""
+    raw: bool = True
+    quote: str = ""
+
+
+KEYWORDS = ArgumentText("", "=", "", ", ", raw=False)
 
 
 class CallText(NamedTuple):
@@ -29,7 +40,7 @@ class CallText(NamedTuple):
     begin: str = ""
     between: str = ""
     end: str = ""
-    keywords: bool = False  # arguments are NAME=VALUE, not a JSON object
+    arguments: ArgumentText | None = None  # None: a JSON object
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def choose_format(option: str, template: str, model_type: str) -> CallFormat | N
         if option not in formats:
             raise ConfigError(f"tool_call_parser must be one of {', '.join(TOOL_CALL_PARSERS)}, not {option!r}")
         return formats[option]
-    signs = [(sign, entry.name) for entry in formats.values() for sign in entry.signs] + [(sign, "") for sign in OTHERS]
+    signs = [(sign, entry.name) for entry in formats.values() for sign in entry.signs]
     found = [(sum(map(len, sign)), name) for sign, name in signs if all(text in template for text in sign)]
     if found:
         return formats.get(max(found)[1])

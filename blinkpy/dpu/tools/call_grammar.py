@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, REFERENCE, REFUSED
-from blinkpy.dpu.tools.call_format import CallFormat, CallText
+from blinkpy.dpu.tools.call_format import ArgumentText, CallFormat, CallText
 from blinkpy.dpu.tools.reasoning import ReasoningTags
 
 ANY_OBJECT: Grammar = {"object": True}
 ANY_TEXT: Grammar = {"regex": r"[\s\S]*"}
 SPACES: Grammar = {"regex": r"[ \t\r\n]{0,8}"}  # around reasoning: without an end, some models write nothing else
+IN_TAGS = re.compile(r"[^<>\"'\s]{1,64}")  # a name
 OF_NAMED = ("type", "properties", "required", "additionalProperties")  # keywords for arguments that are NAME=VALUE
 
 
@@ -47,7 +48,7 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     """At least one call of one of the tools, any number if they may be parallel, and nothing else. tools: at least one."""
     text = calls.text
     heads = [tool.name + text.middle for tool in tools]
-    bodies = [_arguments(tool, text.keywords) for tool in tools]
+    bodies = [_arguments(tool, text.arguments) for tool in tools]
     only = len(tools) == 1
     prefix = text.begin + text.open + (heads[0] if only else "")
     return ForcedCalls(prefix, _calls(text, heads, bodies, parallel, bodies[0] if only else None))
@@ -58,7 +59,7 @@ def held_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool,
     strict get any object. content: what an answer without calls is; None for any text, which may then stand around calls, too."""
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
-    bodies = [_arguments(tool, text.keywords) if tool.strict or text.keywords else ANY_OBJECT for tool in tools]
+    bodies = [_arguments(tool, text.arguments) if tool.strict or text.arguments else ANY_OBJECT for tool in tools]
     one = _sequence(text.begin + text.open, _calls(text, [tool.name + text.middle for tool in tools], bodies, parallel))
     plain: Grammar = {"without": begins}
     if content is not None or begins.startswith("^"):
@@ -126,35 +127,39 @@ def _sequence(*parts: str | Grammar) -> Grammar:
     return {"sequence": [{"text": part} if isinstance(part, str) else part for part in parts if part != ""]}
 
 
-def _arguments(tool: CallableTool, keywords: bool = False) -> Grammar:
-    """What a call's arguments may be. keywords: written as NAME=VALUE."""
+def _arguments(tool: CallableTool, shape: ArgumentText | None = None) -> Grammar:
+    """What a call's arguments may be. shape: of each one, if they are no JSON object."""
     schema, part = {"type": "object", **tool.parameters}, [tool.where, tool.name]
     try:
-        body = _named_arguments(schema) if keywords else {"schema": schema}
+        body = {"schema": schema} if shape is None else _named_arguments(schema, shape)
     except GrammarError as error:
         error.part = part
         raise
     return {"part": body, "of": part}
 
 
-def _named_arguments(schema: Mapping[str, Any]) -> Grammar:
-    _check_named(schema)
-    properties = {name: _property(name, entry, schema) for name, entry in schema.get("properties", {}).items()}
-    required = [name for name in properties if name in schema.get("required", ())]
-    optional = [name for name in properties if name not in required]
-    first = _sequence(*(part for i, name in enumerate(required) for part in (f"{', ' * (i > 0)}{name}=", properties[name])))
+def _named_arguments(schema: Mapping[str, Any], shape: ArgumentText) -> Grammar:
+    _check_named(schema, shape)
+    between = shape.between
+    whole = {
+        name: _sequence(shape.open + name + shape.middle, _property(name, entry, schema, shape), shape.close)
+        for name, entry in schema.get("properties", {}).items()
+    }
+    required = [name for name in whole if name in schema.get("required", ())]
+    optional = [name for name in whole if name not in required]
+    first = _sequence(*(part for i, name in enumerate(required) for part in (between * (i > 0), whole[name])))
     if required:
-        return _sequence(first, *(_maybe(_sequence(f", {name}=", properties[name])) for name in optional))
+        return _sequence(first, *(_maybe(_sequence(between, whole[name])) for name in optional))
     starts = []
     for i, name in enumerate(optional):
-        later = [_maybe(_sequence(f", {other}=", properties[other])) for other in optional[i + 1 :]]
-        starts.append(_sequence(f"{name}=", properties[name], *later))
+        later = [_maybe(_sequence(between, whole[other])) for other in optional[i + 1 :]]
+        starts.append(_sequence(whole[name], *later))
     return _maybe({"any": starts}) if starts else _sequence()
 
 
-def _check_named(schema: Mapping[str, Any]) -> None:
-    """Raise GrammarError for what can't be kept to where each argument has a separate grammar, or no name that
-    Python takes.
+def _check_named(schema: Mapping[str, Any], shape: ArgumentText) -> None:
+    """Raise GrammarError for keywords of the root that separate grammars of the arguments can't enforce, and for
+    invalid names: as Python's keywords, or in tags.
     """
     for key in schema:
         if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
@@ -163,7 +168,8 @@ def _check_named(schema: Mapping[str, Any]) -> None:
     if type(properties) is not dict or type(required) is not list:
         raise GrammarError("'properties' must be an object, and 'required' an array.")
     for name in properties:
-        if not name.isidentifier() or keyword.iskeyword(name):
+        fits = bool(IN_TAGS.fullmatch(name)) if shape.raw else name.isidentifier() and not keyword.iskeyword(name)
+        if not fits:
             raise GrammarError(f"'{name[:100]}' can't be a parameter name in this model's tool-call format.")
     if any(name not in list(properties) for name in required):
         raise GrammarError("'required' must list names in 'properties' in this model's tool-call format.")
@@ -173,7 +179,24 @@ def _maybe(grammar: Grammar) -> Grammar:
     return {"repeat": grammar, "low": 0, "high": 1}
 
 
-def _property(name: str, schema: Any, root: Mapping[str, Any]) -> Grammar:
+def _property(name: str, schema: Any, root: Mapping[str, Any], shape: ArgumentText) -> Grammar:
     """One property's values. The whole schema goes with those alone that may refer to it: a grammar has a limit in bytes."""
+    if shape.raw and isinstance(schema, Mapping) and schema.get("type") == "string":
+        return _raw_string(name, schema, shape)
     grammar: Grammar = {"schema": schema, "path": f"#/properties/{name}"}
     return {**grammar, "root": root} if REFERENCE in json.dumps(schema) else grammar
+
+
+def _raw_string(name: str, schema: Mapping[str, Any], shape: ArgumentText) -> Grammar:
+    """A string without quotes, up to its closing tag. Raises GrammarError for keywords that can't be kept to."""
+    close, quote = shape.quote or shape.close.strip(), shape.quote
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        texts = [value for value in values if isinstance(value, str) and close not in value] if isinstance(values, list) else []
+        if not texts:
+            raise GrammarError(f"'enum' of '{name[:100]}' has no string that this model's tool-call format can hold.")
+        return {"any": [{"text": quote + text + quote} for text in texts]}
+    for key in ("pattern", "minLength", "maxLength", "format"):
+        if key in schema:
+            raise GrammarError(f"'{key}' of '{name[:100]}' is not supported with this model's tool-call format.")
+    return _sequence(quote, {"without": re.escape(close)}, quote)

@@ -1,9 +1,9 @@
 """From the text of one answer, as it comes, to its reasoning, content and tool calls."""
 
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from blinkpy.dpu.tools.call_format import CallFormat
 from blinkpy.dpu.tools.harmony_calls import BEGINS, ENDS, MESSAGE, START, header_of, is_header
@@ -99,6 +99,7 @@ class Expected:
     prefix: str = ""
     as_content: bool = False  # reasoning is content
     only_tools: bool = False  # a call of another function is text
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the tools' arguments
 
     @property
     def whole(self) -> bool:
@@ -126,6 +127,7 @@ class MessageParser:
         self.calls = 0  # begun so far
         self._expected = expected
         self._source = OutputSource()
+        self._source.schemas = expected.schemas
         if expected.as_content:
             self._source.reasoning = Content
         if expected.only_tools:

@@ -6,9 +6,9 @@ and becomes content when NotACall is raised. So nothing that a model writes is l
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 
 class Content(NamedTuple):
@@ -74,6 +74,7 @@ class OutputSource:
         self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
         self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the kind of reasoning
         self.allowed: frozenset[str] | None = None  # the only functions of which there are calls; None: any
+        self.schemas: Mapping[str, Mapping[str, Any]] = {}  # of the tools' arguments, by the tool's name
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
@@ -224,6 +225,30 @@ class OutputSource:
             if not (yield from self.more()):
                 self.content(self._text[self._at :])
                 self._at = len(self._text)
+                return ""
+
+    def until(self, marker: str) -> Steps[str | None]:
+        """More text that stands before a marker, or None once the source is behind the marker; "" at the end of the text."""
+        pattern = _starts((marker,))
+        while True:
+            found = pattern.search(self._text, self._at)
+            start = len(self._text) if found is None else found.start()
+            if start > self._at:
+                text, self._at = self._text[self._at : start], start
+                return text
+            if found is not None and found[0] == marker:
+                self._at = found.end()
+                return None
+            if not (yield from self.more()):
+                return self.text_here()
+
+    def peek_only(self) -> Steps[str]:
+        """As peek, but white space is not passed by."""
+        while True:
+            start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if start < len(self._text):
+                return self._text[start]
+            if not (yield from self.more()):
                 return ""
 
     def rest(self) -> Steps[None]:

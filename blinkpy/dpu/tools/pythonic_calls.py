@@ -7,7 +7,7 @@ import re
 import warnings
 from typing import Any
 
-from blinkpy.dpu.tools.call_format import CallFormat, CallText
+from blinkpy.dpu.tools.call_format import KEYWORDS, CallFormat, CallText
 from blinkpy.dpu.tools.json_call import NAME
 from blinkpy.dpu.tools.output_source import PYTHON_QUOTES, NotACall, OutputSource, Steps
 
@@ -104,7 +104,7 @@ FORMATS = (
         "pythonic",
         "[NAME(KEY=VALUE, ...), ...]",
         parse,
-        CallText("", "(", ")", begin="[", between=", ", end="]", keywords=True),
+        CallText("", "(", ")", begin="[", between=", ", end="]", arguments=KEYWORDS),
         begins=r"^\s*(<\|python_start\|>)?\s*\[\s*({names})\s*\(",
         tokens=TOKENS,
         signs=(("[func_name1(",), ("<|python_start|>",)),

@@ -13,7 +13,12 @@ class ReasoningTags(NamedTuple):
     close: str
 
 
-PARSERS = {"think": ReasoningTags("<think>", "</think>"), "mistral": ReasoningTags("[THINK]", "[/THINK]")}
+PARSERS = {
+    "think": ReasoningTags("<think>", "</think>"),
+    "mistral": ReasoningTags("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningTags("<seed:think>", "</seed:think>"),
+    "gemma4": ReasoningTags("<|channel>thought", "<channel|>"),
+}
 REASONING_PARSERS.update({"auto": "detected from the chat template", "none": "no reasoning"})
 REASONING_PARSERS.update({name: f"{tags.open}...{tags.close}" for name, tags in PARSERS.items()})
 

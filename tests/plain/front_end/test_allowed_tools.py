@@ -281,7 +281,9 @@ def test_in_every_format(name: str, seed: int) -> None:
     text = calls.text
     for _ in range(50):
         asked = draw.choices(("one", "two", "three"), k=draw.choice((1, 1, 2, 3)))
-        body = "a=1)" if text.keywords else '{"a": 1}' + text.close
+        shape = text.arguments
+        body = '{"a": 1}' if shape is None else f"{shape.open}a{shape.middle}1{shape.close}"
+        body += text.close
         written = text.begin + text.between.join(f"{text.open}{tool}{text.middle}{body}" for tool in asked) + text.end
         fine = frozenset(draw.sample(("one", "two", "three"), k=draw.choice((1, 2))))
         parser = MessageParser(Expected(calls=calls, tools=fine, only_tools=True))

@@ -34,6 +34,8 @@ def one_of(draw: random.Random, grammar: dict[str, Any]) -> str:
         return one_of(draw, value)
     if kind == "text":
         return str(value)
+    if kind == "without":
+        return draw.choice(VALUES["string"])
     if kind == "sequence":
         return "".join(one_of(draw, part) for part in value)
     if kind == "any":
@@ -63,7 +65,8 @@ def test_what_a_grammar_allows_are_calls(name: str, seed: int) -> None:
         parallel = draw.random() < 0.5
         prefix, grammar = forced_calls(call_formats()[name], tools, parallel)
         text = one_of(draw, grammar)
-        parser = MessageParser(Expected(calls=call_formats()[name], tools=frozenset(tool.name for tool in tools), prefix=prefix))
+        schemas = {tool.name: tool.parameters for tool in tools}
+        parser = MessageParser(Expected(calls=call_formats()[name], tools=frozenset(schemas), prefix=prefix, schemas=schemas))
         events = [*parser.feed(text), *parser.finish()]
         names = [event.name for event in events if isinstance(event, CallBegin)]
         assert names, (prefix, text)

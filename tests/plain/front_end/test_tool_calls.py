@@ -2,6 +2,7 @@
 
 Claim outputs/calls: Calls and reasoning arrive as the model wrote them, however the text is split.
 """
+# ruff: noqa: RUF001
 
 import json
 import random
@@ -18,6 +19,7 @@ from blinkpy.dpu.tools.output_source import HEAD_CHARACTERS, CallArguments, Call
 from blinkpy.dpu.tools.reasoning import PARSERS
 
 Call = tuple[str, dict[str, Any]]
+TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "gemma4")  # test_tagged_calls.py
 THINK = PARSERS["think"]
 ALPHABET = string.printable + "éßñ日本語😀\u2028\"\\'<>{}[](),:;="
 MARKERS = [
@@ -162,6 +164,34 @@ def pythonic(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]:
     return draw.choice([text, f"<|python_start|>{text}<|python_end|>"]), [json.dumps(arguments) for _, arguments in calls]
 
 
+def deepseek(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]:
+    arguments = [written(draw, entry) for _, entry in calls]
+    space = draw.choice(["", "\n"])
+    each = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{text}\n```<｜tool▁call▁end｜>"
+        for (name, _), text in zip(calls, arguments, strict=True)
+    ]
+    return f"<｜tool▁calls▁begin｜>{space}{space.join(each)}{space}<｜tool▁calls▁end｜>", arguments
+
+
+def deepseek_31(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]:
+    arguments = [written(draw, entry) for _, entry in calls]
+    each = [
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{text}<｜tool▁call▁end｜>"
+        for (name, _), text in zip(calls, arguments, strict=True)
+    ]
+    return f"<｜tool▁calls▁begin｜>{''.join(each)}<｜tool▁calls▁end｜>", arguments
+
+
+def kimi(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]:
+    arguments = [written(draw, entry) for _, entry in calls]
+    each = [
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{text}<|tool_call_end|>"
+        for i, ((name, _), text) in enumerate(zip(calls, arguments, strict=True))
+    ]
+    return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>", arguments
+
+
 WRITERS: dict[str, list[Callable[[random.Random, list[Call]], tuple[str, list[str]]]]] = {
     "hermes": [hermes],
     "llama3_json": [llama3],
@@ -170,12 +200,15 @@ WRITERS: dict[str, list[Callable[[random.Random, list[Call]], tuple[str, list[st
     "phi4_mini_json": [phi4_words, phi4_tags],
     "phi4_mini": [phi4_words, phi4_tags],
     "pythonic": [pythonic],
+    "deepseek_v3": [deepseek, deepseek_31],
+    "deepseek_v31": [deepseek, deepseek_31],
+    "kimi_k2": [kimi],
 }
 MARKED = [name for name in WRITERS if name not in ("llama3_json", "pythonic")]
 
 
 def test_every_format_is_tried() -> None:
-    assert set(WRITERS) == {name for name, entry in call_formats().items() if not entry.whole}
+    assert {*WRITERS, *TAGGED} == {name for name, entry in call_formats().items() if not entry.whole}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -269,6 +302,9 @@ def test_what_is_held_back_is_bounded(name: str) -> None:
         "phi4_mini": "<|tool_call|>",
         "pythonic": "",
         "llama3_json": "",
+        "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>",
     }
     for start in ('[{"id": "', '{"id": ', "[get_x(a='", '[{"id":' + "[" * 50):
         parser, message = MessageParser(Expected(**parser_of(name))), Message()

@@ -242,7 +242,7 @@ def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
         assert served.refused(reasoning_effort="low")[0] == "reasoning_effort"
         assert message_of(served.chat("x", reasoning_effort="none"))[1] == "x", "it does not reason as it is"
         assert "has none" in served.refused(chat_template_kwargs={"enable_thinking": True})[1]
-    with served_with(tmp_path / "xml", chat_templates.XML) as served:
+    with served_with(tmp_path / "unknown", chat_templates.UNKNOWN) as served:
         assert "--tool-call-parser" in served.refused(tools=TOOLS)[1]
     strict = "{{ raise_exception('no system') if messages[0].role != 'system' }}<tool_call>x"
     with served_with(tmp_path / "strict", strict) as served:
@@ -295,8 +295,9 @@ def test_the_format_of_a_template() -> None:
         found = choose_format("auto", "{{ tools }}", family)
         assert found is not None
         assert found.name == name
-    assert choose_format("auto", chat_templates.XML, "qwen3") is None
-    assert choose_format("auto", "<|tool\u2581calls\u2581begin|>", "llama") is None
+    assert choose_format("auto", chat_templates.UNKNOWN, "other") is None
+    found = choose_format("auto", chat_templates.CODER, "qwen3")
+    assert found is not None and found.name == "qwen3_coder"
     assert choose_format("none", chat_templates.HERMES, "qwen2") is None
     assert choose_format("auto", "", "other") is None
     chosen = choose_format("pythonic", chat_templates.HERMES, "qwen2")

@@ -47,7 +47,8 @@ PYTHONIC = (
     "{% for name, value in call.function.arguments.items() %}{{ name }}={{ value | tojson }}{% endfor %})]"
     "{% endfor %}{% endfor %}<|start|>assistant\n"
 )
-XML = "{% if tools %}{{ tools | tojson }}<tool_call><function=NAME></function></tool_call>{% endif %}{{ messages[0].content }}"
+CODER = "{% if tools %}{{ tools | tojson }}<tool_call><function=NAME></function></tool_call>{% endif %}{{ messages[0].content }}"
+UNKNOWN = "{% if tools %}{{ tools | tojson }}<call name=NAME/>{% endif %}{{ messages[0].content }}"  # no format's sign
 # As gpt-oss's: instructions are the first message alone, reasoning is `thinking`, and a message has one call.
 HARMONY = (
     "{%- macro said(head, text) %}<|start|>{{ head }}<|message|>{{ text }}<|end|>{% endmacro -%}"
