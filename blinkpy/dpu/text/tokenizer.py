@@ -189,8 +189,6 @@ class SpecialTokens:
 # The library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Tokenizer classes that use add_bos_token and add_eos_token; others use the post-processor of tokenizer.json.
-CLASSES_WITH_BOS_KEYS = ("", "Llama", "CodeLlama", "Gemma", "Cohere")
 MOST_ADDED = 1 << 16  # added tokens; published models have a few thousand
 MOST_ENDS = 1 << 10  # ids in an eos_token_id
 logger = logging.getLogger("blinkpy.frontend")
@@ -266,9 +264,6 @@ class Tokenizer:
         self.model_type = str(model_config.get("model_type", ""))
         self._eos_id = self._id(special_token(self.config, "eos_token"))  # at the end of a text, if any
         self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
-        kind = str(self.config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
-        self._add_bos = self.config.get("add_bos_token") if kind in CLASSES_WITH_BOS_KEYS else None
-        self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
         self._texts_showing: dict[tuple[Shown, bool], TokenTexts] = {}
         self._all_texts = self._texts.showing(token.content for token in self.encoder.get_added_tokens_decoder().values())
@@ -310,21 +305,15 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
         """Encode a text. Returns token ids, int32 [n]. Releases the GIL.
 
-        add_special_tokens: add the BOS token (and others) that the model expects; a chat template's text
-            already has BOS.
+        add_special_tokens: add the BOS token (and others) that tokenizer.json adds; as in transformers 5,
+            add_bos_token of tokenizer_config.json has no effect. A chat template's text already has BOS.
         parse_special: encode text spelled like a special token as that token, except where `specials` marked
             it; for text made by a chat template.
         """
-        explicit = add_special_tokens and isinstance(self._add_bos, bool)
         if parse_special:
             text = self.specials.aliased(text)
-        encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens and not explicit)[0]
-        ids = self.specials.resolved(np.array(encoding.ids, np.int32))
-        if explicit:
-            before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
-            after = [self._eos_id] if self._add_eos and self._eos_id is not None else []
-            ids = np.array([*before, *ids, *after], np.int32)
-        return ids
+        encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return self.specials.resolved(np.array(encoding.ids, np.int32))
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of the text's number of tokens, found without encoding it; 0 if there is no bound."""
