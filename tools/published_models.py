@@ -173,7 +173,46 @@ OLMO3: dict[str, Any] = {
         "beta_slow": 1.0,
     },
 }
-AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
+GPTQ = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "desc_act": False,
+    "sym": True,
+    "damp_percent": 0.01,
+    "static_groups": False,
+    "true_sequential": True,
+    "model_name_or_path": None,
+    "model_file_base_name": "model",
+}
+W4A16: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "config_groups": {
+        "group_0": {
+            "input_activations": None,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "group_size": 128,
+                "dynamic": False,
+                "actorder": None,
+                "block_structure": None,
+                "observer": "mse",
+                "observer_kwargs": {},
+            },
+        }
+    },
+}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 TIED = {"tie_word_embeddings": True}
 QWEN25_14B = config(QWEN2, 5120, 13824, 48, 40, 8, 152064, 32768, **QWEN)
 QWEN25_32B = config(QWEN2, 5120, 27648, 64, 40, 8, 152064, 32768, **QWEN)
@@ -301,6 +340,136 @@ MORE = (
             attention_multiplier=0.015625, logits_scaling=8.0, **GRANITE), 2_533_531_648),
 )  # fmt: skip
 """Further sizes of the same families."""
+
+
+def wrapped(name: str, model_type: str, text: dict[str, Any], text_type: str, **more: Any) -> dict[str, Any]:
+    """A config.json around one of a text model. text_type: model_type of the text."""
+    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype", "tie_word_embeddings")}
+    outer = {"architectures": [name], "model_type": model_type, "torch_dtype": "bfloat16", "vision_config": {"depth": 27}}
+    tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+    return outer | tied | {"text_config": inner | {"model_type": text_type}} | more
+
+
+def qwen3_vl(experts: int, *sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES. experts: of a layer; 0: dense."""
+    rope = {"rope_theta": 5e6, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}
+    keys = {"head_dim": 128, "attention_bias": False, "rms_norm_eps": 1e-6, **rope}
+    if experts:
+        keys |= {"num_experts": experts, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "norm_topk_prob": True}
+    kind = "moe_" if experts else ""
+    tokens = {"image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653}
+    return wrapped(
+        f"Qwen3VL{'Moe' if experts else ''}ForConditionalGeneration", f"qwen3_vl{'_moe' if experts else ''}",
+        config("", *sizes, **keys | more), f"qwen3_vl_{kind}text", **tokens,
+    )  # fmt: skip
+
+
+def qwen25_vl(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES. The published config.json is flat."""
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "max_window_layers": 28, "sliding_window": 32768}
+    images = {"vision_config": {"depth": 32}, "image_token_id": 151655, "video_token_id": 151656, "vision_token_id": 151654}
+    images |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653, "model_type": "qwen2_5_vl"}
+    return config("Qwen2_5_VLForConditionalGeneration", *sizes, **QWEN | rope | images | more)
+
+
+GLM_0414: dict[str, Any] = {
+    "model_type": "glm4",
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+}
+GLM_V_ROPE = {"rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}, "partial_rotary_factor": 0.5}
+MINIMAX: dict[str, Any] = {
+    "model_type": "minimax_m2",
+    "head_dim": 128,
+    "rotary_dim": 64,
+    "rope_theta": 5000000,
+    "rms_norm_eps": 1e-6,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "attn_type_list": [1] * 62,
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "use_mtp": True,
+    "num_mtp_modules": 3,
+    "mtp_transformer_layers": 1,
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "float8_e4m3fn",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    },
+}
+SEED_OSS = config("SeedOssForCausalLM", 5120, 27648, 64, 80, 8, 155136, 524288, head_dim=128, attention_bias=True,
+    attention_out_bias=False, mlp_bias=False, rope_theta=1e7, rope_scaling={"rope_type": "default"}, model_type="seed_oss",
+    rms_norm_eps=1e-6, residual_dropout=0.1)  # fmt: skip
+EXAONE_ROPE = llama3(16.0) | {"rope_theta": 1e6, "model_type": "exaone4"}
+EXAONE_32B = config("Exaone4ForCausalLM", 5120, 27392, 64, 40, 8, 102400, 131072, head_dim=128, sliding_window=4096,
+    sliding_window_pattern="LLLG", layer_types=[*["sliding_attention"] * 3, "full_attention"] * 16, **EXAONE_ROPE)  # fmt: skip
+DOTS = config("Dots1ForCausalLM", 4096, 10944, 62, 32, 32, 152064, 32768, model_type="dots1", moe_intermediate_size=1408,
+    n_routed_experts=128, num_experts_per_tok=6, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True, n_group=1,
+    topk_group=1, routed_scaling_factor=2.5, rope_theta=1e7, sliding_window=None, scoring_func="noaux_tc")  # fmt: skip
+SOLAR: dict[str, Any] = {
+    key: x for key, x in GLM.items() if key not in ("use_qk_norm", "attention_bias", "num_nextn_predict_layers")
+}
+SOLAR |= {"model_type": "solar_open", "partial_rotary_factor": 1.0, "moe_intermediate_size": 1280, "n_routed_experts": 128}
+HY3 = config("HYV3ForCausalLM", 4096, 13312, 80, 64, 8, 120832, 262144, model_type="hy_v3", head_dim=128, num_experts=192,
+    num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=1536, router_scaling_factor=2.826, rope_theta=11158840.0,
+    first_k_dense_replace=1, qk_norm=True, route_norm=True, moe_router_use_sigmoid=True, moe_router_enable_expert_bias=True,
+    num_nextn_predict_layers=1)  # fmt: skip
+OF_2026 = (
+    Published("Qwen/Qwen3-VL-2B-Instruct", qwen3_vl(0, 2048, 6144, 28, 16, 8, 151936, 262144, **TIED), 1_720_574_976),
+    Published("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl(0, 2560, 9728, 36, 32, 8, 151936, 262144, **TIED), 4_022_468_096),
+    Published("Qwen/Qwen3-VL-8B-Instruct", qwen3_vl(0, 4096, 12288, 36, 32, 8, 151936, 262144), 8_190_735_360),
+    Published("Qwen/Qwen3-VL-32B-Instruct", qwen3_vl(0, 5120, 25600, 64, 64, 8, 151936, 262144), 32_762_123_264),
+    Published("Qwen/Qwen3-VL-30B-A3B-Instruct",
+        qwen3_vl(128, 2048, 6144, 48, 32, 4, 151936, 262144, moe_intermediate_size=768), 30_532_122_624),
+    Published("Qwen/Qwen2.5-VL-3B-Instruct", qwen25_vl(2048, 11008, 36, 16, 2, 151936, 128000, **TIED), 3_085_938_688),
+    Published("Qwen/Qwen2.5-VL-7B-Instruct", qwen25_vl(3584, 18944, 28, 28, 4, 152064, 128000), 7_615_616_512),
+    Published("Qwen/Qwen2.5-VL-72B-Instruct", qwen25_vl(8192, 29568, 80, 64, 8, 152064, 128000), 72_706_203_648),
+    Published("OpenGVLab/InternVL3-8B-hf", wrapped("InternVLForConditionalGeneration", "internvl",
+        QWEN25_7B | {"vocab_size": 151674}, "qwen2", image_token_id=151667, downsample_ratio=0.5), 7_612_820_992),
+    Published("OpenGVLab/InternVL3_5-8B-HF", wrapped("InternVLForConditionalGeneration", "internvl", QWEN3_8B, "qwen3"),
+        8_190_735_360),
+    Published("zai-org/GLM-4.1V-9B-Thinking", wrapped("Glm4vForConditionalGeneration", "glm4v",
+        config("", 4096, 13696, 40, 32, 2, 151552, 65536, attention_bias=True, **GLM_V_ROPE), "glm4v_text"), 9_400_279_040),
+    Published("zai-org/GLM-4.5V", wrapped("Glm4vMoeForConditionalGeneration", "glm4v_moe",
+        GLM_AIR | GLM_V_ROPE | {"max_position_embeddings": 65536}, "glm4v_moe_text"), 106_852_251_264),
+    Published("zai-org/GLM-4-9B-0414", config("Glm4ForCausalLM", 4096, 13696, 40, 32, 2, 151552, 32768,
+        attention_bias=True, **GLM_0414), 9_400_279_040),
+    Published("zai-org/GLM-4-32B-0414", config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768,
+        attention_bias=False, **GLM_0414), 32_566_081_536),
+    Published("zai-org/glm-4-9b-chat-hf", config("GlmForCausalLM", 4096, 13696, 40, 32, 2, 151552, 131072,
+        attention_bias=True, **GLM_0414 | {"model_type": "glm", "rms_norm_eps": 1.5625e-7}), 9_399_951_360),
+    Published("ByteDance-Seed/Seed-OSS-36B-Instruct", SEED_OSS, 36_151_104_512),
+    Published("LGAI-EXAONE/EXAONE-4.0-32B", EXAONE_32B, 32_003_216_384),
+    Published("LGAI-EXAONE/EXAONE-4.0-1.2B", config("Exaone4ForCausalLM", 2048, 4096, 30, 32, 8, 102400, 65536, head_dim=64,
+        sliding_window=None, sliding_window_pattern=None, layer_types=["full_attention"] * 30, **EXAONE_ROPE | TIED),
+        1_279_391_488),
+    Published("baidu/ERNIE-4.5-0.3B-PT", config("Ernie4_5ForCausalLM", 1024, 3072, 18, 16, 2, 103424, 131072, head_dim=128,
+        rope_theta=500000.0, use_bias=False, model_type="ernie4_5", **TIED), 360_748_032),
+    Published("MiniMaxAI/MiniMax-M2", config("MiniMaxM2ForCausalLM", 3072, 1536, 62, 48, 8, 200064, 196608, **MINIMAX),
+        228_689_764_864),
+    Published("tencent/Hy3-preview", HY3, 295_033_543_488),
+    Published("upstage/Solar-Open-100B",
+        config("SolarOpenForCausalLM", 4096, 10240, 48, 64, 8, 196608, 131072, **SOLAR), 102_651_799_552),
+    Published("rednote-hilab/dots.llm1.inst", DOTS, 142_774_381_696),
+    Published("allenai/OLMoE-1B-7B-0924-Instruct", config("OlmoeForCausalLM", 2048, 1024, 16, 16, 16, 50304, 4096,
+        model_type="olmoe", num_experts=64, num_experts_per_tok=8, norm_topk_prob=False, clip_qkv=None, rope_scaling=None),
+        6_919_161_856),
+    Published("ibm-granite/granite-swash-2b", config("GraniteSWAForCausalLM", 2560, 8192, 24, 20, 4, 100352, 8192,
+        model_type="granite_swa", sliding_window=128, **TIED), 2_144_463_840),
+    Published("mistralai/Voxtral-Mini-3B-2507", {"audio_config": {"num_hidden_layers": 32}} | wrapped(
+        "VoxtralForConditionalGeneration", "voxtral", config("", 3072, 8192, 30, 32, 8, 131072, 131072, head_dim=128,
+        rope_theta=1e8), "llama"), 4_014_136_320),
+
+)  # fmt: skip
+"""Models of the second round: text parts of models with images or sound, and classes of 2025 and 2026."""
 
 MODELS = (
     Published("meta-llama/Llama-2-7b-hf", config(LLAMA, 4096, 11008, 32, 32, 32, 32000, 4096), 6_738_415_616),
@@ -592,10 +761,8 @@ MODELS = (
         116_829_156_672,
     ),
     *MORE,
+    *OF_2026,
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
-    Published(
-        "Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quant_method 'awq' is not supported for Qwen2ForCausalLM"
-    ),
     Published(
         "mistralai/Ministral-3-8B-Instruct-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False, **STATIC_FP8), 8_489_553_920
     ),
@@ -625,11 +792,6 @@ MODELS = (
         refusal="model class Gemma4ForConditionalGeneration is not supported",
     ),
     Published(
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
-        refusal="model class Qwen2_5_VLForConditionalGeneration is not supported",
-    ),
-    Published(
         "microsoft/Phi-3.5-MoE-instruct",
         {"architectures": ["PhiMoEForCausalLM"]},
         refusal="model class PhiMoEForCausalLM is not supported",
@@ -653,3 +815,11 @@ MODELS = (
         refusal="only with attention in all layers",
     ),
 )
+
+FOUR_BITS = (
+    Published("Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | {"quantization_config": AWQ}, 7_615_616_512),
+    Published("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4", QWEN25_32B | {"quantization_config": GPTQ}, 32_763_876_352),
+    Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
+    Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
+)
+"""Models with 4-bit weights, which only the CPU serves."""

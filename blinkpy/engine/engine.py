@@ -24,7 +24,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.paged_cache import ring_sizes
-from blinkpy.models.weights.checkpoint import resolve_model, with_stored_head
+from blinkpy.models.weights.checkpoint import as_stored, resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineFacts, EngineViews
@@ -93,7 +93,7 @@ class Engine:
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
         model = describe_model(folder, self.config.model.quantization)
         if weights:
-            model = with_stored_head(model, folder)
+            model = as_stored(model, folder)
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})

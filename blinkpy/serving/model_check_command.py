@@ -19,9 +19,10 @@ def run_check_model(options: CheckModelOptions) -> int:
     """
     folder = resolve_model(options.model, weights=False, tokenizer=False)
     local = options.model == "demo" or Path(options.model).expanduser().exists()
+    hub_id = "" if local else options.model
     given = {name: getattr(options, name) for name in SERVER_OPTIONS}
     gpus = GPUS | ({f"{options.gpu_gib:g} GiB": int(options.gpu_gib * 2**30)} if options.gpu_gib else {})
-    facts = model_facts(folder, Config().with_options(given), local=local, gpus=gpus)
+    facts = model_facts(folder, Config().with_options(given), hub_id=hub_id, gpus=gpus)
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(CheckModelOptions, name)]
     command = "" if facts.problems else " ".join(["blinkpy serve", shlex.quote(options.model), *flags])
     if options.json:

@@ -24,7 +24,7 @@ from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.model_limits import require_kernels
 from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
-from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 from blinkpy.serving.tried_widths import Tried, tried
 
@@ -32,6 +32,7 @@ GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # approximate memor
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")
 PROBE_CHARACTERS = 1 << 16  # of a chat template's text
 T = TypeVar("T")
+logger = logging.getLogger("blinkpy.engine")
 LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
 
 
@@ -75,10 +76,10 @@ class ModelFacts:
     chat: dict[str, Any] = field(default_factory=dict)
 
 
-def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, int]) -> ModelFacts:
+def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, int]) -> ModelFacts:
     """The facts of a model's folder. Raises ConfigError if config.json can't be read.
 
-    local: the weights should be in the folder.
+    hub_id: of weights that are on the hub; "": they are in the folder.
     gpus: bytes of memory by name.
     """
     facts = ModelFacts()
@@ -91,15 +92,27 @@ def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, in
     with _collected(facts.notes):
         model = _tried(facts, lambda: describe_model(folder, config.model.quantization))
         if model is not None:
-            if model.quantization is not None:
-                facts.quantization = model.quantization.text
+            scheme = model.packing or model.quantization
+            if scheme is not None:
+                facts.quantization = scheme.text
             _add_model(facts, model, config, gpus)
-            if local:
-                _tried(facts, lambda: open_checkpoint(model, folder))
+            _tried(facts, lambda: _check_tensors(model, folder, hub_id))
         tokenizer = _tried(facts, lambda: Tokenizer(folder))
         if tokenizer is not None:
             _tried(facts, lambda: _add_text(facts, tokenizer, model, config))
     return facts
+
+
+def _check_tensors(model: DecoderDescription, folder: Path, hub_id: str) -> None:
+    """Raise ConfigError unless the checkpoint has the model's tensors: on the hub by their names, here by headers, too."""
+    if hub_id:
+        names = names_on_hub(folder, hub_id)
+        if names is None:
+            logger.warning("%s: the names of its tensors were not checked: the hub has no header of them", hub_id)
+        else:
+            check_names(model, names, hub_id)
+    else:
+        open_checkpoint(as_stored(model, folder), folder)
 
 
 def itemsize_of(model: DecoderDescription, config: Config) -> int:

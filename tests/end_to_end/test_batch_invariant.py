@@ -18,6 +18,7 @@ from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights.array_weights import load_array_weights
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ class CpuSteps:
     """A model's forward passes over batches that are made by hand."""
 
     def __init__(self, rng: np.random.Generator, folder: Path, dtype: torch.dtype | None, *, invariant: bool):
-        model = describe_model(folder)
+        model = as_stored(describe_model(folder), folder)
         self.vocab = model.vocab_size
         self.batches = PagedBatches(
             rng, page_size=PAGE, num_pages=PAGES, slots=SLOTS, max_model_len=LENGTH, max_tokens=TOKENS, max_rows=ROWS

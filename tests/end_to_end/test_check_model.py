@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +21,6 @@ from blinkpy import cli
 from blinkpy.config import Config, step_sizes
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-from blinkpy.models.weights import checkpoint as model_folder
 from blinkpy.serving.model_facts import fit
 
 NEEDED = "model.layers.1.mlp.experts.5.down_proj.weight"
@@ -115,7 +115,7 @@ def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported for Glm4MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported for Glm4MoeForCausalLM"),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "model class DeepseekV3ForCausalLM is not supported"),
         ({"topk_group": 9}, "do not fit 12 experts"),
     ],
@@ -124,7 +124,7 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
     change(model, **keys)
     code, facts = look(capsys, str(model))
     assert code == 1 and words in facts["problems"][0]
-    assert facts["quantization"] == ("awq" if "quantization_config" in keys else "none")
+    assert facts["quantization"] == ("hqq" if "quantization_config" in keys else "none")
     assert facts["tokenizer"]["kind"] == "BPE", "the rest is told anyway"
 
 
@@ -160,18 +160,40 @@ def test_what_is_left_out_is_noted(model: Path, capsys: pytest.CaptureFixture[st
     assert code == 0 and "ignoring unused tensors: model.layers.3.eh_proj.weight" in facts["notes"][0]
 
 
-def test_of_a_hub_id_no_weights_are_fetched(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("sharded", [False, True])
+def test_of_a_hub_id_only_names_of_tensors_are_fetched(
+    model: Path, sharded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """They are in the index, or in the header of the single file. A name that is missing is a problem."""
     import huggingface_hub
 
+    names = list(safetensors.torch.load_file(model / "model.safetensors"))
     (model / "model.safetensors").unlink()
-    download = Mock(return_value=str(model))
+    download, header = Mock(return_value=str(model)), Mock(return_value=SimpleNamespace(tensors=dict.fromkeys(names)))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", header)
+
+    def name_tensors(these: list[str]) -> None:
+        header.return_value.tensors = dict.fromkeys(these)
+        if sharded:
+            index = {"weight_map": dict.fromkeys(these, "model-00001-of-00002.safetensors")}
+            (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    name_tensors(names)
     code, facts = look(capsys, "owner/model")
     assert code == 0 and facts["command"] == "blinkpy serve owner/model"
+    assert not [note for note in facts["notes"] if "tensors" in note]
     for call in download.call_args_list:
-        assert set(call.kwargs["allow_patterns"]) == {name for name in model_folder.PATTERNS if "safetensors" not in name}
+        assert not [name for name in call.kwargs["allow_patterns"] if name.endswith(".safetensors")]
+    name_tensors([name for name in names if name != "model.norm.weight"])
+    code, facts = look(capsys, "owner/model")
+    assert code == 1 and "owner/model: the checkpoint lacks model.norm.weight" in facts["problems"][0]
+    name_tensors([*names, "model.layers.0.mlp.extra.weight"])
+    assert "the checkpoint has model.layers.0.mlp.extra.weight, which" in look(capsys, "owner/model")[1]["problems"][0]
+    (model / "model.safetensors.index.json").unlink(missing_ok=True)
+    header.side_effect = OSError("no network")
+    code, facts = look(capsys, "owner/model")
+    assert code == 0 and any("names of its tensors were not checked" in note for note in facts["notes"])
 
 
 def test_no_such_model_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

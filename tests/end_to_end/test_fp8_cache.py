@@ -25,7 +25,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
@@ -45,7 +45,7 @@ def make_decoder(
     rings: RingSizes | None = None, invariant: bool = False,
 ) -> Any:  # fmt: skip
     """By torch or by NumPy, over a cache full of NaN."""
-    model = describe_model(folder)
+    model = as_stored(describe_model(folder), folder)
     if not torchs:
         arrays = ArrayCache(model, PAGES, PAGE, rings, scales)
         for array in arrays.keys + arrays.values:
@@ -109,7 +109,7 @@ FAMILIES += ["gemma2", "gemma3", "olmo2", "gpt-oss", "glm4-moe", "qwen3-moe", "m
 def test_logits_are_those_of_a_rounded_cache(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """As near to the exact model as transformers with the same rounding is, and much nearer to that than either to the exact."""
     reference = save_model(name, tmp_path, int(rng.integers(2**31)))
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     scales, tokens = draw_scales(rng, model), rng.integers(0, VOCAB, 60).tolist()
     with torch.no_grad():
         exact, rounded = (
@@ -158,7 +158,7 @@ def test_chunks_and_shared_pages_change_no_bit(name: str, torchs: bool, tmp_path
 def test_window_rings(name: str, torchs: bool, tmp_path: Path, rng: np.random.Generator) -> None:
     """To the bit as with all tokens kept."""
     save_model(name, tmp_path, int(rng.integers(2**31)))
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     scales, rings = draw_scales(rng, model), RingSizes.of(model, PAGE, 12, TOKENS, 6)
     batches = make_batches(rng)
     full, ring = (make_decoder(tmp_path, scales, torchs=torchs, rings=some) for some in (None, rings))

@@ -1,5 +1,6 @@
 """Every family against transformers, on small random checkpoints that transformers itself saved."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from blinkpy.models.description.blocks import Factors
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes
 from blinkpy.models.weights.array_weights import load_array_weights
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import embedding_factor, load_weights
 
 PAGE = 8
@@ -38,12 +40,14 @@ def make_batches(rng: np.random.Generator) -> PagedBatches:
     return PagedBatches(rng, page_size=PAGE, num_pages=160, slots=12, max_model_len=256, max_tokens=512, max_rows=12)
 
 
-def make_decoder(folder: Path, dtype: torch.dtype = torch.float32, rings: RingSizes | None = None) -> TorchDecoder:
-    model = describe_model(folder)
+def make_decoder(
+    folder: Path, dtype: torch.dtype = torch.float32, rings: RingSizes | None = None, max_model_len: int = MAX_MODEL_LEN
+) -> TorchDecoder:
+    model = as_stored(describe_model(folder), folder)
     cache = PagedCache(model, 160, PAGE, dtype, rings=rings)
     for tensor in cache.keys + cache.values:  # whatever lies in pages that were never written must not matter
         tensor.fill_(float("nan"))
-    return TorchDecoder(model, load_weights(model, folder, dtype), cache, MAX_MODEL_LEN, 512)
+    return TorchDecoder(model, load_weights(model, folder, dtype), cache, max_model_len, 512)
 
 
 def make_numpy_decoder(folder: Path, rings: RingSizes | None = None) -> NumpyDecoder:
@@ -163,7 +167,25 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
+LONG = 500  # tokens
+SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
+
+
+@pytest.mark.parametrize("name", list(ZOO)[SEED % 4 :: 4])  # other seeds have the rest
+def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """In chunks, then a few tokens alone."""
+    model = save_model(name, tmp_path, int(rng.integers(2**31)))
+    decoder = make_decoder(tmp_path, max_model_len=LONG + PAGE)
+    batches = PagedBatches(rng, page_size=PAGE, num_pages=160, slots=2, max_model_len=LONG + PAGE, max_tokens=512, max_rows=2)
+    sequence, seen = batches.add(prompt(rng, LONG - 4)), list[Any]()
+    while len(sequence.tokens) < LONG:
+        left = len(sequence.tokens) - sequence.computed
+        seen += run(decoder, batches, [(sequence, min(left, int(rng.integers(1, 200))))])
+    compare(model, seen, LONG - 4)
+
+
 WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3", "llama4", "llama4-nested"]
+WINDOWS += ["exaone4", "granite-swa"]
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -15,6 +15,7 @@ from support.models.kernel_reference import relative_error
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 
 LIMIT = 1.5
@@ -32,7 +33,7 @@ def exact_float32() -> None:
 @pytest.mark.parametrize("name", [name for name in model_zoo.ZOO if not name.endswith("mxfp4")])
 def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     tokens, prompt = rng.integers(0, model.vocab_size, (64, 40)), int(rng.integers(20, 30))
     weights = load_weights(model, tmp_path, torch.bfloat16, "cuda")
     forced = model_logits.ForcedSteps(rng, model, weights, slots=8, length=128, limits=(8, 256))

@@ -11,7 +11,7 @@ from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
 from blinkpy.models.weights.decoder_weights import load_weights
 
 
@@ -19,7 +19,7 @@ from blinkpy.models.weights.decoder_weights import load_weights
 @pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral", "glm4-moe", "qwen2-moe"])
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     forced = model_logits.ForcedSteps(rng, model, load_weights(model, tmp_path, dtype, "cuda"), slots=20)
     model_logits.in_one_bucket(forced, rng, model.vocab_size)
 
@@ -28,7 +28,7 @@ def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name:
 @pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral", "gemma2", "gpt-oss"])
 def test_batch_invariant_nothing_at_all(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     weights = load_weights(model, tmp_path, dtype, "cuda")
     for limits in ((6, 64), (6, 256)):
         forced = model_logits.ForcedSteps(rng, model, weights, slots=6, limits=limits, invariant=True)

@@ -150,8 +150,9 @@ class NewTokens(NamedTuple):
     sin: torch.Tensor  # float32 [max_len, rotary / 2]
     norms: tuple[torch.Tensor, torch.Tensor] | None = None  # RMSNorm weights [head_dim] of queries and keys
     eps: float = 1e-6
-    query_growth: float = 0.0  # queries are multiplied by 1 + query_growth * log(1 + (position + 1) // query_period)
+    query_growth: float = 0.0  # queries are multiplied by 1 + growth * log(1 + (position + start) // period)
     query_period: int = 0  # 0: no factor
+    query_start: int = 1
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def begin_split(
     context,  # with the new token
     scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only); k_scale is also in `scale`
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D]; the new value, float32 [BLOCK_D]; initial maximum and total, float32
     [BLOCK_M]).
@@ -91,7 +91,7 @@ def begin_split(
         loaded = (group <= G)[:, None] & present[None, :]
         q = load_rotated(
             token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-            context - 1, eps, D, ROTARY, NORM, GROWTH, PERIOD, BLOCK_D,
+            context - 1, eps, D, ROTARY, NORM, GROWTH, PERIOD, START, BLOCK_D,
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
         if split == 0:
@@ -224,7 +224,7 @@ def _decode_attention(
     CHUNKED: tl.constexpr,  # only tokens of its chunk of WINDOW tokens
     LAST_TOKENS: tl.constexpr,  # all rows, including prefill chunks, each with its last token
     FUSED: tl.constexpr,  # queries are unrotated, followed by new keys and values that are not cached yet
-    ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
+    ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr,
     SINKS: tl.constexpr,  # each row's softmax has a further share, added once to the sum of all splits
     SPLITS: tl.constexpr,  # maximum splits of a row, power of two
     MIN_TILES: tl.constexpr,  # minimum tiles of BLOCK_N positions per split
@@ -264,8 +264,8 @@ def _decode_attention(
         cached = context - 1 if FUSED else context
         q, value_new, first_maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, GROWTH, PERIOD, BLOCK_M, BLOCK_D,
-            SOFTCAP, FP8,
+            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, GROWTH, PERIOD, START, BLOCK_M,
+            BLOCK_D, SOFTCAP, FP8,
         )  # fmt: skip
         maximum = first_maximum
         if BYTES:
@@ -311,7 +311,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     """
     scratch = check_decode(call, plan)
     (keys, values, page_table, _), (scales, fp8), batch, q = call.cache, scales_of(call.cache), call.batch, call.q
-    _, cos, sin, norms, eps, growth, period = call.new or NewTokens(q, q, q, eps=0.0)  # placeholders, not read
+    _, cos, sin, norms, eps, growth, period, start = call.new or NewTokens(q, q, q, eps=0.0)  # placeholders, not read
     q_norm, k_norm = norms or (q, q)
     (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
@@ -322,7 +322,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         q if call.sinks is None else call.sinks, scales, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, CHUNKED=call.chunked,
         LAST_TOKENS=call.last_tokens, FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0,
-        NORM=norms is not None, GROWTH=growth, PERIOD=period, SINKS=call.sinks is not None,
+        NORM=norms is not None, GROWTH=growth, PERIOD=period, START=start, SINKS=call.sinks is not None,
         SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),

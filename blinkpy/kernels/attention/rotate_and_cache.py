@@ -20,7 +20,7 @@ def load_rotated(
     q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    START: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position; with a PERIOD, queries
     are scaled for it.
@@ -48,7 +48,7 @@ def load_rotated(
     sin = tl.load(sin_ptr + angle, mask=column < ROTARY, other=0.0)
     x = tl.where(turned, x * cos + tl.where(lower, -partner, partner) * sin, x)
     if PERIOD > 0:
-        periods = ((position + 1) // PERIOD).to(tl.float32)
+        periods = ((position + START) // PERIOD).to(tl.float32)
         x = tl.where(is_query, x * (1.0 + GROWTH * tl.log(1.0 + periods)), x)
     return x
 
@@ -74,7 +74,8 @@ def _rope_and_cache(
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
     GROWTH: tl.constexpr,
-    PERIOD: tl.constexpr,  # of NewTokens; queries grow with their position (Llama 4)
+    PERIOD: tl.constexpr,
+    START: tl.constexpr,  # of NewTokens; queries grow with their position (Llama 4, Ministral 3)
     HEADS: tl.constexpr,  # heads of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= D
     FP8: tl.constexpr,  # the cache has FP8 numbers
@@ -91,7 +92,7 @@ def _rope_and_cache(
         position = tl.load(positions_ptr + token)
         x = load_rotated(
             at, inside, head < H, head < H + KVH, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, position, eps, D, ROTARY, NORM,
-            GROWTH, PERIOD, BLOCK,
+            GROWTH, PERIOD, START, BLOCK,
         )  # fmt: skip
 
         # All loads of a head are in this program, and its partner loads come before its store.
@@ -122,7 +123,7 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     check_new_tokens(new, cache, batch, heads)
-    (qkv, cos, sin, norms, eps, growth, period), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
+    (qkv, cos, sin, norms, eps, growth, period, start), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
     _, kv_heads, page_size, head_dim = keys.shape
     (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
@@ -130,7 +131,7 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     _rope_and_cache[(len(qkv), triton.cdiv(size, per_program))](
         qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, scales, batch.counts, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, GROWTH=growth,
-        PERIOD=period, HEADS=per_program, BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
+        PERIOD=period, START=start, HEADS=per_program, BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from blinkpy.models.description.blocks import (
     Norm,
     NormPlacement,
     QkNorm,
-    RouterKind,
 )
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
 from blinkpy.models.description.rope_tables import Rope
@@ -36,17 +35,18 @@ FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
-def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
+def rope_section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
     """The part of a config.json that describes the rotary embedding, for layers of one type, or an empty
     section.
     inert: keys without effect.
     """
-    parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
+    parameters, scaling = c.given("rope_parameters"), c.get("rope_scaling")
     where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be an object, not {values!r}")
     if layer_type and any(isinstance(value, Mapping) for value in values.values()):
-        if set(values) - set(LAYER_TYPES):
+        # Parameters next to the sections have no effect: transformers 5 saves old ones there.
+        if set(values) - set(LAYER_TYPES) - KNOWN_PARAMETERS - INERT_PARAMETERS:
             raise ConfigError(f"{where}: must have one section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
         where, values = f"{where}.{layer_type}", values.get(layer_type) or {}
         if not isinstance(values, Mapping):
@@ -70,6 +70,7 @@ def read_rope(
     aliases: Mapping[str, str] = MappingProxyType({}),
     layer_type: str | None = None,
     theta_key: str = "rope_theta",
+    rotary_key: str = "",
     inert: Set[str] = frozenset(),
 ) -> Rope:
     """The rotary embedding that a config.json describes.
@@ -80,16 +81,19 @@ def read_rope(
     inert: parameters without effect in this family.
     layer_type: for a family with an embedding per layer type; a single section is that of full attention.
     theta_key: key in config.json, for a section without a theta.
+    rotary_key: key in config.json with the number of rotated elements of a head, for a section without a share.
 
     Raises ConfigError for anything that is unknown, missing or out of range.
     """
-    section, max_position = _section(c, layer_type, inert), c.integer("max_position_embeddings")
+    section, max_position = rope_section(c, layer_type, inert), c.integer("max_position_embeddings")
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise ConfigError(f"{section.where}: rope type {kind!r:.80} is not supported (supported: {', '.join(KINDS)})")
     theta = section.number("rope_theta", c.number(theta_key))
     share = section.number("partial_rotary_factor", c.number("partial_rotary_factor"))
+    if rotary_key and c.get(rotary_key) is not None and section.get("partial_rotary_factor") is None:
+        share = c.integer(rotary_key) / head_dim
     if share > 1 or (share != 1 and not partial):
         raise ConfigError(f"partial_rotary_factor {share:g} is not supported for {c.name}")
     rotary_dim = int(head_dim * share)
@@ -101,7 +105,7 @@ def read_rope(
     if kind == "linear":
         return replace(rope, factor=section.number("factor"))
 
-    original = c.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
+    original = c.given("original_max_position_embeddings") or section.get("original_max_position_embeddings")
     original = original or original_default or max_position
     if isinstance(original, bool) or not isinstance(original, int) or not 1 < original <= MAX_CONTEXT:
         raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r:.80}")
@@ -171,10 +175,11 @@ def grouped_attention(
 ) -> Attention:
     """Grouped-query attention. rope: options of read_rope."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
-    kv_heads = c.integer("num_key_value_heads", default=heads)
+    kv_heads = heads if c.is_null("num_key_value_heads") else c.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ConfigError(f"config.json: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = c.integer("head_dim", default=hidden // heads if hidden % heads == 0 else None)
+    even = hidden // heads if hidden % heads == 0 else None
+    head_dim = even if c.is_null("head_dim") and even else c.integer("head_dim", default=even)
     norm = QkNorm.HEAD if qk_norm else None
     return Attention(heads, kv_heads, head_dim, read_rope(c, head_dim, **rope), 0, norm, qkv_bias, o_bias)
 
@@ -239,25 +244,6 @@ def activation(c: HfConfig) -> Activation:
 
 def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
     return Mlp(c.integer("intermediate_size"), activation(c), bias)
-
-
-def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool, **more: Any) -> Experts:
-    """The experts of a layer. size: the key of their width. more: fields of Experts."""
-    count, top_k = c.integer("num_experts", "num_local_experts", "n_routed_experts", low=0), c.integer("num_experts_per_tok")
-    if 0 < count < top_k:
-        raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")
-    return Experts(count, top_k, c.integer(size), router, activation(c), normalize, **more)
-
-
-def strided_experts(c: HfConfig, experts: Experts) -> list[Mlp | Experts]:
-    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, except in
-    mlp_only_layers.
-    """
-    layers, stride, dense = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step"), c.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
-        raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r:.200}")
-    chosen = [experts.number > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers)]
-    return [experts if has_experts else gated_mlp(c) for has_experts in chosen]
 
 
 def pre_norm_decoder(

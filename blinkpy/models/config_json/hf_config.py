@@ -73,7 +73,7 @@ class HfConfig(Mapping[str, Any]):
     def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
         self.name, self.where, self._values, self._defaults = name, where, values, defaults
         self._read: set[str] = set()
-        self._sections: list[HfConfig] = []
+        self._sections: list[tuple[HfConfig, tuple[str, ...]]] = []
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
@@ -95,6 +95,15 @@ class HfConfig(Mapping[str, Any]):
         if value is None:
             raise ConfigError(f"{self.where}: {names[0]} is missing")
         return value
+
+    def is_null(self, name: str) -> bool:
+        """Whether the key is there, and null: in transformers it then is not always the default."""
+        return self.get(name, 0) is None and name in self._values
+
+    def given(self, name: str) -> Any:
+        """The value, or the default if it is missing or null."""
+        value = self.get(name)
+        return self._defaults.get(name) if value is None else value
 
     def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
         """The value of the first name that has one, or the default. Without a default, a value is
@@ -120,25 +129,42 @@ class HfConfig(Mapping[str, Any]):
             raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r:.80}")
         return bool(value)
 
-    def section(self, key: str, inherits: tuple[str, ...], defaults: Mapping[str, Any]) -> "HfConfig":
-        """A nested object, whose keys are checked together with this one's. inherits: keys whose value in
-        this object has priority.
+    def section(
+        self,
+        key: str,
+        inherits: tuple[str, ...],
+        defaults: Mapping[str, Any],
+        values: Mapping[str, Any] | None = None,
+        ignores: tuple[str, ...] = (),
+    ) -> "HfConfig":
+        """A nested object, whose keys are checked together with this one's.
+
+        inherits: keys whose value in this object has priority.
+        values: of the section, if they differ from those of `key`.
+        ignores: keys without an effect in the section.
         """
-        values = self.get(key)
+        values = self.get(key) if values is None else values
         if not isinstance(values, Mapping):
             raise ConfigError(f"{self.where}: {key} must be an object, not {str(values)[:80]}")
-        outer = {name: self[name] for name in inherits if self.get(name) is not None}
+        outer = {name: self._values[name] for name in inherits if self._values.get(name) is not None}
+        self._read.update(inherits)
         section = HfConfig(self.name, {**values, **outer}, {**DEFAULTS, **defaults}, f"{self.where}: {key}")
-        self._sections.append(section)
+        section._read.update(outer)
+        self._sections.append((section, ignores))
         return section
+
+    def having(self, key: str) -> "HfConfig":
+        """The part that has a value of a key: this one, or one of its sections; without any, this one."""
+        parts = [self, *(section for section, _ in self._sections)]
+        return next((part for part in parts if part._values.get(key) is not None), self)
 
     def check_rest(self, ignores: tuple[str, ...]) -> None:
         """Raise ConfigError for an unread key that changes the computation; warn once of each unknown key.
 
         ignores: keys without an effect in this family.
         """
-        for section in self._sections:
-            section.check_rest(ignores)
+        for section, own in self._sections:
+            section.check_rest((*ignores, *own))
         rest = set(self._values) - self._read - set(ignores)
         for key in sorted(rest & set(NEUTRAL)):
             if self._values[key] not in NEUTRAL[key]:

@@ -15,11 +15,12 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
-from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
+from blinkpy.models.cpu.torch_progress import CpuMatrix, TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
+from blinkpy.models.weights.packed_matrix import PackedMatrix
 
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
@@ -89,7 +90,7 @@ class TorchDecoder:
         return x if weight is None else norm(x, weight, self.model.norm.eps)
 
     def _add(
-        self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, norm: torch.Tensor | None
+        self, x: torch.Tensor, inner: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """x + norm(inner weight^T + bias); norm may be absent. x: [tokens, out]. inner: [tokens, in]."""
         if norm is None:
@@ -148,11 +149,13 @@ class TorchDecoder:
         return self.progress.add_linear(x, inner, layer.shared_down, None)
 
     def _of_expert(
-        self, expert: int, weight: Matrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> tuple[Matrix, torch.Tensor | None]:
+        self, expert: int, weight: CpuMatrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[CpuMatrix, torch.Tensor | None]:
         """Matrix and bias of one expert."""
+        if isinstance(weight, PackedMatrix):
+            return weight[expert], None if bias is None else bias[expert]
         if isinstance(weight, Fp8Matrix):
-            matrix: Matrix = replace(weight, values=weight.values[expert], scales=weight.scales[expert])
+            matrix: CpuMatrix = replace(weight, values=weight.values[expert], scales=weight.scales[expert])
         else:
             matrix = weight[expert] if scales is None else unpack_mxfp4(weight[expert], scales[expert], dtype, self.progress)
         return matrix, None if bias is None else bias[expert]
@@ -160,7 +163,7 @@ class TorchDecoder:
     def _gated(
         self,
         x: torch.Tensor,
-        gate_up: Matrix,
+        gate_up: CpuMatrix,
         bias: torch.Tensor | None,
         activation: Activation,
         clamp: Clamp | None = None,

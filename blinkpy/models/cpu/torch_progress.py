@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, quantised_rows
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
+from blinkpy.models.weights.packed_matrix import E2M1, PackedMatrix
 
+CpuMatrix = Matrix | PackedMatrix
 UNPACKED_BYTES = 4 << 20  # of weights, unpacked to float32 at a time
 
 
@@ -63,16 +65,22 @@ class TorchProgress(StepProgress):
     def _tokens_of_piece(self, work: int) -> int:
         return 1 if self.invariant else super()._tokens_of_piece(work)
 
-    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
+        if isinstance(weight, PackedMatrix):
+            found = self._packed_linear(x, weight)
+            return found if bias is None else found.add_(bias)
         if isinstance(weight, Fp8Matrix):
             found = self._fp8_linear(x, weight)
             return (found if bias is None else found.add_(bias)).to(x.dtype)
         parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
 
-    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
+        if isinstance(weight, PackedMatrix):
+            found = self._packed_linear(inner, weight).add_(x)
+            return found if bias is None else found.add_(bias)
         if isinstance(weight, Fp8Matrix):
             found = self._fp8_linear(inner, weight).add_(x)
             return (found if bias is None else found.add_(bias)).to(x.dtype)
@@ -80,6 +88,16 @@ class TorchProgress(StepProgress):
         for part in self.pieces(len(x), weight.numel()):
             torch.addmm(x[part], inner[part], weight.t(), out=out[part])
         return out if bias is None else out.add_(bias)
+
+    def _packed_linear(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
+        """[tokens, out]. A few rows of the matrix are unpacked at a time."""
+        rows, width = weight.shape
+        x, out = weight.inputs(x), x.new_empty(len(x), rows)
+        for some in self.pieces(rows, WORK * width):
+            unpacked = weight.unpack(some, x.dtype)
+            for part in self.pieces(len(x), unpacked.numel()):
+                out[part, some] = F.linear(x[part], unpacked)
+        return out
 
     def _fp8_linear(self, x: torch.Tensor, weight: Fp8Matrix) -> torch.Tensor:
         """x weight^T, float32 [tokens, out]."""
@@ -97,8 +115,7 @@ def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
     return measured_speed(lambda tokens: product(x[:tokens], weight))
 
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-VALUES = torch.tensor([(_E2M1[byte % 16], _E2M1[byte // 16]) for byte in range(256)])  # float32 [256, 2], of each byte
+VALUES = torch.tensor([(E2M1[byte % 16], E2M1[byte // 16]) for byte in range(256)])  # float32 [256, 2], of each byte
 FACTORS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)  # float32 [256], of each scale
 WORK = 256  # upper bound of the time to unpack one weight, in multiply-adds
 

@@ -17,6 +17,7 @@ from blinkpy.models.description.blocks import (
     NormPlacement,
     Quantization,
 )
+from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.rope_tables import Rope
 
 
@@ -29,6 +30,8 @@ class TensorNames(NamedTuple):
     {expert}: number of the expert. Expert names without it stand for one tensor with all experts, as in
     gpt-oss; its rows of gate and up alternate.
     gate_first: all rows of gate come before those of up.
+    either_order: the shape of a stored expert's matrix decides between [in, out] and [out, in].
+    out_first: of these fields (gate_up, down), as checkpoint.as_stored finds them.
     renamed: (alternative prefix, our prefix) of names.
     spare: prefixes of parts that are ignored.
     """
@@ -52,6 +55,8 @@ class TensorNames(NamedTuple):
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_down: str = "mlp.experts.{expert}.down_proj"
     gate_first: bool = False
+    either_order: bool = False
+    out_first: tuple[str, ...] = ()
     selection_bias: str = "mlp.gate.e_score_correction_bias"  # complete name, without a suffix
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
@@ -74,7 +79,8 @@ class DecoderDescription:
 
     name: the model class.
     max_position: maximum context of its training, tokens.
-    dtype: of the checkpoint, except FP8 weights, which `quantization` describes.
+    dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
+        `packing` describes.
     """
 
     name: str
@@ -89,6 +95,7 @@ class DecoderDescription:
     tensors: TensorNames = HF_NAMES
     factors: Factors = NO_FACTORS
     quantization: Quantization | None = None
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope

@@ -20,10 +20,10 @@ class Rope:
     rotary_dim: number of leading dimensions of each head that are rotated (even); dimension i pairs with i +
         rotary_dim // 2.
     attention_factor: factor of cosines and sines.
-    neighbours: in the checkpoint, dimension 2 i pairs with 2 i + 1 in whole heads; rows are reordered while
-        loading.
-    query_growth, query_period: queries are multiplied by 1 + query_growth * log(1 + (position + 1) //
-        query_period); a period of 0 means no factor.
+    neighbours: in the checkpoint, dimension 2 i of the rotated dimensions pairs with 2 i + 1; rows are
+        reordered while loading.
+    query_growth, query_period, query_start: queries are multiplied by 1 + query_growth * log(1 + (position +
+        query_start) // query_period); a period of 0 means no factor.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Rope:
     neighbours: bool = False
     query_growth: float = 0.0
     query_period: int = 0
+    query_start: int = 1
 
     def unrotated(self) -> "Rope":
         """The parameters of layers whose heads are neither rotated nor scaled by the attention factor."""
@@ -101,7 +102,7 @@ class Rope:
         """The factor of queries at each position, float32 [max_model_len], or None."""
         if not self.query_period:
             return None
-        periods = (np.arange(max_model_len) + 1) // self.query_period
+        periods = (np.arange(max_model_len) + self.query_start) // self.query_period
         return 1 + np.float32(self.query_growth) * np.log1p(periods.astype(np.float32))
 
     def tables(self, max_model_len: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

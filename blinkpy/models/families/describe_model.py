@@ -11,6 +11,7 @@ from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.description.blocks import QUANTISED_ON_LOADING
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.packing import Packing
 from blinkpy.models.families.family import family_of
 from blinkpy.models.weights.weight_parts import all_parts
 
@@ -23,7 +24,8 @@ def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> De
     config = HfConfig(family.name, values, {**DEFAULTS, **family.defaults})
     model = family.describe(config)
     if not model.experts.mxfp4:  # the family has read its quantization
-        model = replace(model, quantization=read_quantization(config))
+        found = read_quantization(config.having("quantization_config"))
+        model = replace(model, packing=found) if isinstance(found, Packing) else replace(model, quantization=found)
     config.check_rest(family.ignores)
     return _as_asked(model, quantization)
 
@@ -32,10 +34,12 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
     """Apply --quantization to a description."""
     if quantization == "fp8" and model.experts.mxfp4:
         raise ConfigError("--quantization fp8 is not supported for this model: its experts are stored in MXFP4")
+    if quantization == "fp8" and model.packing is not None:
+        raise ConfigError("--quantization fp8 is not supported for this model: its weights are stored with 4 bits")
     if quantization == "fp8" and model.quantization is None:
         model = replace(model, quantization=QUANTISED_ON_LOADING)
-    if model.quantization is not None:
-        all_parts(model)  # refuses matrices that can't be FP8
+    if model.quantization is not None or model.packing is not None:
+        all_parts(model)  # refuses matrices that can't be FP8, or have 4 bits
     return model
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.refused_classes import MISSING
 from blinkpy.packages import modules_of
 
+LISTED = "docs/models.md lists the supported classes"
 Describe = Callable[[HfConfig], DecoderDescription]
 
 
@@ -49,6 +51,18 @@ def families() -> dict[str, Family]:
     return _found
 
 
+def _reason(name: str, config: Mapping[str, Any], known: Mapping[str, Family]) -> str:
+    """Why a class is refused, and whether another class serves its text alone."""
+    reason = f": it needs {MISSING[name]}" if name in MISSING else f" ({LISTED})"
+    for key in ("text_config", "llm_config"):
+        text = config.get(key)
+        kind = text.get("model_type") if isinstance(text, Mapping) else None
+        alike = next((one.name for one in known.values() if one.model_type == kind), None)
+        if alike is not None and name not in MISSING:
+            return f"; its text part is a {alike}, which is supported: save that part as a separate checkpoint{reason}"
+    return reason
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json's model class. Raises ConfigError if it is not supported."""
     known = families()
@@ -57,9 +71,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         by_type = {family.model_type: name for name, family in known.items()}
         names = [by_type.get(str(config.get("model_type")), f"model_type {config.get('model_type')!r}")]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ConfigError(
-            f"config.json: architectures must name one model class, not {names!r:.80} (supported: {', '.join(known)})"
-        )
+        raise ConfigError(f"config.json: architectures must name one model class, not {names!r:.80} ({LISTED})")
     if names[0] not in known:
-        raise ConfigError(f"config.json: model class {names[0]} is not supported (supported: {', '.join(known)})")
+        raise ConfigError(f"config.json: model class {names[0]} is not supported{_reason(names[0], config, known)}")
     return known[names[0]]

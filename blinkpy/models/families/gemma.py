@@ -1,5 +1,6 @@
 """Gemma 2 and 3, text only: norms before and after attention and MLP, with 1 added to their weights."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +76,11 @@ def gemma3(c: HfConfig) -> DecoderDescription:
     "Gemma3ForConditionalGeneration",
     models="Gemma 3 4B, 12B and 27B; text only",
     model_type="gemma3",
-    defaults={"tie_word_embeddings": True},
     ignores=(*IGNORES, *IMAGES),
 )
 def gemma3_nested(c: HfConfig) -> DecoderDescription:
-    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), GEMMA3)
+    values = c.get("text_config")
+    if isinstance(values, Mapping):  # whose tie_word_embeddings has no effect
+        values = {key: value for key, value in values.items() if key != "tie_word_embeddings"}
+    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), GEMMA3, values)
     return replace(gemma3(text), tensors=NESTED._replace(post_norm=NAMES.post_norm))

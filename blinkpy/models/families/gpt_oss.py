@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
+from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.expert_readers import routed_experts
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Activation, Clamp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames

@@ -1,16 +1,25 @@
-"""Granite 3, and the models of Granite 4 that have attention and a dense MLP in all layers."""
+"""Granite 3, the models of Granite 4 that have attention and a dense MLP in all layers, and Granite with windows and sinks."""
 
+from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import activation, gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.config_json.block_readers import (
+    activation,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+    sliding_windows,
+)
+from blinkpy.models.config_json.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.blocks import Attention, Factors, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import family
 
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048, **dict.fromkeys(FACTORS, 1.0)}
+SWA = {"max_position_embeddings": 8192, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128}
 HYBRID = {"num_local_experts": 8, "shared_intermediate_size": 1024}
 HYBRID_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 UNUSED = """
@@ -52,3 +61,44 @@ def granite_hybrid(c: HfConfig) -> DecoderDescription:
         attention = attention._replace(rope=attention.rope.unrotated())
     mlp = Mlp(c.integer("shared_intermediate_size"), activation(c))
     return pre_norm_decoder(c, attention, mlp, (0,) * layers, HYBRID_NAMES, factors=_factors(c))
+
+
+@family(
+    "GraniteSWAForCausalLM",
+    models="Granite with windows",
+    model_type="granite_swa",
+    defaults=DEFAULTS | SWA | {"tie_word_embeddings": True},
+)
+def granite_swa(c: HfConfig) -> DecoderDescription:
+    attention = _attention(c)._replace(sinks=True)
+    windows = _windows(c)
+    return pre_norm_decoder(
+        c,
+        attention,
+        gated_mlp(c, bias=c.flag("mlp_bias")),
+        windows,
+        factors=_factors(c),
+        ropes=_ropes(c, attention.rope, len(windows)),
+    )
+
+
+def _windows(c: HfConfig) -> tuple[int, ...]:
+    """Of each layer, as `layer_types` says; without it each fourth layer sees all tokens, beginning with the first."""
+    windows = sliding_windows(c, typed=True)
+    if c.get("layer_types") is None:
+        return tuple(window if layer % 4 else 0 for layer, window in enumerate(windows))
+    return windows
+
+
+def _ropes(c: HfConfig, rope: Rope, layers: int) -> list[Rope]:
+    """Of each layer, with its entry of `layer_rope_theta` as base; 0: it does not rotate."""
+    thetas = c.get("layer_rope_theta")
+    if thetas is None:
+        return [rope] * layers
+    if not isinstance(thetas, list) or len(thetas) != layers or not all(_is_base(theta) for theta in thetas):
+        raise ConfigError(f"{c.where}: layer_rope_theta must be a list of {layers} numbers from 0, not {thetas!r:.200}")
+    return [replace(rope, theta=float(theta)) if theta else rope.unrotated() for theta in thetas]
+
+
+def _is_base(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < LARGEST

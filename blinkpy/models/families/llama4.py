@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import activation, grouped_attention, pre_norm_decoder, routed_experts
+from blinkpy.models.config_json.block_readers import activation, grouped_attention, pre_norm_decoder
+from blinkpy.models.config_json.expert_readers import routed_experts
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Attention, Experts, Mlp, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
@@ -66,7 +67,7 @@ def llama4(c: HfConfig) -> DecoderDescription:
 def llama4_nested(c: HfConfig) -> DecoderDescription:
     text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXT)
     spare = (*NESTED.spare, "vision_model.", "model.vision_model.")
-    return replace(_decoder(text), tensors=_names(c, NESTED._replace(spare=spare)))
+    return replace(_decoder(text), tensors=_names(c.having("quantization_config"), NESTED._replace(spare=spare)))
 
 
 def _decoder(c: HfConfig) -> DecoderDescription:

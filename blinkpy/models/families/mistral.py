@@ -5,7 +5,7 @@ from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family
 
-DEFAULTS = {"max_position_embeddings": 131072, "sliding_window": 4096}
+DEFAULTS = {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8}
 
 
 @family(

@@ -1,15 +1,15 @@
 """Mistral 3 (Small 3.1, Magistral, Ministral 3), text only: the weights for images are ignored.
 
-Ministral 3's queries grow with the logarithm of the position after its original context. This is not
-supported, so its context ends there.
+Ministral 3's queries grow with the logarithm of the position after its original context.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, rope_section, sliding_windows
 from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.blocks import Layer
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.family import family
 from blinkpy.models.families.mistral import DEFAULTS
@@ -17,8 +17,10 @@ from blinkpy.models.families.mistral import DEFAULTS
 GROWTH = "llama_4_scaling_beta"
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
 ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, GROWTH: 0.1}
-MINISTRAL_3 = {"max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_parameters": ROPE}
-TEXTS: dict[str, dict[str, Any]] = {"mistral": DEFAULTS, "ministral3": MINISTRAL_3}
+HEADS = {"num_key_value_heads": 8, "head_dim": 128}
+MINISTRAL_3 = {**HEADS, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_parameters": ROPE}
+TIED = {"tie_word_embeddings": True}
+TEXTS: dict[str, dict[str, Any]] = {"mistral": DEFAULTS | TIED, "ministral3": MINISTRAL_3 | TIED}
 NESTED = TensorNames(
     embedding="language_model.model.embed_tokens",
     final_norm="language_model.model.norm",
@@ -36,12 +38,19 @@ IMAGES = """
 def ministral3(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, inert={GROWTH, "max_position_embeddings"})
     model = pre_norm_decoder(c, attention, gated_mlp(c), sliding_windows(c, typed=True))
-    scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}  # in the order of read_rope
-    if not scaling.get(GROWTH):
+    section = rope_section(c, None, {GROWTH, "max_position_embeddings"})
+    if not section.get(GROWTH):
         return model
     if not attention.rope.original_max_position:
         raise ConfigError(f"{c.where}: {GROWTH} is supported only with rope type yarn")
-    return replace(model, max_position=min(model.max_position, attention.rope.original_max_position))
+    return replace(model, layers=tuple(_growing(layer, section.number(GROWTH)) for layer in model.layers))
+
+
+def _growing(layer: Layer, growth: float) -> Layer:
+    """The layer with queries that grow by a step at each multiple of the original context."""
+    rope = layer.attention.rope
+    rope = replace(rope, query_growth=growth, query_period=rope.original_max_position, query_start=0)
+    return layer._replace(attention=layer.attention._replace(rope=rope))
 
 
 @family(

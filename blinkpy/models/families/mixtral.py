@@ -1,12 +1,13 @@
 """Mixtral: Mistral's attention, and experts in every layer."""
 
-from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
+from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.expert_readers import routed_experts
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.family import family
 
-EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336}
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8, "intermediate_size": 14336}
 NAMES = TensorNames(
     router="block_sparse_moe.gate",
     expert_gate_up=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),

@@ -1,4 +1,6 @@
-"""OLMo 2 and 3: norms after attention and MLP, and norms over all heads of queries and of keys."""
+"""OLMo 2 and 3: norms after attention and MLP, and norms over all heads of queries and of keys. OLMoE has the latter norms,
+and experts.
+"""
 
 from dataclasses import replace
 
@@ -11,11 +13,13 @@ from blinkpy.models.config_json.block_readers import (
     pre_norm_decoder,
     read_rope,
 )
+from blinkpy.models.config_json.expert_readers import routed_experts
 from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm
+from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family
 
+OLMOE = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8}
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 
 
@@ -38,3 +42,15 @@ def olmo3(c: HfConfig) -> DecoderDescription:
     local = read_rope(c, attention.head_dim, layer_type=SLIDING)
     ropes = [local if window else attention.rope for window in windows]
     return replace(pre_norm_decoder(c, attention, gated_mlp(c), windows, ropes=ropes), placement=NormPlacement.POST)
+
+
+@family(
+    "OlmoeForCausalLM",
+    models="OLMoE",
+    model_type="olmoe",
+    defaults=OLMOE | {"intermediate_size": 2048},
+    ignores=("output_router_logits", "router_aux_loss_coef"),
+)
+def olmoe(c: HfConfig) -> DecoderDescription:
+    experts = routed_experts(c, "intermediate_size", RouterKind.SOFTMAX_TOP_K, normalize=c.flag("norm_topk_prob"))
+    return pre_norm_decoder(c, _attention(c), experts)

@@ -12,7 +12,7 @@ ALIASES = {"su": "longrope", "yarn": "longrope"}  # names in early Phi-3 configs
     "Phi3ForCausalLM",
     models="Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
     model_type="phi3",
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
     ignores=("embd_pdrop", "resid_pdrop", "interpolate_factor", "full_attn_mod"),
 )
 def phi3(c: HfConfig) -> DecoderDescription:

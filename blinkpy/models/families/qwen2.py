@@ -3,14 +3,8 @@ MLP.
 """
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import (
-    gated_mlp,
-    grouped_attention,
-    pre_norm_decoder,
-    routed_experts,
-    sliding_windows,
-    strided_experts,
-)
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.expert_readers import routed_experts, strided_experts
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
@@ -26,7 +20,7 @@ NAMES = TensorNames(
     "Qwen2ForCausalLM",
     models="Qwen2, Qwen2.5",
     model_type="qwen2",
-    defaults={"sliding_window": 4096},
+    defaults={"sliding_window": 4096, "num_key_value_heads": 32},
     ignores=("attention_bias",),
 )
 def qwen2(c: HfConfig) -> DecoderDescription:
@@ -38,7 +32,7 @@ def qwen2(c: HfConfig) -> DecoderDescription:
     "Qwen2MoeForCausalLM",
     models="Qwen1.5-MoE, Qwen2-57B-A14B",
     model_type="qwen2_moe",
-    defaults={**EXPERTS, "decoder_sparse_step": 1, "qkv_bias": True},
+    defaults={**EXPERTS, "num_key_value_heads": 16, "decoder_sparse_step": 1, "qkv_bias": True},
     ignores=("intermediate_size", "sliding_window", "output_router_logits", "router_aux_loss_coef"),
 )
 def qwen2_moe(c: HfConfig) -> DecoderDescription:

@@ -1,13 +1,7 @@
 """Qwen3, dense and with experts."""
 
-from blinkpy.models.config_json.block_readers import (
-    gated_mlp,
-    grouped_attention,
-    pre_norm_decoder,
-    routed_experts,
-    sliding_windows,
-    strided_experts,
-)
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.expert_readers import routed_experts, strided_experts
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -16,7 +10,12 @@ from blinkpy.models.families.family import family
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
 
 
-@family("Qwen3ForCausalLM", models="Qwen3, dense", model_type="qwen3", defaults={"head_dim": 128, "sliding_window": 4096})
+@family(
+    "Qwen3ForCausalLM",
+    models="Qwen3, dense",
+    model_type="qwen3",
+    defaults={"head_dim": 128, "sliding_window": 4096, "num_key_value_heads": 32},
+)
 def qwen3(c: HfConfig) -> DecoderDescription:
     bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qk_norm=True, qkv_bias=bias, o_bias=bias), gated_mlp(c), windows)
@@ -26,7 +25,7 @@ def qwen3(c: HfConfig) -> DecoderDescription:
     "Qwen3MoeForCausalLM",
     models="Qwen3-MoE",
     model_type="qwen3_moe",
-    defaults={**EXPERTS, "sliding_window": 4096},
+    defaults={**EXPERTS, "sliding_window": 4096, "num_key_value_heads": 4},
     ignores=("intermediate_size", "output_router_logits", "router_aux_loss_coef", "use_qk_norm"),
 )
 def qwen3_moe(c: HfConfig) -> DecoderDescription:

@@ -11,7 +11,7 @@ from blinkpy.models.families.family import family
     "SmolLM3ForCausalLM",
     models="SmolLM3",
     model_type="smollm3",
-    defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "no_rope_layer_interval": 4},
+    defaults={"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True, "no_rope_layer_interval": 4},
 )
 def smollm3(c: HfConfig) -> DecoderDescription:
     bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True)

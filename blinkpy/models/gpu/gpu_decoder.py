@@ -190,7 +190,8 @@ class GpuDecoder:
             norms = None
         cos, sin = self.ropes[index]
         block = model.layers[index].attention
-        new = NewTokens(qkv, cos, sin, norms, model.norm.eps, block.rope.query_growth, block.rope.query_period)
+        rope = block.rope
+        new = NewTokens(qkv, cos, sin, norms, model.norm.eps, rope.query_growth, rope.query_period, rope.query_start)
         window = block.window
         rings, view = self.rings if window else None, self.view
         table: Any = self.requests.page_table

@@ -35,6 +35,8 @@ def first_layers(model: DecoderDescription) -> list[int]:
 
 
 def _problems(model: DecoderDescription) -> Iterator[str]:
+    if model.packing is not None:
+        yield f"no kernel takes 4-bit weights ({model.packing.text}); {INSTEAD}"
     first = model.tensors.layer.format(layer=0)
     attention, heads = f"{first}{model.tensors.o.rpartition('.')[0]}", model.heads
     if model.hidden_size > MAX_HIDDEN:

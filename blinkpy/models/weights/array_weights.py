@@ -105,7 +105,7 @@ class ArrayWeights:
 
 KNOWN: dict[type, frozenset[str]] = {
     Norm: frozenset({"eps"}),
-    Rope: frozenset(field.name for field in fields(Rope)) - {"neighbours", "query_growth", "query_period"},
+    Rope: frozenset(field.name for field in fields(Rope)) - {"neighbours", "query_growth", "query_period", "query_start"},
     Attention: frozenset({"heads", "kv_heads", "head_dim", "rope", "window", "qk_norm", "qkv_bias", "o_bias", "scale"}),
     Factors: frozenset({"embedding", "residual", "logits"}),
     Mlp: frozenset({"size", "activation", "bias"}),

@@ -3,14 +3,33 @@
 import logging
 import math
 import re
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.model_files import has_file, open_file
+from blinkpy.model_files import has_file, open_file, read_json
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.safetensors_files import FP8, ITEM_BYTES, NUMBERS, PACKED, StoredTensor, read_header, weight_files
-from blinkpy.models.weights.weight_parts import Part, all_parts, cache_scales, expected_tensors, open_weights
+from blinkpy.models.weights.safetensors_files import (
+    FP8,
+    INDEX,
+    ITEM_BYTES,
+    NUMBERS,
+    PACKED,
+    StoredTensor,
+    read_header,
+    weight_files,
+)
+from blinkpy.models.weights.weight_parts import (
+    Part,
+    ScaleTensor,
+    all_parts,
+    cache_scales,
+    expected_tensors,
+    open_weights,
+    packed_tensors,
+)
 from blinkpy.progress import ProgressCallback
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -18,15 +37,20 @@ DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 PATTERNS = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
-    *("model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
+    *("model.safetensors", "model-*.safetensors", INDEX),
 ]
+FAST = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained({folder!r}).save_pretrained({folder!r})"
+TEKKEN = (
+    "from transformers.integrations.mistral import convert_tekken_tokenizer; "
+    "convert_tekken_tokenizer({folder!r} + '/tekken.json').save_pretrained({folder!r})"
+)
 # Files of checkpoints in other formats, by the missing file, with a hint.
 OTHER_FORMS = {
     "config.json": {"params.json": "params.json is Mistral's format, but transformers' format is needed"},
     "tokenizer.json": {
-        "tekken.json": "tekken.json has to be converted first (by convert_tekken_tokenizer of transformers.integrations.mistral)",
-        "tokenizer.model": "tokenizer.model has to be converted first (transformers saves a fast tokenizer as tokenizer.json)",
-        "vocab.json": "vocab.json has to be converted first (transformers saves a fast tokenizer as tokenizer.json)",
+        "tekken.json": f'tekken.json has to be converted first: python -c "{TEKKEN}"',
+        "tokenizer.model": f'tokenizer.model has to be converted first: python -c "{FAST}"',
+        "vocab.json": f'vocab.json has to be converted first: python -c "{FAST}"',
     },
 }
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -71,7 +95,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
 
 def _hint(name: str, folder: Path, fetched: bool) -> str:
     """A hint about a missing file. fetched: the folder was downloaded without files of other formats."""
-    hints = [hint for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
+    hints = [hint.format(folder=str(folder)) for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
     if not hints and fetched:
         hints = [f"another format of it on the hub ({', '.join(OTHER_FORMS[name])}) must be converted first (docs/models.md)"]
     return f"; {hints[0]}" if hints else ""
@@ -83,7 +107,7 @@ def _download(model: str, weights: bool) -> Path:
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
         raise ConfigError(f"{model!r} is not a local folder; to download it, install the huggingface_hub package") from error
-    patterns = PATTERNS if weights else [name for name in PATTERNS if "safetensors" not in name]
+    patterns = PATTERNS if weights else [name for name in PATTERNS if not name.endswith(".safetensors")]
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except GatedRepoError as error:
@@ -97,11 +121,29 @@ def _download(model: str, weights: bool) -> Path:
         raise ConfigError(f"can't download {model}: {reason}") from error
 
 
+def names_on_hub(folder: Path, hub_id: str) -> list[str] | None:
+    """Names of a hub model's tensors, from its index or from the header of its single file; None if it has neither.
+
+    folder: that of resolve_model without weights.
+    """
+    if has_file(folder, INDEX):
+        names = read_json(folder, INDEX).get("weight_map")
+        return list(names) if isinstance(names, dict) else None
+    try:
+        from huggingface_hub import HfApi
+
+        return list(HfApi().parse_safetensors_file_metadata(hub_id, "model.safetensors").tensors)
+    except Exception as error:  # no such file, another format, no network: the library has many errors for these
+        logger.debug("%s: %s", hub_id, error)
+        return None
+
+
 FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of the rotary embedding, which are not parameters
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
 UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of 8-bit attention
 COMPARED_BYTES = 16 << 20  # at a time
 logger = logging.getLogger("blinkpy.engine")
+Tensor = TypeVar("Tensor")
 
 
 def _spare(name: str, model: DecoderDescription) -> bool:
@@ -117,20 +159,28 @@ def _spare(name: str, model: DecoderDescription) -> bool:
 
 
 def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of the files, by the names of a model with its head; a checkpoint without a head may omit the
-    first part of names.
-    """
+    """All tensors of the files, by the model's own names."""
     found: dict[str, StoredTensor] = {}
     for path in weight_files(Path(folder)):
         for stored, tensor in read_header(path):
-            name = next((new + stored[len(old) :] for old, new in model.tensors.renamed if stored.startswith(old)), stored)
-            if name in found:
-                raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
-            found[name] = tensor
+            if stored in found:
+                raise ConfigError(f"{stored} is both in {found[stored].path} and in {path}")
+            found[stored] = tensor
+    return _renamed(model, found)
+
+
+def _renamed(model: DecoderDescription, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the names of a model with its head; a checkpoint without a head may omit the first part of names."""
+    result: dict[str, Tensor] = {}
+    for stored, tensor in found.items():
+        name = next((new + stored[len(old) :] for old, new in model.tensors.renamed if stored.startswith(old)), stored)
+        if name in result:
+            raise ConfigError(f"the checkpoint has {name} twice, under two names")
+        result[name] = tensor
     base, _, embedding = f"{model.tensors.embedding}.weight".partition(".")
-    if f"{base}.{embedding}" not in found and embedding in found:
-        found = {name if name.startswith((f"{base}.", "lm_head.")) else f"{base}.{name}": found[name] for name in found}
-    return found
+    if f"{base}.{embedding}" not in result and embedding in result:
+        result = {name if name.startswith((f"{base}.", "lm_head.")) else f"{base}.{name}": result[name] for name in result}
+    return result
 
 
 def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
@@ -148,11 +198,30 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
     return True
 
 
-def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description, without tied embeddings if the checkpoint has a different head, regardless of
-    config.json. Raises ConfigError.
+def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
+    """The description with two changes that a checkpoint causes regardless of config.json: for a head that differs from the
+    embedding, and for the order of dimensions of experts' matrices. Raises ConfigError.
     """
-    found = _stored_tensors(model, folder) if model.tied_embeddings else {}
+    if not model.tied_embeddings and not model.tensors.either_order:
+        return model
+    found = _stored_tensors(model, folder)
+    return _with_stored_order(_with_stored_head(model, folder, found), found)
+
+
+def _with_stored_order(model: DecoderDescription, found: dict[str, StoredTensor]) -> DecoderDescription:
+    if not model.tensors.either_order:
+        return model
+    shapes: dict[str, bool] = {}
+    for part in all_parts(model):
+        if part.transposed and part.sources[0][0] in found:
+            shapes[part.field] = found[part.sources[0][0]].shape == part.shape
+    out_first = tuple(field for field, is_out_first in shapes.items() if is_out_first)
+    return replace(model, tensors=model.tensors._replace(out_first=out_first))
+
+
+def _with_stored_head(model: DecoderDescription, folder: str | Path, found: dict[str, StoredTensor]) -> DecoderDescription:
+    if not model.tied_embeddings:
+        return model
     head, embedding = (found.get(f"{name}.weight") for name in (model.tensors.lm_head, model.tensors.embedding))
     if head is None or embedding is None or _same_data(head, embedding):
         return model
@@ -162,15 +231,25 @@ def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDe
     return replace(model, tied_embeddings=False)
 
 
-def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name, after a check that no tensor is missing or surplus.
+def check_names(model: DecoderDescription, names: Iterable[str], where: str | Path) -> None:
+    """Raise ConfigError if tensors of these names lack one of the model, or have a foreign one. Shapes are not known."""
+    found = _renamed(model, dict.fromkeys(names))
+    scales = {tensor.names[0]: next((name for name in tensor.names if name in found), "") for tensor in _needed_scales(model)}
+    further = {name for _, _, tensor in cache_scales(model) for name in tensor.names}
+    further |= {tensor.name for tensor in packed_tensors(model) if tensor.optional}
+    _check_names(model, found, scales, further, where)
 
-    Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
-    that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.
-    """
-    found, parts, expected = _stored_tensors(model, folder), all_parts(model), expected_tensors(model)
-    silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see with_stored_head
-    scales = _find_scales(model, parts, found)
+
+def _check_names(
+    model: DecoderDescription,
+    found: Mapping[str, StoredTensor | None],
+    scales: Mapping[str, str],
+    further: Container[str],
+    where: str | Path,
+) -> None:
+    """scales: name of each needed scale -> its stored name, "" if it is missing. further: names that may be there."""
+    expected = expected_tensors(model)
+    silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see as_stored
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -180,19 +259,35 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
         others = [name for name in found if name not in expected]
         there = f"; it has {listed(others)}" if others else ""
         raise ConfigError(
-            f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json{there}"
+            f"{where}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json{there}"
         )
     known = expected.keys() | silent | set(scales.values())
-    surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
+    surplus = [name for name in found if name not in known and name not in further and not name.endswith(FREQUENCIES)]
     # empty tensors are ignored
-    foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]
+    foreign = [name for name in surplus if not _spare(name, model) and not _is_empty(found[name])]
     if foreign:
-        raise ConfigError(
-            f"{folder}: the checkpoint has {listed(foreign)}, which {model.name} does not use with this config.json"
-        )
+        raise ConfigError(f"{where}: the checkpoint has {listed(foreign)}, which {model.name} does not use with this config.json")
     if surplus:
-        logger.warning("%s: ignoring unused tensors: %s", folder, listed(surplus))
+        logger.warning("%s: ignoring unused tensors: %s", where, listed(surplus))
+
+
+def _is_empty(tensor: StoredTensor | None) -> bool:
+    return tensor is not None and 0 in tensor.shape
+
+
+def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint by name, after a check that no tensor is missing or surplus.
+
+    Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
+    that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.
+    """
+    found, parts, expected = _stored_tensors(model, folder), all_parts(model), expected_tensors(model)
+    scales = _find_scales(model, found)
+    optional = {tensor.name: tensor for tensor in packed_tensors(model) if tensor.optional}
+    _check_names(model, found, scales, optional, folder)
+    expected |= {name: tensor.shape for name, tensor in optional.items() if name in found and tensor.role}
     kinds = {name: _stored_dtypes(part) for part in parts for name, _, _, _ in part.sources}
+    kinds |= {tensor.name: tensor.dtypes for tensor in packed_tensors(model)}
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:
@@ -209,14 +304,17 @@ def _stored_dtypes(part: Part) -> tuple[str, ...]:
     return (PACKED,) if part.packed else NUMBERS
 
 
-def _find_scales(model: DecoderDescription, parts: list[Part], found: dict[str, StoredTensor]) -> dict[str, str]:
+def _needed_scales(model: DecoderDescription) -> list[ScaleTensor]:
+    return [tensor for part in all_parts(model) for tensor in (*part.stored_scales, *part.stored_input_scales)]
+
+
+def _find_scales(model: DecoderDescription, found: dict[str, StoredTensor]) -> dict[str, str]:
     """The first possible name of each scale -> its stored name, or "" if it is missing. Missing scales of the
     cache are omitted. Raises ConfigError for a wrong shape or type.
     """
-    needed = [tensor for part in parts for tensor in (*part.stored_scales, *part.stored_input_scales)]
     of_cache = [tensor for _, _, tensor in cache_scales(model)]
     result = {}
-    for tensor in (*needed, *of_cache):
+    for tensor in (*_needed_scales(model), *of_cache):
         name = next((name for name in tensor.names if name in found), "")
         if name and found[name].shape not in tensor.shapes:
             shapes, stored = " or ".join(str(list(shape)) for shape in tensor.shapes), found[name]

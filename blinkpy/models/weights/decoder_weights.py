@@ -14,6 +14,8 @@ from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
+from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, empty_packed, read_packed
 from blinkpy.models.weights.safetensors_files import StoredTensor
 from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
 from blinkpy.models.weights.weight_parts import Part, dtype_name, layer_parts, outer_parts
@@ -23,6 +25,7 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 Matrix = torch.Tensor | Fp8Matrix
 
 LARGEST_FP4 = 6.0
+INTEGER_RANGE = 8.0
 DUMMY_RANGE = 1e-3
 """Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
 much power. At its power limit that decides its clock, too."""
@@ -43,6 +46,8 @@ class LayerWeights:
     power of two with an offset of 127. Norms with an offset are float32.
 
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
+
+    With 4-bit weights, which only the CPU supports, a Matrix is a PackedMatrix.
     """
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -112,18 +117,20 @@ def _assemble(
     model: DecoderDescription,
     make: Callable[[Part], torch.Tensor],
     make_fp8: Callable[[Part], Fp8Matrix],
+    make_packed: Callable[[Part], PackedMatrix],
     cache_scales: list[dict[str, float]] | None = None,
 ) -> Weights:
     """Build all weights.
 
-    make, make_fp8: build the weight of a part.
+    make, make_fp8, make_packed: build the weight of a part.
     cache_scales: of each layer.
     """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
         weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
         for part in layer_parts(model, layer):
-            weights[part.field] = make(part) if part.quantization is None else make_fp8(part)
+            form = make_packed if part.packing is not None else make if part.quantization is None else make_fp8
+            weights[part.field] = form(part)
         layers.append(LayerWeights(**weights))
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
@@ -141,7 +148,9 @@ def load_weights(
     places. Raises ConfigError (see open_checkpoint), also for a truncated file.
     """
     stored = open_checkpoint(model, folder)
-    scales = read_scales(model, stored)
+    scales, packed = read_scales(model, stored), None if model.packing is None else PackedReader(model.packing, stored)
+    if packed is not None:
+        packed.check(model)
     places: list[tuple[str, StoredTensor, Target]] = []
     arranged, changed = list[tuple[torch.Tensor, Part]](), list[tuple[torch.Tensor, float, float]]()
     quantised: list[tuple[Part, Fp8Matrix]] = []
@@ -176,7 +185,12 @@ def load_weights(
             changed.append((result.scales, 0, part.factor))
         return result
 
-    weights = _assemble(model, make, make_fp8, scales.of_cache)
+    def make_packed(part: Part) -> PackedMatrix:
+        if packed is None:
+            raise ValueError("a 4-bit matrix of a model without a packing")
+        return read_packed(part, packed, device)
+
+    weights = _assemble(model, make, make_fp8, make_packed, scales.of_cache)
     load_tensors(places, torch.device(device), progress)
     for part, matrix in quantised:
         if not bool(matrix.scales.isfinite().all()):
@@ -210,15 +224,6 @@ def arrange_experts(weight: torch.Tensor, part: Part) -> None:
         expert.copy_(stored)
 
 
-def arrange_heads(weight: torch.Tensor, rows: int, head: int) -> None:
-    """Reorder the rows of heads in place, from pairs of neighbouring rows to pairs (i, i + head // 2).
-
-    weight: of any shape; its first `rows` rows are heads of `head` rows.
-    """
-    heads = weight[:rows].unflatten(0, (rows // head, head // 2, 2))
-    weight[:rows] = heads.transpose(1, 2).flatten(0, 2)
-
-
 def dummy_weights(
     model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
 ) -> Weights:
@@ -248,4 +253,12 @@ def dummy_weights(
             some.copy_(numbers.uniform_(-LARGEST, LARGEST, generator=generator))
         return result
 
-    return _assemble(model, make, make_fp8)
+    def make_packed(part: Part) -> PackedMatrix:
+        result = empty_packed(part, device)
+        result.words.random_(0, 256, generator=generator)
+        result.scales.fill_(spread / INTEGER_RANGE)
+        if result.zeros is not None:
+            result.zeros.fill_(SYMMETRIC)
+        return result
+
+    return _assemble(model, make, make_fp8, make_packed)

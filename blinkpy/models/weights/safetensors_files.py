@@ -16,6 +16,7 @@ from blinkpy.model_files import has_file, open_file, parse_json, read_json
 MAX_HEADER_BYTES, MOST_DIMENSIONS = 100_000_000, 16
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 NUMBERS = tuple(ITEM_BYTES)
+INTEGER_BYTES = {"I32": 4, "I64": 8}  # of 4-bit weights, their zero points and groups
 PACKED = "U8"  # dtype of MXFP4's blocks and scales
 FP8 = "F8_E4M3"
 INDEX = "model.safetensors.index.json"
@@ -53,7 +54,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        itemsize = 1 if dtype in (PACKED, FP8) else ITEM_BYTES.get(dtype)
+        itemsize = 1 if dtype in (PACKED, FP8) else (ITEM_BYTES | INTEGER_BYTES).get(dtype)
         if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which does not match {dtype} {list(shape)}")
         if 8 + length + end > size:

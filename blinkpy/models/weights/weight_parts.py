@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import accumulate
@@ -13,6 +13,7 @@ from blinkpy.config import ConfigError
 from blinkpy.model_files import open_file
 from blinkpy.models.description.blocks import BLOCK, Experts, Mlp, NormPlacement, QkNorm, Quantization, RouterKind, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.packing import Packing, StoredPart
 from blinkpy.models.description.rope_tables import NONE
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -86,10 +87,11 @@ class Part:
     transposed: the only source has each expert's matrix as [columns, rows].
     interleaved: the only source has alternating rows of gate and up; the decoder's weight has all rows of
         gate first.
-    pairs_of: (rows, rows of a head). In the first rows, neighbours within a head are rotated together. The
-        decoder's weight has the first rows of all pairs, then the second ones.
+    pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, neighbours within a head are
+        rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
     packed: bytes of MXFP4, blocks or scales, not numbers.
     quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
+    packing: of a 4-bit matrix (a PackedMatrix).
     """
 
     field: str
@@ -101,8 +103,9 @@ class Part:
     transposed: bool = False
     interleaved: bool = False
     packed: bool = False
-    pairs_of: tuple[int, int] | None = None
+    pairs_of: tuple[int, int, int] | None = None
     quantization: Quantization | None = None
+    packing: Packing | None = None
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -141,6 +144,9 @@ class Part:
 
     def nbytes(self, itemsize: int) -> int:
         """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.packing is not None:
+            numbers, groups = math.prod(self.shape), math.prod(self.shape[:-1]) * self.packing.groups(self.shape[-1])
+            return numbers // 2 + groups * (4 if self.packing.is_float else 8)
         if self.quantization is not None:
             return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
         return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
@@ -173,9 +179,12 @@ def _with_offset(norm: Part, offset: float) -> Part:
     return replace(norm, offset=offset, wide=True) if offset else norm
 
 
-def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int, interleaved: bool) -> list[Part]:
-    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers;
-    and its bias. interleaved: see Part.
+def _of_all_experts(
+    field: str, name: str, mlp: Experts, rows: int, width: int, interleaved: bool, out_first: bool = False
+) -> list[Part]:
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias.
+
+    interleaved: the stored rows, see Part. out_first: the numbers are stored as [rows, width], else as [width, rows].
     """
     number, blocks = mlp.number, width // MXFP4_BLOCK
 
@@ -188,6 +197,8 @@ def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int, 
             part("_scales", (rows, blocks), (rows, blocks), "_scales"),
         )
         parts = [replace(some, packed=True) for some in packed]
+    elif out_first:
+        parts = [part("", (rows, width), (rows, width), "")]
     else:
         parts = [replace(part("", (rows, width), (width, rows), ""), transposed=True)]
     return [*parts, part("_bias", (rows,), (rows,), "_bias")] if mlp.bias else parts
@@ -200,18 +211,40 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
     if model.quantization is not None:
         parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
+    if model.packing is not None:
+        parts = [_as_packed(p, model, model.packing) if p.field in LINEAR else p for p in parts]
     return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
+
+
+def _as_packed(part: Part, model: DecoderDescription, packing: Packing) -> Part:
+    """The 4-bit form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't have 4 bits."""
+    if not _is_quantised(part, model, packing.keeps):
+        return part
+    if part.transposed or part.interleaved:
+        name = part.sources[0][0].removesuffix(".weight")
+        raise ConfigError(f"{name} has the matrices of all experts in one tensor, which is not supported with 4-bit weights")
+    for name, (rows, width), _, _ in part.sources:
+        misfit = packing.misfit(rows, width)
+        if misfit:
+            raise ConfigError(f"{name.removesuffix('.weight')}: {misfit}, as {packing.text} needs")
+    return replace(part, packing=packing)
+
+
+def _is_quantised(part: Part, model: DecoderDescription, keeps: Callable[[str], bool]) -> bool:
+    """Whether a matrix is quantised. keeps: by name. Raises ConfigError if only some of its sources are."""
+    names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
+    kept = [name for name in names if any(keeps(spelling) for spelling in model.tensors.spellings(name))]
+    if kept and len(kept) < len(names):
+        other = next(name for name in names if name not in kept)
+        raise ConfigError(f"{kept[0]} is not quantised, but {other} is; blinkpy fuses the two, so both must be, or neither")
+    return not kept
 
 
 def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     """The FP8 form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't be FP8."""
-    names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
-    kept = [name for name in names if any(kind.keeps(spelling) for spelling in model.tensors.spellings(name))]
-    if len(kept) == len(names):
+    if not _is_quantised(part, model, kind.keeps):
         return part
-    if kept:
-        other = next(name for name in names if name not in kept)
-        raise ConfigError(f"{kept[0]} is not quantised, but {other} is; blinkpy fuses the two, so both must be, or neither")
+    names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
     if part.transposed:
         raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
     if part.field == "shared_down" and kind.static and model.experts.shared_gated:  # its inputs are gated, not its results
@@ -253,7 +286,7 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
     ]
     if attention.rope.neighbours:
-        pairs = (model.q_size + model.kv_size, model.head_dim)
+        pairs = (model.q_size + model.kv_size, model.head_dim, attention.rope.rotary_dim)
         parts = [replace(part, pairs_of=pairs) if part.field in ("qkv", "qkv_bias") else part for part in parts]
     if attention.qk_norm == QkNorm.ROTATED_HEAD:
         if attention.rope.kind != NONE:
@@ -274,12 +307,13 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
     if "{expert}" not in names.expert_down:
-        in_turns = not names.gate_first
-        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden, in_turns)
-        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size, False)
-    gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
-    parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
-    return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
+        in_turns, out_first = not names.gate_first, names.out_first
+        gate_up, down = prefix + names.expert_gate_up[0], prefix + names.expert_down
+        parts += _of_all_experts("gate_up", gate_up, mlp, 2 * mlp.size, hidden, in_turns, "gate_up" in out_first)
+        return parts + _of_all_experts("down", down, mlp, hidden, mlp.size, False, "down" in out_first)
+    of_each = [tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,))]
+    parts.append(_of_experts("gate_up", mlp.number, of_each[0], mlp.size, hidden))
+    return [*parts, _of_experts("down", mlp.number, of_each[1], hidden, mlp.size)]
 
 
 def outer_parts(model: DecoderDescription) -> list[Part]:
@@ -299,8 +333,16 @@ def all_parts(model: DecoderDescription) -> list[Part]:
 
 
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of the model must have."""
-    return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
+    """Name and shape of every tensor that a checkpoint of the model has to hold."""
+    plain = {name: shape for part in all_parts(model) if part.packing is None for name, shape, _, _ in part.sources}
+    return plain | {tensor.name: tensor.shape for tensor in packed_tensors(model) if not tensor.optional}
+
+
+def packed_tensors(model: DecoderDescription) -> Iterator[StoredPart]:
+    """The tensors of all 4-bit matrices."""
+    for part in all_parts(model):
+        for name, (rows, width), _, _ in part.sources if part.packing is not None else ():
+            yield from part.packing.tensors(name, rows, width)  # type: ignore[union-attr]
 
 
 def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTensor]]:
@@ -329,6 +371,6 @@ def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> 
     if any(model.expert_layers):
         experts = model.experts
         unused = (1 - experts.top_k / experts.number) ** rows
-        each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 else 1 if model.quantization else itemsize
+        each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 or model.packing else 1 if model.quantization else itemsize
         read -= int(unused * sum(model.expert_layers) * experts.number * 3 * experts.size * model.hidden_size * each)
     return read

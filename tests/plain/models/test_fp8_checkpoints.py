@@ -134,7 +134,7 @@ def test_schemes_that_are_refused(section: Any, words: str, tmp_path: Path) -> N
     )
     with pytest.raises(ConfigError, match=words):
         describe_model(tmp_path)
-    facts = model_facts(tmp_path, Config(), local=True, gpus={"x": 1 << 37})
+    facts = model_facts(tmp_path, Config(), hub_id="", gpus={"x": 1 << 37})
     assert facts.problems and not facts.shape
 
 
@@ -307,6 +307,6 @@ def test_what_it_needs(static: Path, tmp_path: Path) -> None:
                 found += sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
         assert weight_bytes(model, 2) == found
         config = Config().with_options({"quantization": asked, "dtype": "bfloat16"})
-        facts = model_facts(folder, config, local=True, gpus={"x": 1 << 37})
+        facts = model_facts(folder, config, hub_id="", gpus={"x": 1 << 37})
         assert words in facts.quantization and sum(facts.weight_bytes.values()) == found
         assert all("tokenizer" in problem for problem in facts.problems)

@@ -286,10 +286,12 @@ def test_refused_llama4(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_scheme_within_the_text_of_llama4_is_not_overlooked() -> None:
-    text = {"quantization_config": {"quant_method": "fp8"}}
-    nested = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text}
-    with pytest.raises(ConfigError, match="text_config: quantization_config is not supported"):
-        describe_config(nested)
+    scheme = {"quantization_config": {"quant_method": "fp8"}}
+    nested = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"num_hidden_layers": 4}}
+    inner = describe_config(nested | {"text_config": {"num_hidden_layers": 4, **scheme}})
+    assert inner.quantization is not None and inner == describe_config(nested | scheme)
+    with pytest.raises(ConfigError, match="text_config: quantization_config: quant_method 'other' is not supported"):
+        describe_config(nested | {"text_config": {"num_hidden_layers": 4, "quantization_config": {"quant_method": "other"}}})
 
 
 def test_llama3_scaling_without_a_blend() -> None:
@@ -301,16 +303,21 @@ def test_llama3_scaling_without_a_blend() -> None:
     assert np.array_equal(rope.inverse_frequencies(8192), np.where(slow, plain / 16, plain))
 
 
-def test_a_context_ends_where_queries_begin_to_grow() -> None:
+def test_queries_of_ministral3_grow_behind_the_original_context() -> None:
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, GROWTH: 0.1, "rope_theta": 1e6}
     text = {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rope}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text})
-    assert (model.max_position, model.default_context) == (16384, 16384)
+    rotation = model.attention.rope
+    assert (model.max_position, rotation.query_growth, rotation.query_period, rotation.query_start) == (262144, 0.1, 16384, 0)
+    factors = rotation.query_factors(40_000)
+    assert factors is not None
+    expected = 1 + 0.1 * np.log(1 + np.arange(40_000) // 16384)  # transformers' get_llama_4_attn_scale
+    np.testing.assert_allclose(factors, expected, rtol=1e-6)
     both = text | {"rope_scaling": rope, "rope_parameters": {"rope_type": "default"}}  # the first of these counts
-    assert describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | both}).max_position == 16384
+    assert describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | both}).attention.rope.query_period == 16384
     rope = {key: value for key, value in rope.items() if key != GROWTH}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text | {"rope_parameters": rope}})
-    assert model.max_position == 262144
+    assert (model.max_position, model.attention.rope.query_period) == (262144, 0)
 
 
 def test_fields_of_gemma_and_olmo() -> None:
@@ -441,11 +448,15 @@ def test_both_spellings_give_the_same() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        (LLAMA_31_8B, {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported .*Qwen3MoeForCausalLM"),
+        (
+            LLAMA_31_8B,
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported: it needs LayerNorm, learned positions",
+        ),
         (LLAMA_31_8B, {"architectures": []}, "architectures"),
         (LLAMA_31_8B, {"architectures": None, "model_type": "mamba"}, "mamba"),
         (LLAMA_31_8B, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        (LLAMA_31_8B, {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported for Llama"),
+        (LLAMA_31_8B, {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported for Llama"),
         (LLAMA_31_8B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (LLAMA_31_8B, {"sliding_window": 4096}, "sliding_window is not supported for LlamaForCausalLM"),
         (LLAMA_31_8B, {"rope_interleaved": True}, "rope_interleaved"),
@@ -505,7 +516,7 @@ def test_both_spellings_give_the_same() -> None:
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": ["mistral"]}}, r"model_type \['mistral'\] is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "attention_bias": True}}, "text_config: attention_bias is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "hidden_size": None}}, "text_config: hidden_size is missing"),
-        (MISTRAL_3, {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
+        (MISTRAL_3, {"quantization_config": {"quant_method": "quanto"}}, "quant_method 'quanto' is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "rope_scaling": {"type": "linear", "factor": 2.0, GROWTH: 1}}}, GROWTH),
         (MISTRAL_7B, {"rope_scaling": {"type": "yarn", "factor": 2.0, GROWTH: 0.1}}, f"{GROWTH} not supported"),
         (GEMMA2_9B, {"hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
@@ -702,14 +713,36 @@ def test_model_type_stands_in_for_a_missing_class() -> None:
 def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
     """What the page says runs is compared with transformers."""
     pytest.importorskip("transformers")
-    from support.models.model_zoo import NESTED, ZOO
+    import transformers
+    from support.models.model_zoo import ZOO
+
+    only_names = {"InternVLChatModel", "Glm46VForConditionalGeneration"}  # other names of models that the zoo has
 
     table = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
-    listed = re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", table)
-    assert sorted(listed) == sorted(families())
-    ends = {kind: "ForConditionalGeneration" if kind in NESTED else "ForCausalLM" for kind, _ in ZOO.values()}
-    zoo = {kind.removesuffix("Config").removesuffix("Text") + end for kind, end in ends.items()}
-    assert zoo == set(listed)
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(name for name in listed if name in families()) == sorted(families())
+    by_type = {one.model_type: name for name, one in families().items()}
+    zoo = {by_type[getattr(transformers, kind).model_type] for kind, _ in ZOO.values()}
+    assert zoo | only_names == set(families())
+
+
+def test_a_refused_class_says_what_is_missing() -> None:
+    """And which class serves its text part."""
+    with pytest.raises(ConfigError, match="Qwen3NextForCausalLM is not supported: it needs gated delta net layers"):
+        describe_config({"architectures": ["Qwen3NextForCausalLM"]})
+    nested = {"architectures": ["SomeImagesForConditionalGeneration"], "text_config": {"model_type": "qwen3"}}
+    with pytest.raises(ConfigError, match="its text part is a Qwen3ForCausalLM, which is supported: save that part"):
+        describe_config(nested)
+    with pytest.raises(ConfigError, match=r"docs/models\.md lists the supported classes"):
+        describe_config({"architectures": ["UnheardOf"]})
+
+
+def test_parameters_next_to_sections_of_a_rope_have_no_effect() -> None:
+    """As transformers 5 saves OLMo 3."""
+    sections = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
+    kept = {key: value for key, value in OLMO3_7B.items() if not key.startswith("rope_")}
+    both = {**OLMO3_YARN, "rope_theta": 123.0, **sections}
+    assert describe_config(kept | {"rope_parameters": both}) == describe_config(kept | {"rope_parameters": sections})
 
 
 def test_files(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.weights.weight_parts import weight_elements
 
 ROOT = Path(__file__).parents[3]
-MODELS: list[Any] = list(runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"])
+PUBLISHED = runpy.run_path(str(ROOT / "tools" / "published_models.py"))
+MODELS: list[Any] = [*PUBLISHED["MODELS"], *PUBLISHED["FOUR_BITS"]]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.hub_id)

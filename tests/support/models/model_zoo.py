@@ -73,7 +73,18 @@ LLAMA4 = {
     "no_rope_layers": [1, 0, 1],
     "interleave_moe_layer_step": 2,
 }
-GROWING = {**YARN, "original_max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+SEED = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True, "rope_parameters": YARN}
+EXAONE = {"sliding_window": 18, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 16}
+HY3 = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
+MINIMAX = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 32}
+SOLAR = {**{key: value for key, value in GLM.items() if key != "num_mtp_layers"}, "rope_parameters": YARN, "attention_bias": True}
+DOTS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "n_shared_experts": 2}
+SWA = {**GRANITE, "sliding_window": 20, "layer_types": [SLIDING, FULL, SLIDING]}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+GLM4V = {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+QWEN3_VL_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
+QWEN3_VL_MOE |= {"rope_parameters": {**MROPE, "mrope_section": [4, 6, 6], "mrope_interleaved": True}, "mlp_only_layers": [1]}
+GROWING = {**YARN, "original_max_position_embeddings": 21, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
 # name -> (class of the config, what differs from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,11 +135,46 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA4, "num_experts_per_tok": 2, "moe_layers": [0, 1], "use_qk_norm": False, "attention_bias": True},
     ),
     "llama4-nested": ("Llama4Config", {**LLAMA4, "interleave_moe_layer_step": 1, "layer_types": [CHUNKED, CHUNKED, FULL]}),
+    "seed-oss": ("SeedOssConfig", SEED),
+    "exaone4": ("Exaone4Config", EXAONE),
+    "exaone4-full": ("Exaone4Config", {"sliding_window": None, "layer_types": [FULL] * 3, "tie_word_embeddings": True}),
+    "exaone-moe": ("ExaoneMoeConfig", {**HY3, "sliding_window": 18, "layer_types": [FULL, SLIDING, SLIDING], "n_group": 2}),
+    "ernie4.5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True, "rope_parameters": YARN}),
+    "minimax-m2": ("MiniMaxM2Config", {**MINIMAX, "rotary_dim": 16}),
+    "hy3": (
+        "HYV3Config",
+        {**HY3, "num_shared_experts": 2, "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "solar-open": ("SolarOpenConfig", {**SOLAR, "n_group": 3, "topk_group": 2}),
+    "dots1": ("Dots1Config", {**DOTS, "first_k_dense_replace": 1, "sliding_window": 19, "max_window_layers": 1}),
+    "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "norm_topk_prob": True}),
+    "granite-swa": ("GraniteSWAConfig", {**SWA, "layer_rope_theta": [1e4, 0, 100.0], "tie_word_embeddings": False}),
+    "granite-swa-biased": ("GraniteSWAConfig", {**SWA, "attention_bias": True, "mlp_bias": True, "layer_types": None}),
+    "glm": ("GlmConfig", {"head_dim": 32}),
+    "glm4": ("Glm4Config", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen2-vl": ("Qwen2VLConfig", {"rope_parameters": MROPE}),
+    "qwen2.5-vl": ("Qwen2_5_VLConfig", {"rope_parameters": MROPE, **WINDOW}),
+    "qwen3-vl": (
+        "Qwen3VLConfig",
+        {"head_dim": 32, "rope_parameters": {**MROPE, "mrope_section": [4, 6, 6], "mrope_interleaved": True}},
+    ),
+    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE),
+    "internvl-qwen2": ("InternVLConfig", {"model_type": "qwen2"}),
+    "internvl-qwen3-moe": ("InternVLConfig", {**MOE, "model_type": "qwen3_moe"}),
+    "llava": ("LlavaConfig", {"model_type": "llama", "rope_parameters": LLAMA3}),
+    "llava-next": ("LlavaNextConfig", {"model_type": "mistral", "sliding_window": 21}),
+    "llava-onevision": ("LlavaOnevisionConfig", {"model_type": "qwen2"}),
+    "glm4v": ("Glm4vConfig", GLM4V),
+    "glm4v-moe": ("Glm4vMoeConfig", {**GLM, "head_dim": 32, "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5}}),
+    "exaone4.5": ("Exaone4_5_Config", {**EXAONE, "model_type": "exaone4"}),
+    "smolvlm": ("SmolVLMConfig", {"model_type": "llama"}),
+    "idefics3": ("Idefics3Config", {"model_type": "llama"}),
+    "voxtral": ("VoxtralConfig", {"model_type": "llama", "head_dim": 32}),
+    "qwen2-audio": ("Qwen2AudioConfig", {"model_type": "qwen2"}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
 }
-NESTED = {"Mistral3Config", "Gemma3Config", "Llama4Config"}  # what differs from BASE is in their text_config
 SMALL_VISION = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -150,6 +196,34 @@ LLAMA4_VISION = {
     "projector_input_dim": 16,
     "projector_output_dim": 16,
 }
+SIGLIP = {**SMALL_VISION, "model_type": "siglip_vision_model"}
+CLIP = {**SMALL_VISION, "model_type": "clip_vision_model", "projection_dim": 16}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 14, "out_hidden_size": 64}
+DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+QWEN2_VISION = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
+SOUND = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 32}
+VOXTRAL_SOUND = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
+VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in text_config; this is the section beside it
+    "Mistral3Config": SMALL_VISION,
+    "Gemma3Config": SIGLIP,
+    "Llama4Config": LLAMA4_VISION,
+    "Qwen2VLConfig": QWEN2_VISION,
+    "Qwen2_5_VLConfig": QWEN_VISION,
+    "Qwen3VLConfig": DEEPSTACK,
+    "Qwen3VLMoeConfig": DEEPSTACK,
+    "InternVLConfig": {**SMALL_VISION, "model_type": "internvl_vision"},
+    "LlavaConfig": CLIP,
+    "LlavaNextConfig": CLIP,
+    "LlavaOnevisionConfig": SIGLIP,
+    "Glm4vConfig": QWEN_VISION,
+    "Glm4vMoeConfig": QWEN_VISION,
+    "Exaone4_5_Config": QWEN_VISION,
+    "SmolVLMConfig": {**SMALL_VISION, "model_type": "smolvlm_vision"},
+    "Idefics3Config": {**SMALL_VISION, "model_type": "idefics3_vision"},
+    "VoxtralConfig": VOXTRAL_SOUND,
+    "Qwen2AudioConfig": SOUND,
+}
+SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
 MAX_MODEL_LEN = 256
@@ -157,7 +231,10 @@ MAX_MODEL_LEN = 256
 
 def auto_class(name: str) -> Any:
     """What transformers makes a model of the zoo by."""
-    return transformers.AutoModelForImageTextToText if ZOO[name][0] in NESTED else transformers.AutoModelForCausalLM
+    kind = ZOO[name][0]
+    if kind in SOUND_CLASSES:
+        return transformers.AutoModelForMultimodalLM
+    return transformers.AutoModelForImageTextToText if kind in VISION_SECTIONS else transformers.AutoModelForCausalLM
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -170,10 +247,10 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
     """The transformers model, with random weights. more: further changes of BASE."""
     kind, changes = ZOO[name]
     values = {**BASE, **changes, **more}
-    if kind in NESTED:
-        siglip = {**SMALL_VISION, "model_type": "siglip_vision_model"}
-        vision = {"Mistral3Config": SMALL_VISION, "Llama4Config": LLAMA4_VISION}.get(kind, siglip)
-        values = {"text_config": values, "vision_config": vision, "tie_word_embeddings": kind == "Gemma3Config"}
+    if kind in VISION_SECTIONS:
+        beside = "audio_config" if kind in SOUND_CLASSES else "vision_config"
+        tied = values.get("tie_word_embeddings", kind == "Gemma3Config")
+        values = {"text_config": values, beside: VISION_SECTIONS[kind], "tie_word_embeddings": tied}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
     model = auto_class(name).from_config(config, dtype=torch.float32)

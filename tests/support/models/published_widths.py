@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from blinkpy.config import ConfigError
 from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.wrapped_text import TEXT_TYPES, WRAPPERS, plain_rotation
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
@@ -41,6 +42,8 @@ LEFT_OUT = (
     "dtype",
     "_sliding_window_pattern",
     "sliding_window_pattern",
+    "attn_type_list",
+    "vision_config",
 )
 
 
@@ -103,6 +106,10 @@ class Widths:
 def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The class and config of two layers of a model, text alone, from its published config.json."""
     text = copy.deepcopy(published.get("text_config", published))  # transformers changes the dictionaries that it is given
+    wrapper = next((one for one in WRAPPERS if one.name in published["architectures"]), None)
+    kind_of_text = wrapper.text if wrapper is not None and "text_config" not in published else text.get("model_type", "")
+    if kind_of_text in TEXT_TYPES:
+        text = plain_rotation(text) | {"architectures": [TEXT_TYPES[kind_of_text].like]}
     of_text = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     architecture = text["architectures"][0] if "architectures" in text else of_text[text["model_type"]]
     config = {key: value for key, value in text.items() if key not in LEFT_OUT}

@@ -29,6 +29,7 @@ from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache, RingSizes
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_weights
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
@@ -137,7 +138,7 @@ def step_case(
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
     on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache)
-    model, batches = describe_model(folder), on.batches
+    model, batches = as_stored(describe_model(folder), folder), on.batches
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
         weights = quantise(weights)
@@ -222,7 +223,7 @@ def ring_case(
     """Serve the same steps with window rings and with all tokens kept: the same bits. steps: makes them of rng, PagedBatches and
     the most tokens. graphs: run captured graphs."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    model = describe_model(folder)
+    model = as_stored(describe_model(folder), folder)
     weights = load_weights(model, folder, dtype, device)
     options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant, "fp8_cache": fp8_cache}
     full, ring = OnDevice(rng, model, weights, **options), OnDevice(rng, model, weights, **options, rings=True)
@@ -271,7 +272,7 @@ def on_device(
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    model = describe_model(folder)
+    model = as_stored(describe_model(folder), folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
     weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2
     return OnDevice(rng, model, weights, slots=slots, limits=limits, table=table, invariant=invariant, fp8_cache=fp8_cache)

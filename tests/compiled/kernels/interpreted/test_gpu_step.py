@@ -20,6 +20,7 @@ from blinkpy.kernels.norm import last_tokens
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import load_weights
 
 SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
@@ -55,6 +56,12 @@ MIXED_STEPS = [  # model, rows, steps
     ("gpt-oss-mxfp4", 8, 3),
     ("llama4", 8, 4),
     ("llama4-wide", 3, 4),
+    ("exaone4", 8, 3),
+    ("glm4", 8, 3),
+    ("minimax-m2", 8, 3),
+    ("granite-swa", 8, 3),
+    ("ministral3", 8, 4),
+    ("qwen3-vl-moe", 3, 3),
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -121,7 +128,7 @@ def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeyp
     """Right, and the same bits in every batch where each product of tiles adds in one order, as the matrix unit does."""
     assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
     monkeypatch.setattr(np, "matmul", matmul_in_order)
-    model = describe_model(tmp_path)
+    model = as_stored(describe_model(tmp_path), tmp_path)
     weights = load_weights(model, tmp_path, torch.float32)
     forced = logits.ForcedSteps(rng, model, weights, slots=6, invariant=True)
     assert logits.in_all_batches(forced, rng, model.vocab_size, 2, 5) > 5

@@ -1,0 +1,119 @@
+"""4-bit matrices of a checkpoint, in any stored form, as numbers, scales and zero points of the inner form. NumPy only."""
+
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.packing import Layout, Packing, StoredPart
+from blinkpy.models.weights.array_loader import FP8_NUMBERS
+from blinkpy.models.weights.safetensors_files import StoredTensor
+from blinkpy.models.weights.weight_parts import all_parts, open_weights, read_into
+
+DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": np.uint8, "F32": np.float32, "F16": np.float16}
+NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of a word
+AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each output's number in a word of AWQ
+SYMMETRIC = 8.0  # the zero point of stored integers if the checkpoint has no zero points
+
+
+class Unpacked(NamedTuple):
+    """One matrix. numbers: uint8 [rows, width]. scales, zeros: float32 [rows, groups]; zeros None: 0. columns: int64 [width], the
+    input of each column, or None."""
+
+    numbers: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zeros: NDArray[np.float32] | None
+    columns: NDArray[np.int64] | None
+
+
+class PackedReader:
+    """Reads matrices of a checkpoint. stored: of open_checkpoint."""
+
+    def __init__(self, packing: Packing, stored: dict[str, StoredTensor]):
+        self._packing, self._stored = packing, stored
+
+    def check(self, model: DecoderDescription) -> None:
+        """Read everything but the numbers. Raises ConfigError for scales that are not finite, and for an impossible order."""
+        for part in all_parts(model):
+            for name, (rows, width), _, _ in part.sources if part.packing is not None else ():
+                found = self._found(name, rows, width)
+                self._scales(found)
+                self._columns(found, width)
+
+    def read(self, name: str, rows: int, width: int) -> Unpacked:
+        """One matrix. name: with ".weight"."""
+        packing, found = self._packing, self._found(name, rows, width)
+        words = self._array(found["words"])
+        scales, columns = self._scales(found), self._columns(found, width)
+        zeros: NDArray[np.float32] | None = None
+        if packing.layout == Layout.AWQ:
+            numbers = _unpacked(words)[..., AWQ_ORDER].reshape(width, rows).T
+            zeros = _unpacked(self._array(found["zeros"]))[..., AWQ_ORDER].reshape(-1, rows).T.astype(np.float32)
+        elif packing.layout == Layout.GPTQ:
+            numbers = _unpacked(words).transpose(0, 2, 1).reshape(width, rows).T
+            stored_zeros = _unpacked(self._array(found["zeros"])).reshape(-1, rows).T
+            zeros = ((stored_zeros + packing.zero_offset) & 15).astype(np.float32)
+        elif packing.layout == Layout.COMPRESSED:
+            numbers = _unpacked(words).reshape(rows, width)
+            zeros = np.full_like(scales, SYMMETRIC)
+            if packing.zeros:
+                zeros = _unpacked(self._array(found["zeros"])).transpose(0, 2, 1).reshape(rows, -1).astype(np.float32)
+        else:
+            numbers = np.stack((words & 15, words >> 4), -1).reshape(rows, width)
+        if columns is not None:
+            numbers = numbers[:, columns]
+        return Unpacked(np.ascontiguousarray(numbers, np.uint8), scales, zeros, columns)
+
+    def _found(self, name: str, rows: int, width: int) -> dict[str, StoredPart]:
+        return {part.role: part for part in self._packing.tensors(name, rows, width) if part.name in self._stored}
+
+    def _array(self, part: StoredPart) -> NDArray[Any]:
+        place = self._stored[part.name]
+        with ExitStack() as closing:
+            file = closing.enter_context(open_weights(place.path))
+            dtype = np.uint16 if place.dtype == "BF16" else DTYPES[place.dtype]
+            found = np.empty(place.shape, dtype)
+            read_into(found.reshape(-1).view(np.uint8).data, file, place.offset, part.name)
+        if place.dtype == "BF16":
+            return (found.astype(np.uint32) << 16).view(np.float32)
+        return FP8_NUMBERS[found] if place.dtype == "F8_E4M3" else found
+
+    def _scales(self, found: dict[str, StoredPart]) -> NDArray[np.float32]:
+        """float32 [rows, groups]."""
+        part = found["scales"]
+        scales = self._array(part).astype(np.float32)
+        if self._packing.layout in (Layout.AWQ, Layout.GPTQ):
+            scales = scales.T
+        if "factor" in found:
+            factor = self._array(found["factor"]).astype(np.float32).reshape(-1)[0]
+            if not np.isfinite(factor) or factor <= 0:
+                raise self._error(found["factor"], f"has the value {factor:g}; it must be finite and above 0")
+            scales = scales / factor if self._packing.layout == Layout.NVFP4 else scales * factor
+        if not np.isfinite(scales).all():
+            raise self._error(part, "has scales that are not finite")
+        return np.ascontiguousarray(scales)
+
+    def _columns(self, found: dict[str, StoredPart], width: int) -> NDArray[np.int64] | None:
+        """The inputs, by their group; None if that is their own order."""
+        packing = self._packing
+        if "order" not in found:
+            return None
+        group_of = self._array(found["order"]).astype(np.int64)
+        groups = packing.groups(width)
+        counts = np.bincount(group_of, minlength=groups) if group_of.min() >= 0 and group_of.max() < groups else np.zeros(1)
+        if not (len(counts) == groups and (counts == width // groups).all()):
+            each = f"{groups} groups of {width // groups} inputs each"
+            raise self._error(found["order"], f"does not name {each}")
+        columns = np.argsort(group_of, kind="stable")
+        return None if (columns == np.arange(width)).all() else columns
+
+    def _error(self, part: StoredPart, text: str) -> ConfigError:
+        return ConfigError(f"{self._stored[part.name].path}: {part.name} {text}")
+
+
+def _unpacked(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """The eight numbers of each int32 word, from the lowest on: uint8 [..., 8]."""
+    return (words.view(np.uint32)[..., None] >> NIBBLES & 15).astype(np.uint8)

@@ -1,0 +1,343 @@
+"""4-bit weights: each stored form is read as an independent unpacking reads it, and the CPU computes with them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from safetensors.torch import load_file, save_file
+from support.models.model_zoo import make_model
+from support.models.paged_batch import PagedBatches
+
+from blinkpy.config import ConfigError
+from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.gpu.model_limits import require_kernels
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.packed_matrix import PackedMatrix
+
+GROUP = 32
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 96, "num_hidden_layers": 2}
+EXPERTS = SIZES | {"moe_intermediate_size": 64}
+Stored = dict[str, torch.Tensor]
+
+
+class Drawn:
+    """Random numbers of a matrix, its scales and zero points, and the weights that they stand for."""
+
+    def __init__(self, rng: np.random.Generator, rows: int, width: int, group: int, zeros: bool, order: np.ndarray | None):
+        group = group or width
+        self.order = np.arange(width) // group if order is None else order
+        self.numbers = rng.integers(0, 16, (rows, width))
+        self.scales = torch.from_numpy(rng.uniform(0.005, 0.02, (rows, width // group))).to(torch.float16)
+        self.zeros = rng.integers(1, 16, self.scales.shape) if zeros else np.full(self.scales.shape, 8)
+        offsets = torch.from_numpy(self.numbers - self.zeros[:, self.order])
+        self.weight = offsets.float() * self.scales.float()[:, self.order]
+
+
+def write_compressed(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
+    made = {
+        "weight_packed": pack_to_int32(torch.from_numpy(drawn.numbers - 8).to(torch.int8), 4),
+        "weight_scale": drawn.scales,
+        "weight_shape": torch.tensor(drawn.numbers.shape),
+    }
+    if zeros:
+        points = torch.from_numpy(drawn.zeros - 8).to(torch.int8)
+        made["weight_zero_point"] = pack_to_int32(points, 4, packed_dim=0).contiguous()
+    if ordered:
+        made["weight_g_idx"] = torch.from_numpy(drawn.order).int()
+    return {f"{stem}{name}": tensor for name, tensor in made.items()}
+
+
+def packed_along(numbers: np.ndarray, axis: int, order: list[int]) -> torch.Tensor:
+    """int32 words: number order[i] of eight is at bits 4 i."""
+    numbers = np.moveaxis(numbers, axis, -1)
+    words = np.zeros((*numbers.shape[:-1], numbers.shape[-1] // 8), np.int64)
+    for place, which in enumerate(order):
+        words |= numbers[..., which::8].astype(np.int64) << 4 * place
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(words.astype(np.uint32).view(np.int32), -1, axis)))
+
+
+def write_awq(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    made = {
+        "qweight": packed_along(drawn.numbers.T, 1, order),
+        "qzeros": packed_along(drawn.zeros.T, 1, order),
+        "scales": drawn.scales.T.contiguous(),
+    }
+    return {f"{stem}{name}": tensor for name, tensor in made.items()}
+
+
+def write_gptq(stem: str, drawn: Drawn, zeros: bool, ordered: bool, offset: int = 1) -> Stored:
+    plain = list(range(8))
+    made = {
+        "qweight": packed_along(drawn.numbers.T, 0, plain),
+        "qzeros": packed_along(drawn.zeros.T - offset, 1, plain),
+        "scales": drawn.scales.T.contiguous(),
+        "g_idx": torch.from_numpy(drawn.order).int(),
+    }
+    return {f"{stem}{name}": tensor for name, tensor in made.items()}
+
+
+def write_gptq_v2(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
+    return write_gptq(stem, drawn, zeros, ordered, 0)
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    scheme = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": GROUP,
+        "actorder": None,
+    } | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}}
+    rest = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed"}
+    return {**rest, "config_groups": groups, "ignore": ["lm_head", "re:.*mlp.gate$"]}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+AWQ |= {"modules_to_not_convert": ["mlp.gate"]}
+GPTQ = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": GROUP,
+    "desc_act": False,
+    "sym": False,
+    "modules_to_not_convert": ["mlp.gate"],
+}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": False, "data_type": "int"}
+ROUND |= {"extra_config": {f"model.layers.{i}.mlp.gate": {"bits": 16} for i in range(2)}}
+# name: section, writer, zero points, ordered, group
+FORMS: dict[str, tuple[dict[str, Any], Callable[..., Stored], bool, bool, int]] = {
+    "w4a16": (compressed(), write_compressed, False, False, GROUP),
+    "w4a16-zeros": (compressed(symmetric=False), write_compressed, True, False, GROUP),
+    "w4a16-channel": (compressed(strategy="channel", group_size=None), write_compressed, False, False, 0),
+    "w4a16-order": (compressed(actorder="group"), write_compressed, False, True, GROUP),
+    "awq": (AWQ, write_awq, True, False, GROUP),
+    "gptq": (GPTQ, write_gptq, True, False, GROUP),
+    "gptq-order": (GPTQ | {"desc_act": True}, write_gptq, True, True, GROUP),
+    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, write_gptq_v2, True, False, GROUP),
+    "gptq-row": (GPTQ | {"group_size": -1}, write_gptq, True, False, 0),
+    "round-gptq": (ROUND | {"packing_format": "auto_round:auto_gptq"}, write_gptq, True, False, GROUP),
+    "round-awq": (ROUND | {"packing_format": "auto_round:auto_awq"}, write_awq, True, False, GROUP),
+}
+
+
+def is_linear(name: str) -> bool:
+    return name.endswith("proj.weight") and ".layers." in name
+
+
+def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str) -> tuple[Stored, Stored]:
+    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for."""
+    section, write, zeros, ordered, group = FORMS[form]
+    make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES)).save_pretrained(folder)
+    whole = load_file(folder / "model.safetensors")
+    orders: dict[tuple[str, int], np.ndarray] = {}
+    tensors, exact = Stored(), Stored()
+    for name, weight in whole.items():
+        if not is_linear(name):
+            tensors[name] = weight
+            continue
+        rows, width = weight.shape
+        shared = name.rpartition(".")[0].rpartition(".")[0], width  # matrices that are fused have one order
+        if ordered and shared not in orders:
+            orders[shared] = rng.permutation(np.arange(width) // (group or width))
+        drawn = Drawn(rng, rows, width, group, zeros, orders.get(shared))
+        exact[name] = drawn.weight
+        tensors |= write(name.removesuffix("weight"), drawn, zeros, ordered)
+    save(folder, tensors, section)
+    return tensors, whole | exact
+
+
+def save(folder: Path, tensors: Stored, section: dict[str, Any]) -> None:
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+
+
+def unpacked(matrix: PackedMatrix) -> torch.Tensor:
+    """[N, K], of the inputs in their order."""
+    found = matrix.unpack(slice(None), torch.float32)
+    if matrix.columns is None:
+        return found
+    return torch.empty_like(found).index_copy_(1, matrix.columns, found)
+
+
+def logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.ndarray:
+    model = describe_model(folder)
+    batches = PagedBatches(rng, page_size=8, num_pages=32, slots=2, max_model_len=64, max_tokens=64, max_rows=2)
+    decoder = TorchDecoder(model, load_weights(model, folder, torch.float32), PagedCache(model, 32, 8, torch.float32), 64, 64)
+    sequence, parts = batches.add(tokens), []
+    for count in (len(tokens) - 3, 3):
+        batch = batches.batch([(sequence, count)])
+        parts.append(np.asarray(decoder.logits(decoder.forward(batch, batches.requests.page_table))))
+        batches.commit(batch)
+    return np.concatenate(parts)
+
+
+OF_EXPERTS = ("w4a16", "awq", "gptq-order")
+
+
+@pytest.mark.parametrize(("form", "zoo"), [*((f, "qwen3-biased") for f in FORMS), *((f, "qwen3-moe") for f in OF_EXPERTS)])
+def test_each_form(form: str, zoo: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Weights to the bit, and logits as those of the same weights without a quantization."""
+    _, exact = save_packed(rng, tmp_path / "packed", form, zoo)
+    model = describe_model(tmp_path / "packed")
+    layers = load_weights(model, tmp_path / "packed", torch.float32).layers
+    for index, layer in enumerate(layers):
+        prefix = f"model.layers.{index}."
+        assert isinstance(layer.qkv, PackedMatrix) and isinstance(layer.gate_up, PackedMatrix)
+        assert torch.equal(unpacked(layer.qkv), torch.cat([exact[f"{prefix}self_attn.{one}_proj.weight"] for one in "qkv"]))
+        if "moe" in zoo:
+            for expert in range(model.experts.number):
+                each = [exact[f"{prefix}mlp.experts.{expert}.{one}_proj.weight"] for one in ("gate", "up")]
+                assert torch.equal(unpacked(layer.gate_up[expert]), torch.cat(each))
+        else:
+            assert torch.equal(
+                unpacked(layer.gate_up), torch.cat([exact[f"{prefix}mlp.{one}_proj.weight"] for one in ("gate", "up")])
+            )
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text((tmp_path / "packed" / "config.json").read_text())
+    config = json.loads((plain / "config.json").read_text())
+    config.pop("quantization_config")
+    (plain / "config.json").write_text(json.dumps(config))
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    tokens = rng.integers(0, 199, 20).tolist()
+    ours, theirs = logits(tmp_path / "packed", tokens, rng), logits(plain, tokens, rng)
+    assert theirs.std() > 0.05
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+@pytest.mark.parametrize("of_modelopt", [False, True])
+def test_nvfp4(of_modelopt: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """compressed-tensors' form, packed by it, and modelopt's."""
+    make_model("qwen3-biased", int(rng.integers(2**31)), **SIZES).save_pretrained(tmp_path)
+    whole, exact, tensors = load_file(tmp_path / "model.safetensors"), Stored(), Stored()
+    for name, weight in whole.items():
+        if not is_linear(name):
+            tensors[name] = weight
+            continue
+        rows, width = weight.shape
+        values = torch.tensor(E2M1)[torch.from_numpy(rng.integers(0, 8, (rows, width)))]
+        values = values * torch.from_numpy(rng.choice([-1.0, 1.0], (rows, width))).float()
+        scales = torch.from_numpy(rng.uniform(1, 400, (rows, width // 16))).float().to(torch.float8_e4m3fn)
+        factor = float(np.float32(rng.uniform(2e-5, 8e-5)))
+        stem, packed = name.removesuffix("weight"), pack_fp4_to_uint8(values.to(torch.bfloat16))
+        if of_modelopt:
+            every = scales.float() * torch.tensor(factor)
+            tensors |= {name: packed, f"{stem}weight_scale": scales, f"{stem}weight_scale_2": torch.tensor(factor)}
+            tensors[f"{stem}input_scale"] = torch.tensor(0.1)
+        else:
+            every = scales.float() / torch.tensor(1 / factor)
+            tensors |= {f"{stem}weight_packed": packed, f"{stem}weight_scale": scales}
+            tensors[f"{stem}weight_global_scale"] = torch.tensor([1 / factor])
+        exact[name] = values * every.repeat_interleave(16, 1)
+    numbers = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": numbers, "input_activations": numbers | {"dynamic": "local"}}}
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+    modelopt = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["lm_head"],
+        "producer": {"name": "x"},
+    }
+    save(tmp_path, tensors, modelopt if of_modelopt else section)
+    for index, layer in enumerate(load_weights(describe_model(tmp_path), tmp_path, torch.float32).layers):
+        assert isinstance(layer.o, PackedMatrix)
+        torch.testing.assert_close(unpacked(layer.o), exact[f"model.layers.{index}.self_attn.o_proj.weight"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("form", "section", "words"),
+    [
+        ("awq", {"bits": 8}, "bits '8' is not supported"),
+        ("awq", {"version": "gemv"}, "version 'gemv' is not supported"),
+        ("awq", {"zero_point": False}, "zero_point 'False' is not supported"),
+        ("awq", {"group_size": 48}, "group_size '48' is not supported"),
+        ("awq", {"group_size": 128}, "96 inputs are no multiple of 128"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
+        ("gptq", {"unheard_of": 5}, "unheard_of not supported"),
+        ("round-awq", {"packing_format": "auto_round:other"}, "packing_format 'auto_round:other' is not supported"),
+        ("round-gptq", {"extra_config": {"lm_head": {"bits": 8}}}, "extra_config of 'lm_head' is not supported"),
+        ("w4a16", {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is not supported"),
+    ],
+)
+def test_sections_that_are_refused(
+    form: str, section: dict[str, Any], words: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    tensors, _ = save_packed(rng, tmp_path, form, "qwen3-biased")
+    save(tmp_path, tensors, FORMS[form][0] | section)
+    with pytest.raises(ConfigError) as caught:
+        describe_model(tmp_path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+LAYER = "model.layers.1.self_attn.o_proj."
+
+
+@pytest.mark.parametrize(
+    ("form", "tensor", "change", "words"),
+    [
+        ("gptq", "scales", lambda x: x * torch.inf, "has scales that are not finite"),
+        ("gptq", "scales", None, "the checkpoint lacks"),
+        ("gptq", "scales", lambda x: x[:, :-8].contiguous(), "has shape"),
+        ("gptq", "qzeros", None, "the checkpoint lacks"),
+        ("gptq", "qweight", lambda x: x.float(), "is F32; supported: I32"),
+        ("gptq-order", "g_idx", lambda x: x * 0, "does not name 4 groups of 32 inputs each"),
+        ("gptq-order", "g_idx", lambda x: x - 1, "does not name 4 groups"),
+        ("w4a16-zeros", "weight_zero_point", lambda x: x[:-1].contiguous(), "has shape"),
+        ("w4a16-order", "weight_g_idx", lambda x: x.flip(0) + 100, "does not name"),
+    ],
+)
+def test_tensors_that_are_refused(
+    form: str, tensor: str, change: Any, words: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    tensors, _ = save_packed(rng, tmp_path, form, "qwen3-biased")
+    name = LAYER + tensor
+    tensors = {key: value for key, value in tensors.items() if key != name or change is not None}
+    if change is not None:
+        tensors[name] = change(tensors[name])
+    save(tmp_path, tensors, FORMS[form][0])
+    with pytest.raises(ConfigError) as caught:
+        load_weights(describe_model(tmp_path), tmp_path, torch.float32)
+    assert words in str(caught.value) and tensor in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_gpu_refuses_them_in_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
+    save_packed(rng, tmp_path, "awq", "qwen3-biased")
+    model = describe_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"on a GPU: no kernel takes 4-bit weights \(int4, .*\); --device cpu serves"):
+        require_kernels(model)
+    assert isinstance(dummy_weights(model, 5, torch.float32).layers[0].qkv, PackedMatrix)
+    with pytest.raises(ConfigError, match="--quantization fp8 is not supported for this model"):
+        describe_model(tmp_path, "fp8")
+
+
+def test_fused_matrices_with_different_orders(tmp_path: Path, rng: np.random.Generator) -> None:
+    tensors, _ = save_packed(rng, tmp_path, "gptq-order", "qwen3-biased")
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].roll(1)
+    save(tmp_path, tensors, FORMS["gptq-order"][0])
+    with pytest.raises(ConfigError, match="k_proj has its inputs in another order"):
+        load_weights(describe_model(tmp_path), tmp_path, torch.float32)
+
+
+def test_llama4_has_a_matrix_for_each_expert() -> None:
+    config = {"architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 4, "quantization_config": AWQ}
+    assert describe_config(config).packing is not None
