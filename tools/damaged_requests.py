@@ -1,6 +1,6 @@
-"""Requests that begin as valid ones and are damaged as values, as JSON, as bytes and as HTTP.
+"""Valid requests, damaged as values, as JSON, as bytes and as HTTP.
 
-Each follows from a run's seed and its own number, so that it can be made again alone.
+A run's seed and a number determine each request, so any of them can be repeated alone.
 """
 
 import json
@@ -93,7 +93,11 @@ HEADERS += (
 
 
 class Made(NamedTuple):
-    """The bytes of a connection. kind: of KINDS; answers: that may be waited for, at most."""
+    """The bytes for a connection.
+
+    kind: of KINDS.
+    answers: maximum number of answers.
+    """
 
     data: bytes
     kind: str
@@ -164,7 +168,7 @@ def random_value(rng: Random, depth: int) -> Any:
 
 
 def damaged(rng: Random, made: bytes) -> bytes:
-    """With a piece gone, repeated, put in, overwritten, or cut off."""
+    """The bytes with a piece removed, repeated, inserted or overwritten, or with the end cut off."""
     at, length = rng.randrange(len(made) + 1), rng.randrange(20)
     kinds: tuple[Callable[[], bytes], ...] = (
         lambda: made[:at] + made[at + length :],

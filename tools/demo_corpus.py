@@ -113,8 +113,10 @@ _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
 
 
 def clean_paragraphs(text: str) -> list[str]:
-    """The prose paragraphs of a book, each on one line, with ASCII quotes and real dashes; headings, tables of contents
-    and verse (indented lines) are left out."""
+    """The prose paragraphs of a book, each on one line, with ASCII quotes and real dashes.
+
+    Leaves out headings, tables of contents and verse (indented lines).
+    """
     text = text.replace("\r\n", "\n").replace("\u00a0", " ").replace("_", "")
     text = re.sub(r"\[Illustration[^\]]*\]", "", text).replace("“", '"').replace("”", '"')
     text = re.sub(r" ?-{2,} ?", "—", text)
@@ -142,8 +144,9 @@ def clean_paragraphs(text: str) -> list[str]:
 
 
 def load_books(folder: Path, held_out: float) -> tuple[list[list[str]], list[list[str]]]:
-    """(training, held out): for each `*.txt` of `folder` its paragraphs, and a run of `held_out` (share) of them from
-    the middle of the same book that training never sees."""
+    """(training, held out): the paragraphs of each `*.txt` in `folder`; a contiguous share `held_out` from
+    the middle of each book is not used for training.
+    """
     training, validation = [], []
     for number, path in enumerate(sorted(folder.glob("*.txt"))):
         paragraphs = clean_paragraphs(path.read_text(encoding="utf-8"))
@@ -157,8 +160,10 @@ def load_books(folder: Path, held_out: float) -> tuple[list[list[str]], list[lis
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE: all 256 bytes are tokens, there is no normaliser and no unknown token, so that every string can
-    be encoded and comes back unchanged. `<|begin|>` is put in front where special tokens are asked for."""
+    """A byte-level BPE tokenizer: all 256 bytes are tokens, without a normaliser or an unknown token. So
+    every string can be encoded, and decoding returns it unchanged. `<|begin|>` is added if special tokens
+    are requested.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -182,7 +187,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 @dataclass
 class Vocabulary:
-    """What the word counts of the training text say: common words, nouns and names."""
+    """Statistics of the training text's words: common words, nouns and names."""
 
     common: set[str] = field(default_factory=set)
     topics: dict[str, str] = field(default_factory=dict)  # word -> how a prompt names it: "a dog", "Alice"

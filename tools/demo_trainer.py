@@ -19,8 +19,11 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Stream:
-    """One long row of tokens and the places where a window may begin: at the token before a paragraph, which the
-    window replaces by `<|begin|>`, or at the `<|begin|>` of a chat."""
+    """A row of tokens, and the positions where a window may begin.
+
+    A position is the token before a paragraph, which the window replaces by `<|begin|>`, or the `<|begin|>`
+    of a chat.
+    """
 
     tokens: Tensor  # int32 [n], on the training device
     starts: Tensor  # int64 [m], sorted, on the CPU
@@ -49,7 +52,7 @@ class Stream:
 
 @torch.no_grad()
 def held_out_loss(model: Llama, stream: Stream, length: int, begin: int, rows: int) -> float:
-    """Mean loss in nats per token over windows side by side that cover the stream."""
+    """Mean loss in nats per token over consecutive windows that cover the stream."""
     length = min(length, len(stream.tokens) - 1)
     starts = torch.arange(0, len(stream.tokens) - length, length, device=stream.tokens.device)
     total = 0.0
@@ -64,8 +67,10 @@ def held_out_loss(model: Llama, stream: Stream, length: int, begin: int, rows: i
 def generate(
     model: Llama, prompt: Sequence[int], stop: int, temperature: float, top_p: float, limit: int, seed: int
 ) -> list[int]:
-    """New tokens after `prompt`, without `stop`; temperature 0 is greedy. The whole text is computed again for each
-    token: slow and short, for the samples in the log."""
+    """New tokens after `prompt`, without `stop`. Temperature 0 is greedy.
+
+    Recomputes the whole text for each token: slow, for the short samples in the log.
+    """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
@@ -96,7 +101,10 @@ class Recipe:
 
 
 class Trainer:
-    """Trains models of one shape on the same text; `validate` gives a model's held-out losses of text and chats."""
+    """Trains models of one shape on the same text.
+
+    validate: returns a model's held-out losses of text and chats.
+    """
 
     def __init__(
         self, shape: Shape, text: Stream, chats: Stream, validate: Callable[[Llama], tuple[float, float]],
@@ -115,7 +123,7 @@ class Trainer:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def train(self, recipe: Recipe, teachers: Sequence[Llama] = ()) -> Llama:
-        """A new model, with the best moving average of its weights."""
+        """Train a new model. Returns it with the best moving average of its weights."""
         options = self.options
         torch.manual_seed(recipe.seed)
         generator = torch.Generator().manual_seed(recipe.seed)

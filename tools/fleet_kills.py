@@ -1,15 +1,18 @@
-"""`make fleet-kills`: one of two engines is killed or stopped under streams, again and again.
+"""`make fleet-kills`: repeatedly kill or stop one of two engines under streams.
 
-Two engines of the CPU (float32, batch-invariant), a front end, and streams of all kinds: log probabilities, stop strings, several
-choices and prompts, penalties, biases, echoes, grammars. Each set of streams is first played undisturbed; then a random engine
-gets a signal after a random number of the streams' events, and each client must get exactly the text, the log probabilities and
-the ends of the undisturbed run (tests/support/fleet_kills.py). The engine is started again, and the next one is killed. At the
-end no process, segment, slot or stray completion may be left. A pause is the longest silence of any stream, less the time until
-the front end must notice (0.1 s for a process that is gone, --engine-timeout-ms for one that is stopped), and less the longest
-silence of the undisturbed run, which the model's own work makes.
+Streams have random prompts, penalties, biases, echoes and grammars. Each set of streams first runs
+undisturbed. Then a random engine gets a signal after a random number of the streams' events. Each client
+must get exactly the text, the log probabilities and the ends of the undisturbed run
+(tests/support/fleet_kills.py). The engine is restarted, and the next one is killed. At the end, no
+process, segment, slot or stray completion may be left.
 
---processes plays several such fleets beside each other, each on cores of its own where there are enough. --gpus 0 1 puts the two
-engines on GPUs; a stopped process leaves its loop there running, so kills alone make sense.
+A pause is the longest silence of any stream. Two times are subtracted: the time until the front end must
+notice (0.1 s for a dead process, --engine-timeout-ms for a stopped one), and the longest silence of the
+undisturbed run.
+
+--processes runs several such fleets concurrently, each on its own cores if there are enough. --gpus 0 1
+runs the two engines on GPUs. There only kills are useful, because the loop of a stopped process
+continues.
 """
 
 import argparse
@@ -32,11 +35,11 @@ from benchmarks.common.harness import Flag, Run, main, parser
 
 NOTICED_S = {"SIGKILL": 0.1, "SIGSTOP": 1.0, "SIGTERM": 0.1}  # as of docs/fleet.md; --engine-timeout-ms is 1000 there
 STOPS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
-CORES = 2  # of a fleet, at least, where it has its own
+CORES = 2  # minimum of a fleet with its own cores
 
 
 def play(number: int, cores: set[int], options: argparse.Namespace, kills: int) -> tuple[list[Kill], int]:
-    """The kills of one fleet, in a process of its own."""
+    """The kills of one fleet, in a separate process."""
     os.sched_setaffinity(0, cores)
     signals = STOPS if options.stops else STOPS[:1]
 
@@ -49,7 +52,7 @@ def play(number: int, cores: set[int], options: argparse.Namespace, kills: int) 
 
 
 def shares(processes: int) -> list[set[int]]:
-    """Cores of each fleet: its own, or all where there are too few."""
+    """Cores of each fleet: its own, or all cores if there are too few."""
     usable = sorted(os.sched_getaffinity(0))
     each = len(usable) // processes
     if each < CORES:
@@ -58,7 +61,7 @@ def shares(processes: int) -> list[set[int]]:
 
 
 def pauses(kills: list[Kill]) -> dict[str, Any]:
-    """By signal: how many, and the pauses beyond detection and beyond the undisturbed run, s."""
+    """By signal: the number of kills, and the pauses in s beyond detection and beyond the undisturbed run."""
     found: dict[str, Any] = {}
     for how in sorted({kill.how for kill in kills}):
         beyond = [kill.silence_s - kill.calm_s - NOTICED_S[how] for kill in kills if kill.how == how]

@@ -1,12 +1,15 @@
-"""`make fleet-kills-rdma`: two engines over RDMA; one is killed or stopped, or its link is cut, again and again, under streams.
+"""`make fleet-kills-rdma`: repeatedly kill or stop one of two engines over RDMA, or cut its link, under
+streams.
 
-In the virtual machine of `make test-rdma`, with Soft-RoCE: engines with the null device, of which one is reached over a wire that
-can be cut, a front end, and clients that ask for one stream after another, so that streams are there at any moment. Engine,
-signal, direction of the cut and moment are random. An engine that was killed is started again, one that was stopped goes on, and
-a wire that was cut carries again; then comes the next one. Each client must get exactly the text that follows from its seed
-(tests/rdma/disturbed_fleet.py). Disturbances that moved no request are not counted. At the end no slot, page, segment, stray
-completion or refused move may be left. A pause is the longest silence of any stream, less the time until the front end had given
-the engine up: it is of an emulated processor, ten to thirty times slower than this machine.
+Runs in the virtual machine of `make test-rdma`, with Soft-RoCE. The engines have the null device; one is
+reached over a wire that can be cut. Clients request one stream after another from a front end. Engine,
+signal, direction of the cut and moment are random. A killed engine is restarted, a stopped engine
+continues, and a cut wire is repaired before the next disturbance. Each client must get exactly the text
+of its seed (tests/rdma/disturbed_fleet.py). Disturbances that moved no request are not counted. At the
+end, no slot, page, segment, stray completion or refused move may be left.
+
+A pause is the longest silence of any stream, after the front end has given up the engine. It is measured
+on an emulated processor, which is ten to thirty times slower than this machine.
 """
 
 import json
@@ -25,7 +28,7 @@ START_S, EACH_S = 900.0, 60.0  # of the virtual machine: for all that starts and
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """By kind: how many, how many requests moved, and times, s."""
+    """By kind: the number of disturbances, the number of moved requests, and times in s."""
     result: dict[str, Any] = {}
     for kind in sorted({one["kind"] for one in found}):
         its = [one for one in found if one["kind"] == kind]

@@ -1,13 +1,17 @@
-"""Storms for the scheduler and the queues, from random seeds, for a given time. `make fuzz` runs it.
+"""Random tests of the scheduler and the queues for a given time. `make fuzz` runs it.
 
-The testers take turns, with equal shares of any number of seconds: the compiled simulator (blinkpy.verify.sim); the same with
-all that it compares, which is the decision oracle, the replay of each record, and in some worlds several lanes; both with a
-hostile front end; and the state machine over the real client (tests/support/front_end/front_machine.py), with examples of its
-nightly profile. The first failure ends it. What fails is kept: schedules in build/sim, Hypothesis's examples in .hypothesis, from
-where the next run and `make test` repeat them.
+The testers take turns, with equal shares of the time:
+- the compiled simulator (blinkpy.verify.sim)
+- the simulator with all comparisons: the decision oracle, the replay of each record, and in some worlds
+  several lanes
+- both with a hostile front end
+- the state machine over the real client (tests/support/front_end/front_machine.py), with its nightly profile
 
-With --ledger, a run that came to its end without a failure adds a line for each mode of the simulator to a file. Lines of other
-machines are merged by adding them: cat FILE >> benchmarks/results/simulated_turns.jsonl.
+The first failure ends the run. Failing schedules are stored in build/sim, and Hypothesis's examples in
+.hypothesis. The next run and `make test` repeat them.
+
+With --ledger, a complete run without a failure adds a line for each mode of the simulator to a file. To
+merge lines of other machines, append them: cat FILE >> benchmarks/results/simulated_turns.jsonl.
 """
 
 import argparse
@@ -24,7 +28,7 @@ from blinkpy.verify.sim.__main__ import parser, run_seeds
 from blinkpy.verify.sim.runs import RunReport
 
 SLICE_S = 120.0  # of one tester, in one turn
-EXAMPLES = 5  # of the state machine between two looks at the clock
+EXAMPLES = 5  # of the state machine between two checks of the time
 FIRST_SEEDS = 1 << 40
 STATE_MACHINE = "state machine"
 SIMULATORS = {  # options of python -m blinkpy.verify.sim
@@ -36,14 +40,14 @@ SIMULATORS = {  # options of python -m blinkpy.verify.sim
 
 
 def simulate(mode: str, seconds: float, turns: int, processes: int) -> RunReport:
-    """Turns of the scheduler, until either limit."""
+    """Simulate turns of the scheduler until either limit."""
     limits = {"seed": secrets.randbelow(FIRST_SEEDS) + 1, "steps": turns, "seconds": seconds, "processes": processes}
     limit_options = [word for name, value in limits.items() for word in (f"--{name}", str(value))]
     return run_seeds(parser().parse_args([*limit_options, *SIMULATORS[mode].split()]))
 
 
 def play_examples(seconds: float) -> tuple[int, int]:
-    """Examples of the state machine: how many, and failures."""
+    """Run examples of the state machine. Returns (examples, failures)."""
     from hypothesis import settings  # the simulator alone needs no test tools
     from hypothesis.stateful import run_state_machine_as_test
     from support.front_end.front_machine import PROFILES, FrontMachine
@@ -60,7 +64,7 @@ def play_examples(seconds: float) -> tuple[int, int]:
 
 
 def ledger_line(mode: str, reports: list[RunReport], processes: int) -> dict[str, Any]:
-    """What a mode of the simulator did, in one run of this command."""
+    """The counts of one mode of the simulator in this run."""
     sums = {name: sum(getattr(report, name) for report in reports) for name in ("calls", "worlds", "judged", "in_lanes")}
     cpu_seconds = sum(report.cpu_seconds for report in reports)
     return {

@@ -1,8 +1,9 @@
 """Garbage entries and claims of a hostile front end, in the simulator. `make fuzz-hostile` runs it.
 
-In each simulated world one front end writes random words into its queue pair, in every turn. After each turn the whole state is
-checked, and every token of the other front ends; no claim and no refused entry may delay them by a turn (docs/verification.md).
-The run ends when both numbers are reached. An entry counts when the engine has consumed it. What fails is kept in build/sim.
+In each simulated world, one front end writes random words into its queue pair in every turn. After each
+turn, the whole state and every token of the other front ends are checked. No claim and no refused entry
+may delay them by a turn (docs/verification.md). The run ends when both numbers are reached. An entry
+counts when the engine has consumed it. Failures are stored in build/sim.
 """
 
 import secrets
@@ -13,7 +14,7 @@ from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.verify.sim.__main__ import parser, run_seeds
 from blinkpy.verify.sim.runs import RunReport
 
-SLICE = 500_000  # turns between two looks at the numbers
+SLICE = 500_000  # turns between two checks of the numbers
 FIRST_SEEDS = 1 << 40
 SUMS = ("calls", "worlds", "entries", "claims")
 

@@ -1,12 +1,14 @@
-"""Random requests against a server with the null engine: no 5xx, no hang, no leak. `make fuzz-http` runs it.
+"""Random requests to a server with the null engine: no 5xx, no hang, no leak. `make fuzz-http` runs it.
 
-Requests begin as valid ones and are damaged as values, as JSON, as bytes and as HTTP (tools/damaged_requests.py). Each has a seed
-of its own, made of the seed of the run and its number; what the server fails at is kept in build/fuzz-http. With --schemathesis,
-a command, requests made from /openapi.json follow for a time. One connection counts as one request, also where it carries three.
+Valid requests are damaged as values, as JSON, as bytes and as HTTP (tools/damaged_requests.py). The seed
+of each request is derived from the run's seed and the request's number. Failing requests are stored in
+build/fuzz-http. With --schemathesis, a command, the run continues with requests generated from
+/openapi.json. A connection counts as one request, even if it carries three.
 
-A request fails with a status of 500 or more, and when no end has come 20 s after it. The run fails, too, when the worker's memory
-grows by more than 64 MiB or its open files by more than 8 after the first tenth, when it is replaced, when the server is not
-healthy and idle at the end, does not end in order, or complains in its log.
+A request fails with a status of 500 or more, or without an end after 20 s. The run fails if:
+- the worker's memory grows by more than 64 MiB, or its open files by more than 8, after the first tenth
+- the worker is replaced
+- the server is not healthy and idle at the end, does not end in order, or logs a warning
 """
 
 import asyncio
@@ -39,14 +41,14 @@ ANSWER_S = 0.2  # until a client takes its request for incomplete and half-close
 HANG_S = 20.0  # until an answer, or the end of a half-closed connection
 LEAK_MIB, LEAK_FILES = 64, 8  # of a worker, over a run
 WARM_SHARE = 0.1  # of a run, before its memory counts
-LOOKS = 20  # at the memory
+LOOKS = 20  # measurements of the memory
 TOLD_S = 30.0  # between two lines of progress
 MOST_FAILURES = 20
 LINES = 60  # of the log that are shown
 
 
 class Clients:
-    """Sends requests, and counts what became of them. failures: (number, why)."""
+    """Sends requests, and counts their outcomes. failures: (number, reason)."""
 
     def __init__(self, port: int, requests: Requests):
         self._port, self._requests = port, requests
@@ -55,7 +57,7 @@ class Clients:
         self.failures: list[tuple[int, str]] = []
 
     async def run(self, numbers: range, at_once: int) -> None:
-        """The requests with these numbers. at_once: connections."""
+        """Send the requests with these numbers. at_once: connections."""
         rest = iter(numbers)
         await asyncio.gather(*(self._client(rest) for _ in range(at_once)))
 
@@ -76,7 +78,7 @@ class Clients:
                     self._fail(number, made.data, status)
 
     async def _exchange(self, data: bytes, answers: int) -> bytes:
-        """All that comes back: a while without anything ends a request that is complete, otherwise half-closing does."""
+        """All received bytes. Silence ends a complete request; otherwise the connection is half-closed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         answer = b""
         try:
@@ -102,7 +104,7 @@ class Clients:
 
 
 def client_process(pipe: Pipe, port: int, requests: Requests, numbers: range, at_once: int) -> None:
-    """Runs clients, and reports each second: how many requests began, and what became of them so far."""
+    """Run clients. Report each second the number of started requests and their outcomes so far."""
     clients = Clients(port, requests)
 
     def report() -> None:
@@ -120,7 +122,7 @@ def client_process(pipe: Pipe, port: int, requests: Requests, numbers: range, at
 
 
 class Storm:
-    """Client processes, and what they did."""
+    """Client processes, and their reports."""
 
     def __init__(self, port: int, requests: Requests, options: Any):
         spawn, self._pipes, self._processes = multiprocessing.get_context("spawn"), list[Pipe](), list[Any]()
@@ -136,7 +138,7 @@ class Storm:
             self._processes.append(process)
 
     def goes_on(self) -> bool:
-        """Take what was reported within a second; whether more will come."""
+        """Take reports for up to a second. Returns whether more reports will arrive."""
         for pipe in wait(self._pipes, 1.0):
             assert isinstance(pipe, Pipe)
             try:
@@ -158,19 +160,19 @@ class Storm:
             process.join()
 
     def broken(self) -> bool:
-        """Whether a process ended otherwise than at the end of its work."""
+        """Whether a process ended before the end of its work."""
         for process in self._processes:
             process.join(10)
         return any(process.exitcode for process in self._processes)
 
 
 def size_of(pid: int) -> tuple[float, int]:
-    """Memory of a process, MiB, and its open files."""
+    """Memory of a process in MiB, and the number of its open files."""
     return round(resident(pid, "VmRSS"), 1), open_files(pid)
 
 
 def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
-    """Run the clients; what happened. Raises WrongAnswer for what must not happen."""
+    """Run the clients, and return the counts. Raises WrongAnswer for a failed request or a leak."""
     options = run.options
     fields = {path: list(FIELDS[path]) for path in BODIES}
     clients, worker = Storm(port, Requests(options.seed, fields), options), worker_below(command.process.pid)
@@ -212,7 +214,7 @@ def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
 
 
 def schemathesis(options: Any, url: str) -> dict[str, Any]:
-    """Requests from the OpenAPI document. Raises WrongAnswer for what it finds."""
+    """Send requests generated from the OpenAPI document. Raises WrongAnswer for a failure."""
     program, *arguments = options.schemathesis.split()
     command = [str(Path(shutil.which(program) or program).resolve()), *arguments]
     command += ["run", f"{url}/openapi.json", "--seed", str(options.seed)]

@@ -1,8 +1,10 @@
-"""Random JSON schemas, and outputs of random legal tokens, judged by an independent validator. `make fuzz-schemas` runs it.
+"""Random JSON schemas, and outputs of random legal tokens, judged by an independent validator. `make
+fuzz-schemas` runs it.
 
-Each schema becomes an automaton, by which tokens of the demonstration model's vocabulary are drawn at random with the CPU
-engine's own mask and the loop's own step from state to state; a share goes through the whole engine, with random weights. What
-ends by itself must be valid to the package jsonschema; what max_tokens cuts must be the beginning of an output. One schema again:
+Each schema is compiled to an automaton. Tokens of the demonstration model's vocabulary are drawn at
+random, with the mask of the CPU engine and the state transitions of the loop. A share of the schemas goes
+through the whole engine, with random weights. A complete output must be valid according to the package
+jsonschema; an output cut by max_tokens must be the beginning of a valid one. To repeat one schema:
 
     python tools/fuzz_schemas.py --seed SEED --first NUMBER --count 1
 """
@@ -38,7 +40,7 @@ def walk() -> TokenWalk:
 
 
 def chunk(job: tuple[int, int, int]) -> tuple[Counter[str], list[str]]:
-    """Counts and faults of the schemas from one number to another. job: seed, and the two."""
+    """Counts and faults of a range of schemas. job: seed, first number, number after the last."""
     seed, at, last = job
     counts, faults = Counter[str](), list[str]()
     while at < last:
@@ -53,7 +55,7 @@ def chunk(job: tuple[int, int, int]) -> tuple[Counter[str], list[str]]:
 
 
 def engine(seed: int, numbers: list[int], run: Run) -> tuple[Counter[str], list[str]]:
-    """The same through the whole engine."""
+    """Counts and faults of schemas through the whole engine."""
     counts, faults = Counter[str](), list[str]()
     if not numbers:
         return counts, faults

@@ -1,9 +1,10 @@
-"""JSON Schema's own test suite against the automata: what is refused, and for the rest what is accepted.
+"""JSON Schema's test suite against the automata: counts refused schemas and accepted documents.
 
     python tools/json_schema_suite.py FOLDER/tests/draft2020-12
 
-FOLDER is a copy of github.com/json-schema-org/JSON-Schema-Test-Suite. A valid document may be missed, since each value has one
-form (docs/structured-output.md); an invalid one that is accepted is a fault, and the exit code is 1.
+FOLDER is a copy of github.com/json-schema-org/JSON-Schema-Test-Suite. The automaton may reject a valid
+document, since each value has one form (docs/structured-output.md). If it accepts an invalid document,
+the exit code is 1.
 """
 
 import json
@@ -18,7 +19,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 
 def main(folder: Path) -> int:
-    """Prints a line for each file, and the sums; returns the exit code."""
+    """Print a line for each file, and the sums. Returns the exit code."""
     sums = Counter[str]()
     for path in sorted(
         (*folder.glob("*.json"), *folder.glob("optional/format/*.json"), folder / "optional" / "ecmascript-regex.json")
@@ -33,7 +34,7 @@ def main(folder: Path) -> int:
 
 
 def of_group(group: dict[str, Any]) -> Counter[str]:
-    """Documents of one schema, by what becomes of them."""
+    """Counts of one schema's documents, by outcome."""
     counts = Counter[str]()
     automaton: ByteAutomaton | None = None
     try:

@@ -1,8 +1,9 @@
-"""What the package says of itself beside pyproject.toml: its long description and its addresses. hatchling runs it at a build.
+"""The package's long description and addresses, which are not in pyproject.toml. hatchling runs it at a
+build.
 
-The description is README.md, for a page that is not beside the project's files. BLINKPY_TREE_URL is the address below which the
-files of the release can be read, such as https://example.org/blinkpy/blob/v1.0: links of the README then lead there, and the
-project's URLs are made of it. Without it there is no address to name: relative links become plain text, and there are no URLs.
+The description is README.md, for a page without the project's other files. BLINKPY_TREE_URL is the
+address of the release's files, such as https://example.org/blinkpy/blob/v1.0. Links of the README and the
+project's URLs begin with it. Without it, relative links become plain text, and there are no URLs.
 """
 
 import os
@@ -20,7 +21,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def description(readme: str, address: str) -> str:
-    """A README without comments, and without links that lead nowhere elsewhere. address: of the project's files; empty: none."""
+    """The README without comments. Relative links lead to `address`, or become plain text if it is empty."""
 
     def link(found: re.Match[str]) -> str:
         text, target = found.groups()
@@ -35,7 +36,7 @@ def description(readme: str, address: str) -> str:
 
 
 class PackageMetadata(MetadataHookInterface):
-    """See the module."""
+    """hatchling's hook."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         address = os.environ.get(ADDRESS, "").rstrip("/")

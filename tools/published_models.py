@@ -1,7 +1,7 @@
-"""What the config.json of published models say, in the keys that matter here, and how many parameters the models have.
+"""The relevant keys of published models' config.json, and the numbers of parameters.
 
-Parameters are those of the text model as transformers makes it from this config.json. Of a refused model there are words of the
-refusal instead.
+The parameters are those of the text model that transformers creates from the config. A refused model has
+words of the refusal instead.
 """
 
 from typing import Any, NamedTuple

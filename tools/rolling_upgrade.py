@@ -1,12 +1,14 @@
-"""`make rolling-upgrade`: every engine and every front end of a fleet is replaced, one by one and again and again, under load.
+"""`make rolling-upgrade`: repeatedly replace every engine and every front end of a fleet under load.
 
-Null engines, each ended by SIGTERM and started anew with its name once it has ended: every other one gets no time to finish what
-it has, so that its requests move. Then a second front end takes the address over from the first (docs/fleet.md), which finishes
-what it has and ends. Clients ask all the time: for streams and for whole answers of text, tokens, several choices, grammars and
-scores; half of them keep their connections, half open one for each request, and none repeats one. Each answer must be whole and
-what the null engine must say, computed once more (tools/soak): a 429 or 503, an error, a connection that ends early and a wrong
-text are failed requests. Pauses: between two events of a stream, and until an answer or its first event, on a machine that other
-processes may share.
+Each null engine is ended by SIGTERM, and restarted with its name after its end. Every second one gets no
+time to finish its requests, so they move. Then a second front end takes over the address from the first
+one (docs/fleet.md), which finishes its requests and ends. Clients request streams and whole answers of
+text, tokens, several choices, grammars and scores. Half of them keep their connections, half open one for
+each request; no client retries.
+
+Each answer must be complete and equal to the null engine's expected answer (tools/soak). A 429, a 503, an
+error, an early end and a wrong text are failures. Pauses are the times between two events of a stream,
+and until an answer or its first event. Other processes may use the machine meanwhile.
 """
 
 import asyncio
@@ -32,15 +34,19 @@ from blinkpy.transport.segment import unlink_stale
 
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 POOL, SAID_S, ANSWER_S, START_S, END_S, MOST_FAULTS = 200, 30.0, 120.0, 300.0, 120.0, 20
-LOOKS = 12  # at the metrics, on connections of their own: all workers have an engine
+LOOKS = 12  # requests for metrics, on new connections, which must all show an engine
 ENGINE = ("--device", "null", "--null-step-us", "2000", "--log-level", "warning", "--record-steps", "0")
 FRONT = ("--log-level", "warning", "--no-access-log", "--port", "0", "--max-waiting-s", "60")
 
 
 @dataclass
 class Load:
-    """The clients. faults: of failed requests; kept, opened: requests on connections of either kind; silences: the longest of
-    each answer, s."""
+    """The clients.
+
+    faults: of failed requests.
+    kept, opened: requests on connections of either kind.
+    silences: the longest of each answer, s.
+    """
 
     url: str
     pool: list[SoakRequest]
@@ -71,7 +77,7 @@ class Load:
                     self.faults.append(f"request {number}, {'kept' if kept else 'opened'}: {fault}")
 
     async def _ask(self, client: httpx.AsyncClient, number: int) -> str:
-        """What is wrong with its answer; "" for nothing."""
+        """The fault of a request's answer, or ""."""
         request, answer, last, longest = self.pool[number], Answer(), time.monotonic(), 0.0
         try:
             async with client.stream("POST", request.path, json=request.body) as response:
@@ -97,7 +103,11 @@ class Load:
 
 
 class Upgrades:
-    """The fleet as commands, and what replaces them. replaced: engines and front ends so far; moves: requests that moved."""
+    """The fleet's commands, and their replacement.
+
+    replaced: number of replaced engines and front ends.
+    moves: requests that moved.
+    """
 
     def __init__(self, folder: Path, engines: int, workers: int):
         self._workers, self._door = workers, str(folder / "door")
@@ -131,7 +141,7 @@ class Upgrades:
                 await asyncio.sleep(0.2)
 
     async def replace_engine(self, name: str) -> None:
-        """SIGTERM, wait for its end, start one with the same name, wait until it serves."""
+        """End the engine by SIGTERM, start one with the same name, and wait until it serves."""
         await self._end(self._engines[name], "engine")
         self._engines[name] = self._engine(name)
         await asyncio.to_thread(self._engines[name].find, READY, START_S)
@@ -139,7 +149,7 @@ class Upgrades:
         self.replaced["engines"] += 1
 
     async def replace_front_end(self) -> None:
-        """Start another one, which takes over; the first must end by itself."""
+        """Start a front end that takes over. The old one must end by itself."""
         await self._count_moves()
         old, port = self._front, self.url.rpartition(":")[2]
         self._front = self._front_end(port)

@@ -30,7 +30,7 @@ from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from benchmarks.serving.attack_grammar import Attack
 
 KEPT = Path("build/attack")
-MOST_TRIES = 12  # of making a finding smaller
+MOST_TRIES = 12  # maximum attempts to shrink a finding
 TRIALS_A_SITE = 12  # before the next kind of server
 
 

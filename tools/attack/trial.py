@@ -1,4 +1,4 @@
-"""One trial: a quiet while and an attacked while on the same server, and the bar that its figures are held against."""
+"""One trial: a quiet period and an attack on the same server, and the limits for its figures."""
 
 import contextlib
 import http.client
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass
 class Trial:
-    """The outcome. broken: a sentence for each bar that was broken."""
+    """The outcome. broken: a sentence for each violated limit."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -85,7 +85,9 @@ def take(pipe: Pipe, limit_s: float, what: str) -> Any:
 
 
 def run_trial(site: Site, actors: Actors, plan: Plan) -> Trial:
-    """Quiet, attacked, and after. Raises WrongAnswer if victim or attackers don't do their part."""
+    """Run the quiet period, the attack, and the end. Raises WrongAnswer if the victim or an attacker
+    fails.
+    """
     attackers = actors.attackers(len(plan.attacks))
     for number, (pipe, attack) in enumerate(zip(attackers, plan.attacks, strict=True)):
         pipe.send((attack.as_json(), site.goal, f"{plan.seed}:{number}"))
@@ -119,12 +121,12 @@ def run_trial(site: Site, actors: Actors, plan: Plan) -> Trial:
 
 
 def p99(values: list[float]) -> float:
-    """The 99th percentile by rank; the largest of up to 100."""
+    """The 99th percentile by rank; the maximum of up to 100 values."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else 0.0
 
 
 def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, float]) -> dict[str, Any]:
-    """Of both whiles: gaps that touch it, requests that ended in it."""
+    """Figures of both periods: gaps that overlap them, and requests that ended in them."""
     figures: dict[str, Any] = {}
     for name, (begin, end) in (("quiet", quiet), ("attacked", attacked)):
         gaps = [seconds for when, seconds in diary.gaps if when >= begin and when - seconds < end]
@@ -141,7 +143,7 @@ def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, 
 
 
 def slots_of(attack: Attack) -> int:
-    """Slots of the engine that an attack asks for at one moment."""
+    """Maximum number of the engine's slots that an attack uses."""
     kind = KINDS[attack.work]
     if kind.method != "POST" or not kind.needs_key or not kind.body or kind.path not in GENERATING:
         return 0
@@ -152,13 +154,15 @@ def slots_of(attack: Attack) -> int:
 
 
 def waits_for_itself(plan: Plan, site: Site) -> bool:
-    """Whether requests of the victim's own tenant may take all slots: its new requests then wait for its own earlier ones."""
+    """Whether requests of the victim's own tenant may take all slots, so that its new requests wait for its
+    earlier ones.
+    """
     own = [attack for attack in plan.attacks if attack.who == NEIGHBOUR or not site.kind.tenants]
     return sum(map(slots_of, own)) > SLOTS - MARGIN
 
 
 def judge(trial: Trial, plan: Plan, site: Site, diary: Diary, peak_mib: float) -> None:
-    """Enter each bar that is broken."""
+    """Enter each violated limit."""
     quiet, attacked = trial.figures["quiet"], trial.figures["attacked"]
     keyless = all(attack.who == STRANGER for attack in plan.attacks)
     times = STRANGER_TIMES if keyless else MOST_TIMES

@@ -1,4 +1,6 @@
-"""A client that behaves: some streams, and one connection after another for a token and for /health. It only measures."""
+"""A well-behaved client: some streams, and consecutive connections for one token and for /health. It only
+measures.
+"""
 
 import asyncio
 import json
@@ -19,8 +21,12 @@ CLOSED, LATE = 0, -1  # instead of a status: the server closed the connection; n
 
 @dataclass
 class Diary:
-    """The victim's measurements. gaps: (end, seconds) between two arrivals on a stream, the last one up to the end of the watch.
-    asked: of each kind (end, seconds, status or CLOSED or LATE). broken: why streams ended. Times of time.monotonic()."""
+    """The victim's measurements. Times are of time.monotonic().
+
+    gaps: (end, seconds) between two arrivals on a stream; the last one ends with the measurement.
+    asked: (end, seconds, status) of each kind; instead of a status, CLOSED or LATE.
+    broken: reasons for which streams ended.
+    """
 
     gaps: list[tuple[float, float]] = field(default_factory=list)
     asked: dict[str, list[tuple[float, float, int]]] = field(default_factory=lambda: {ANSWER: [], HEALTH: []})
@@ -28,7 +34,7 @@ class Diary:
 
 
 class Victim:
-    """until: of time.monotonic(), when it leaves."""
+    """until: time of time.monotonic() at which it ends."""
 
     def __init__(self, goal: Goal, until: float):
         self._goal, self._until, self.diary = goal, until, Diary()
@@ -49,7 +55,7 @@ class Victim:
         return await asyncio.open_connection("127.0.0.1", self._goal.port, ssl=self._context, server_hostname=name)
 
     async def _stream(self) -> None:
-        """A stream for longer than the watch; a gap for each read."""
+        """A stream that is longer than the measurement; each read is the end of a gap."""
         body: dict[str, object] = {"prompt": "the king", "max_tokens": 1900, "stream": True, "ignore_eos": True}
         last, why, head = time.monotonic(), "", b""
         writer = None
@@ -104,7 +110,7 @@ class Victim:
 
 
 def victim(pipe: Pipe) -> None:
-    """The process of victims. For each (goal, until): its diary at that time. None ends it."""
+    """The process of victims. Returns the diary of each (goal, until); None ends it."""
     while (asked := pipe.recv()) is not None:
         one = Victim(*asked)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,7 +1,8 @@
-"""The bodies of the API that cost most CPU time to prepare: `python -m attack.worst_shapes --size 1700`.
+"""The API's bodies that need most CPU time for their preparation: `python -m attack.worst_shapes --size
+1700`.
 
-Each field of each path in each shape (benchmarks/serving/attack_shapes.py) is prepared as a worker does it, in this process. The
-best of some runs counts, so that a busy machine matters little.
+Each field of each path in each shape (benchmarks/serving/attack_shapes.py) is prepared in this process as
+in a worker. The minimum of several runs counts, so a busy machine matters little.
 """
 
 import argparse
@@ -40,7 +41,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(reader: RequestReader, path: str, field: str, shape: str, size: int, runs: int) -> Cost:
-    """The least of some runs."""
+    """The minimum of several runs."""
     body, best, outcome = body_of_field(path, field, shape, size), float("inf"), "ok"
     for _ in range(runs):
         began = time.thread_time()
@@ -53,7 +54,7 @@ def cost_of(reader: RequestReader, path: str, field: str, shape: str, size: int,
 
 
 def costs(size: int, runs: int) -> list[Cost]:
-    """Of every field in every shape, the highest first."""
+    """Costs of every field in every shape, in descending order."""
     reader = RequestReader(Config(), DEMO_FOLDER)
     found = [
         cost_of(reader, path, field, shape, size, runs) for path, fields in FIELDS.items() for field in fields for shape in SHAPES

@@ -1,1 +1,3 @@
-"""Mutation testing: small changes made by rule, each of which some test must notice. `make mutants` runs it."""
+"""Mutation testing: small changes of the source, made by rules, which a test must detect. `make mutants` runs
+it.
+"""

@@ -1,10 +1,11 @@
-"""`make mutants`: plant mutants, and see which ones live.
+"""`make mutants`: plant mutants, and report the survivors.
 
-A fresh random sample, or all of them with --all: at most one for each line and rule, or with --every each one. With --resume
-verdicts are kept in a ledger as they come, and those that it has are not found again, as long as the text of the mutant's
-function is the same. So --all --resume may be stopped at any time, and goes on with what is left. docs/verification.md has more.
+A run takes a random sample, or with --all all mutants: at most one for each line and rule, or with
+--every all of them. With --resume, verdicts are stored in a ledger, and reused while the text of the
+mutant's function is the same. So --all --resume may be interrupted at any time, and continues where it
+stopped. See docs/verification.md.
 
-Exit codes: 0 when as many die as must, 1 when fewer do, 2 wrong usage, 143 when it was ended.
+Exit codes: 0: enough mutants died; 1: too few; 2: wrong usage; 143: terminated.
 """
 
 import argparse
@@ -66,13 +67,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def equivalent() -> dict[str, str]:
-    """Mutants that change nothing that anybody could see, and why: lines `name # reason`."""
+    """Mutants without an observable effect, with reasons: lines `name # reason`."""
     pairs = [line.rsplit(" # ", 1) for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
     return {name.strip(): reason for name, reason in pairs}
 
 
 def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Counter[str]]:
-    """The mutants of this run, in random order, and how many of each file change nothing."""
+    """The mutants of this run, in random order, and the number of equivalent ones in each file."""
     known, stale, every, counts = equivalent(), set(equivalent()), list[Hunted](), Counter[str]()
     for group, parts in GROUPS.items():
         for path in source_files(parts):
@@ -89,7 +90,11 @@ def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Coun
 
 
 def hunted_down(waiting: list[Hunted], killers: Killers, jobs: int, seed: int, until: float) -> Iterator[Verdict]:
-    """Hunt them. killers: those of earlier runs. until: time.monotonic() at the end."""
+    """Hunt mutants.
+
+    killers: of earlier runs.
+    until: time.monotonic() at the end.
+    """
     traced = [path for parts in GROUPS.values() for path in source_files(parts)]
     processes = Processes(jobs)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(processes):
@@ -105,7 +110,7 @@ def hunted_down(waiting: list[Hunted], killers: Killers, jobs: int, seed: int, u
 
 
 def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Hunt what was chosen and has no verdict yet; figures of all that have one."""
+    """Hunt the chosen mutants without a verdict. Returns the figures of all verdicts."""
     until = time.monotonic() + arguments.seconds
     mutants, unchanging = chosen(arguments, seed)
     ledger, verdicts = Ledger(arguments.ledger), dict[str, Verdict]()
@@ -127,7 +132,7 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def judge(found: dict[str, Any], sample: bool) -> int:
-    """Print what a result comes to; the exit code."""
+    """Print the summary of a result. Returns the exit code."""
     print("\nsurvivors:" if found["survivors"] else "\nno survivors")
     print("".join(f"{survivor}\n" for survivor in found["survivors"]), end="")
     weak = []

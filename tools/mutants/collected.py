@@ -1,8 +1,9 @@
-"""A session of pytest that has imported all tests and runs none: it forks for each mutant, and the child runs some.
+"""A pytest session that has imported all tests and runs none. It forks for each mutant, and the child runs
+some tests.
 
-In the child the mutant takes the place of its function's code, wherever the function was imported: nothing is imported or
-compiled again. A function that the imports have called already can't be changed in this way. Triton's interpreter reads a
-function's text when it is called first.
+In the child, the mutant replaces the code of its function wherever the function was imported. Nothing is
+imported or compiled again. A function that was called during the imports can't be changed in this way.
+Triton's interpreter reads a function's text at the first call.
 """
 
 import gc
@@ -22,7 +23,9 @@ _session: list[pytest.Session] = []  # that of this process
 
 
 def serve_tests(path: str, files: list[str], seed: int, folder: str) -> None:
-    """Import these files of tests, and fork for who connects to the path. Returns only when they can't be imported."""
+    """Import these test files, and fork for each connection to the path. Returns only if they can't be
+    imported.
+    """
     prepare(seed, folder)
     pytest.main([*FLAGS, *files], [_Serving(path)])
 
@@ -39,7 +42,10 @@ class _Serving:
 
 
 def run_collected(tests: dict[str, float], change: Change, function: str) -> str:
-    """As session.run_tests does, in a child of serve_tests, or UNCHANGED. function: the qualified name of what is changed."""
+    """As session.run_tests, in a child of serve_tests; or UNCHANGED.
+
+    function: qualified name of the changed function.
+    """
     session = _session[0]
     try:
         plant(change, function)
@@ -56,7 +62,9 @@ def run_collected(tests: dict[str, float], change: Change, function: str) -> str
 
 
 def plant(change: Change, function: str) -> None:
-    """Give a function of this process the code that it has in the changed text. Raises LookupError where that can't be done."""
+    """Give a function of this process its code in the changed text. Raises LookupError if that is
+    impossible.
+    """
     planted = Planted(change)
     sys.meta_path.insert(0, planted)  # for whoever imports it from now on
     module = sys.modules.get(change.module)

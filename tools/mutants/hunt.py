@@ -1,4 +1,6 @@
-"""Looking for mutants: the stages and the tests that reach the line, likely killers first, each in a process of its own."""
+"""The search for a test that detects a mutant: stages and tests that reach its line, likely killers first,
+each in a separate process.
+"""
 
 import time
 from collections import Counter, defaultdict
@@ -29,7 +31,9 @@ Stage = tuple[str, list[str]]  # its name, and which tests
 
 
 class Killers:
-    """Who killed mutants of the same function, with the same change, or of the same file: likely to kill the next one, too."""
+    """Tests that killed mutants of the same function, with the same change, or of the same file. They are
+    likely to kill the next one.
+    """
 
     def __init__(self, killed: Iterable[tuple[str, str]] = ()) -> None:
         """killed: names of mutants, and who noticed them."""
@@ -54,7 +58,7 @@ class Killers:
 
 @dataclass(eq=False)
 class Hunted:
-    """A mutant, who is still to look for it, and what the others took, in seconds of the processor."""
+    """A mutant, the remaining stages, and the processor time of the previous ones, s."""
 
     mutant: Mutant
     group: str
@@ -72,8 +76,11 @@ class Hunted:
 
 
 class Hunt:
-    """Hunts mutants, as many at a time as `processes` has room for. collected: paths of the processes that have all tests, which
-    take turns. folder: for what the tests write."""
+    """Hunts mutants, as many concurrently as `processes` permits.
+
+    collected: paths of the processes that have imported all tests; used in turn.
+    folder: for files of the tests.
+    """
 
     def __init__(
         self, processes: Processes, reach: Reach, killers: Killers, collected: Sequence[str], seed: int, folder: str
@@ -84,7 +91,9 @@ class Hunt:
         self._fit, self._unfit = set[str](), set[str]()  # tests that were tried in such a process without a mutant
 
     def verdicts(self, mutants: list[Hunted], until: float) -> Iterator[Verdict]:
-        """What became of each, as it comes. until: time.monotonic() at the end: who is hunted then gets no verdict."""
+        """The verdict of each mutant, as it arrives. until: time.monotonic() at the end; later mutants get no
+        verdict.
+        """
         waiting = mutants[::-1]
         while (waiting or self._processes) and time.monotonic() < until:
             while waiting and self._processes.has_room:
@@ -100,9 +109,12 @@ class Hunt:
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
-        """What a process says about a mutant. Where it is a test's first kill, a call seems endless, others had the processor,
-        or the process died, the same is tried without the mutant. Raises SystemExit when processes die even so: the machine, or
-        a tool, is broken."""
+        """The verdict after a process's answer.
+
+        The test is repeated without the mutant in four cases: it is the test's first kill, a call seems
+        endless, other processes had the processor, or the process died. Raises SystemExit if processes
+        die without a mutant, too.
+        """
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
         self._over += 1
         stage, tests = hunted.stages.pop(0)
@@ -140,7 +152,9 @@ class Hunt:
             raise SystemExit(said)
 
     def _plan(self, hunted: Hunted) -> None:
-        """A stage that kills the neighbours; tests that do, or that are quick; the other stages and tests, quickest first."""
+        """Plan the stages: a stage that kills neighbours; tests that do or that are quick; then the rest,
+        quickest first.
+        """
         stages, tests, at_import = self._reach.of(hunted.mutant)
         likely = self._killers.likely(hunted.mutant.name)
         seconds, files = self._reach.seconds, defaultdict[str, float](float)

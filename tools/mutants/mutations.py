@@ -1,7 +1,7 @@
-"""Mutants by rule: every small change of a module's functions that one of the rules below makes.
+"""Mutants by rule: every small change to a module's functions that a rule below makes.
 
-Left alone: module-level constants, which both sides of a queue share, annotations and docstrings, and the calls of `expect` and
-`prefetch`, which do nothing while the code is right, or at all.
+These stay unchanged: module-level constants, which both sides of a queue share, annotations, docstrings,
+and calls of `expect` and `prefetch`, which have no effect in correct code.
 """
 
 import ast
@@ -33,8 +33,12 @@ RELAXED_IMPORT = "\nfrom blinkpy.device.portable import load_relaxed, store_rela
 
 
 class Mutant(NamedTuple):
-    """One change: bytes [start, end) of a module's file become `after`. function: qualified name. nth: among equal changes of
-    the same function. text: digest of the function's text, without the change."""
+    """One change: bytes [start, end) of a module's file become `after`.
+
+    function: qualified name.
+    nth: number among equal changes of the same function.
+    text: digest of the function's text, without the change.
+    """
 
     module: str
     path: Path
@@ -62,7 +66,7 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same as long as the function keeps this piece of text."""
+        """A name that stays the same while the function contains this piece of text."""
         return f"{self.file}::{self.function}: {one_line(self.before)} -> {one_line(self.after)} [{self.nth}]"
 
     @property
@@ -104,8 +108,11 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def thinned(mutants: list[Mutant], seed: int) -> list[Mutant]:
-    """At most one mutant for each line and rule, drawn by a hash of seed and name: those beside it are nearly always found by the
-    same tests. It is what Petrovic and Ivankovic do for each line (State of Mutation Testing at Google, 2018)."""
+    """At most one mutant for each line and rule, chosen by a hash of seed and name. The same tests nearly
+    always find the others.
+
+    Petrovic and Ivankovic do so for each line (State of Mutation Testing at Google, 2018).
+    """
     drawn: dict[tuple[Path, int, str], Mutant] = {}
     for mutant in sorted(mutants, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest()):
         drawn.setdefault((mutant.path, mutant.line, mutant.rule), mutant)
@@ -252,8 +259,11 @@ def _is_alias(value: ast.expr) -> bool:
 
 
 def _depends(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether the order of two simple statements may matter: one names what the other writes, or one is a store or a barrier and
-    the other touches memory, too. Relaxed stores have no order."""
+    """Whether the order of two simple statements may matter.
+
+    It may if one names what the other writes, or if one is a store or a barrier and the other accesses
+    memory. Relaxed stores have no order.
+    """
     simple = ast.Assign | ast.AugAssign | ast.Expr
     if not isinstance(first, simple) or not isinstance(second, simple):
         return False
@@ -267,7 +277,9 @@ def _depends(first: ast.stmt, second: ast.stmt) -> bool:
 
 
 def _written(statement: ast.stmt) -> list[str]:
-    """The places in memory that a statement writes, as text. Names do not count: reading one too early is an error at once."""
+    """The memory places that a statement writes, as text. Names don't count: reading one too early is an
+    error.
+    """
     targets = statement.targets if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
     listed = targets if isinstance(targets, list) else [targets] if targets else []
     flat = [e for t in listed for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
@@ -279,8 +291,9 @@ def _written(statement: ast.stmt) -> list[str]:
 
 @lru_cache(maxsize=1)
 def neighbours() -> dict[str, int]:
-    """For each constant of the package's groups, the value of the one next to it. A group is a tuple that is assigned, or lines
-    that follow each other."""
+    """For each constant of the package's groups, the value of the next constant. A group is a tuple
+    assignment or consecutive lines.
+    """
     found: dict[str, int] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_bytes())

@@ -1,4 +1,6 @@
-"""Processes of their own for what may hang, take all memory, or leave its process in any state; some at a time."""
+"""Separate processes for functions that may hang, take all memory, or damage their process; a few run
+concurrently.
+"""
 
 import contextlib
 import multiprocessing
@@ -27,8 +29,12 @@ packages, and nothing of blinkpy. A path is that of a server's socket."""
 
 
 class Ended(NamedTuple):
-    """A process that is over. answer: what the function returned, None when it died. seconds: of the processor. starved_s: how
-    long it could have run, and others had the processor."""
+    """An ended process.
+
+    answer: the function's result; None if the process died.
+    seconds: processor time.
+    starved_s: time for which it was runnable but had no processor.
+    """
 
     key: Any
     answer: Any
@@ -48,7 +54,7 @@ class _Running:
 
 
 class Processes:
-    """At most `most` of them at a time."""
+    """At most `most` concurrent processes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._running, self._servers = most, dict[Connection, _Running](), dict[str, BaseProcess]()
@@ -63,13 +69,15 @@ class Processes:
         return len(self._running) < self._most
 
     def serve(self, path: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Start a process in which a function prepares something and calls forks(path); served() waits for that."""
+        """Start a process in which a function prepares data and calls forks(path). served() waits for
+        that.
+        """
         server = self._large.Process(target=_silent, args=(function, (path, *arguments)))
         server.start()
         self._servers[path] = server
 
     def served(self) -> None:
-        """Wait until all servers are ready. Raises SystemExit when one ends instead."""
+        """Wait until all servers are ready. Raises SystemExit if one ends."""
         until = time.monotonic() + READY_S
         for path, server in self._servers.items():
             while not Path(path).exists():
@@ -78,8 +86,10 @@ class Processes:
                 time.sleep(0.1)
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Let a process call the function; it is killed after so much of the processor. origin: HERE, FRESH, or a server's
-        path."""
+        """Let a process call the function. It is killed after cpu_s of processor time.
+
+        origin: HERE, FRESH, or a server's path.
+        """
         process: BaseProcess | None = None
         if origin in (HERE, FRESH):
             context: Any = self._large if origin == FRESH else multiprocessing.get_context("fork")
@@ -95,7 +105,7 @@ class Processes:
         self._running[ours] = _Running(process, group, key, cpu_s, time.monotonic())
 
     def ended(self) -> Iterator[Ended]:
-        """Those that are over, after a second at most."""
+        """The ended processes, after at most a second."""
         ready = {pipe for pipe in wait(list(self._running), timeout=1.0) if isinstance(pipe, Connection)}
         for pipe, running in list(self._running.items()):
             late = pipe not in ready and _sleeps_late(running) and not pipe.poll()  # it may have ended since
@@ -111,7 +121,7 @@ class Processes:
                 yield Ended(running.key, answer, "" if answer is not None else died_of, seconds, starved)
 
     def _kill(self, pipe: Connection) -> int | None:
-        """With all that it started. Returns how it ended by itself, if it did and is known."""
+        """Kill a process and its children. Returns its own exit code, if known."""
         running = self._running.pop(pipe)
         pipe.close()
         with contextlib.suppress(ProcessLookupError):
@@ -132,8 +142,9 @@ class Processes:
 
 
 def forks(path: str) -> None:
-    """Fork for each who connects to this path, with all that this process has: call what they send, and answer. Ends with the
-    parent."""
+    """Fork for each connection to this path, with the memory of this process: call the received function,
+    and answer. Ends with the parent.
+    """
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path + ".new")
@@ -152,7 +163,9 @@ def forks(path: str) -> None:
 
 
 def _watch(connection: Any) -> None:
-    """Lead a group of a child that does it, and tell how that one died, behind its answer if it has any."""
+    """Lead a group with a child that does the work. Report how the child died, after its answer if there is
+    one.
+    """
     os.setsid()
     cpu_s, function, arguments = connection.recv()
     connection.send(os.getpid())
@@ -175,12 +188,12 @@ def _silent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
 
 
 def _lead(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Say nothing, and lead a group, with all that is started."""
+    """Discard output, and lead a process group."""
     _silent(_call, (pipe, cpu_s, function, arguments))
 
 
 def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Die when it takes too much."""
+    """Call the function within its limits."""
     most = MEMORY_BYTES + int(_text(Path("/proc/self/statm")).split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 5))
@@ -189,14 +202,15 @@ def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], argument
 
 
 def starved_s() -> float:
-    """How long the threads of this process, together, could have run and did not get a processor."""
+    """Time for which the threads of this process were runnable but had no processor, s."""
     delays = [_text(task / "schedstat").split()[1:2] for task in Path("/proc/self/task").iterdir()]
     return sum(int(delay) for found in delays for delay in found) / 1e9
 
 
 def _sleeps_late(running: _Running) -> bool:
-    """Whether a process, and all that it started, slept too long. Time in which one of them had work does not count, however
-    little of the processor it got: so a machine with other work makes nobody late."""
+    """Whether a process and all its children have slept for too long. Time with runnable threads does not
+    count, so a busy machine makes no process late.
+    """
     now = time.monotonic()
     if now - running.looked >= SLEEP_LOOK_S:
         running.slept_s += 0.0 if _has_work(running.group) else now - running.looked
@@ -205,19 +219,19 @@ def _sleeps_late(running: _Running) -> bool:
 
 
 def _has_work(session: int) -> bool:
-    """Whether a thread of a session runs, or could. Its leader counts before it leads, too."""
+    """Whether a thread of a session is runnable. Its leader counts before it leads, too."""
     own = str(session)
     its = [process for process in Path("/proc").glob("[0-9]*") if process.name == own or _fields(process)[3:4] == [own]]
     return any(_fields(task)[:1] in (["R"], ["D"]) for process in its for task in process.glob("task/*"))
 
 
 def _fields(process: Path) -> list[str]:
-    """Of its stat, from the state on: proc_pid_stat(5)."""
+    """Fields of /proc/PID/stat, from the state on: proc_pid_stat(5)."""
     return _text(process / "stat").rpartition(")")[2].split()
 
 
 def _text(path: Path) -> str:
-    """Of a file of a process, "" when that is over."""
+    """The text of a process's file; "" if the process has ended."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

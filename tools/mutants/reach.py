@@ -1,6 +1,7 @@
-"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants.
+"""Tests and stages that reach a line. They are measured once for each test file, and cached in build/mutants.
 
-What is kept holds wherever the sources and the file of tests have the same text: another machine may get a copy of build/mutants.
+A cache entry is valid for the same text of sources and test file, so build/mutants can be copied to other
+machines.
 """
 
 import json
@@ -30,7 +31,11 @@ CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
 
 
 class Reaching(NamedTuple):
-    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests."""
+    """Tests and stages that reach a mutant's line.
+
+    tests: quickest first.
+    at_import: the line also runs when a module or test file is imported.
+    """
 
     stages: list[str]
     tests: list[str]
@@ -38,17 +43,20 @@ class Reaching(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """seconds: of the processor, for each test that plain Python runs. left_out: the other tests, and why. lines: of each file
-    below the package, line -> stages, tests, files whose tests share a fixture that reaches it, and files that reach it when
-    they are imported."""
+    """The measurement.
+
+    seconds: processor time of each test that plain Python runs.
+    left_out: the other tests, with reasons.
+    lines: of each file below the package, line -> stages, tests, files whose fixtures reach it, and files
+        whose import reaches it.
+    """
 
     seconds: dict[str, float]
     left_out: dict[str, str]
     lines: dict[str, dict[str, list[str]]]
 
     def of(self, mutant: Mutant) -> Reaching:
-        """As many tests as there is time for. Of a line that begins nothing, as inside of an expression, the one before it
-        tells."""
+        """As many tests as the time permits. For a line within a statement, the line before it counts."""
         lines = self.lines.get(mutant.file, {})
         line = max((int(line) for line in lines if int(line) <= mutant.line), default=0)
         reached = set(lines.get(str(line), []))
@@ -75,7 +83,7 @@ def file_of(test: str) -> str:
 
 
 def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> Reach:
-    """As measured before, or now: some minutes for all. traced: the files of which lines are asked."""
+    """The measurement, from the cache or new; a new one takes some minutes. traced: the source files."""
     found = Reach({}, {}, defaultdict(lambda: defaultdict(list)))
     for reached in _measured(processes, [str(path) for path in traced], seed, folder):
         found.seconds.update(reached.seconds)
@@ -86,7 +94,7 @@ def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> R
 
 
 def test_files() -> list[str]:
-    """Those who look for mutants, below the root."""
+    """The test files, relative to the root."""
     paths = [path for part in TESTS for path in (sorted((ROOT / part).rglob("test_*.py")) or [ROOT / part])]
     return [path.relative_to(ROOT).as_posix() for path in paths if path.name not in LEFT_OUT]
 
@@ -117,13 +125,13 @@ def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -
 
 
 def _kept(name: str, file: str) -> Path:
-    """Where what a file of tests, or a stage, reaches is kept, as long as it and all sources stay the same."""
+    """The cache file of a test file or stage, for the current sources."""
     digest = source_digest(("blinkpy", "tests/support", "tests/conftest.py", "tools/mutants/session.py", file), ROOT)
     return ROOT / "build" / "mutants" / f"{re.sub('[^a-z_]+', '-', name)}-{digest[:16]}.json"
 
 
 def _trace_stage(name: str, traced: list[str], seed: int) -> Reached:
-    """What a stage reaches, without a mutant."""
+    """The lines that a stage reaches without a mutant."""
     path = PACKAGE / "kv" / "page_allocator.py"
     cover = tracer(traced)
     cover.start()

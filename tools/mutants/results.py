@@ -1,7 +1,8 @@
-"""What became of mutants: a ledger, with a line of JSON for each as it comes, and figures of all lines.
+"""The outcomes of mutants: a ledger with a JSON line for each, and figures of all lines.
 
-A line `run` says when and where the verdicts behind it were found. A verdict counts as long as the text of the mutant's function
-is the same; of several, the last one. So ledgers of several machines are merged by adding them: cat FILE >> LEDGER.
+A line `run` gives time and machine of the verdicts after it. A verdict is valid while the text of the
+mutant's function is the same; the last one counts. To merge ledgers of several machines, append them: cat
+FILE >> LEDGER.
 """
 
 import contextlib
@@ -25,8 +26,13 @@ COUNTS = ("killed", "survived", "equivalent", "unknown")
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant. by: the stage or the test that noticed it, "" for a survivor. how: one of HOW, "" for a survivor.
-    seconds: of the processor. said: the first line of what `by` said; the ledger does not keep it."""
+    """The outcome of a mutant.
+
+    by: the stage or the test that detected it; "" for a survivor.
+    how: one of HOW; "" for a survivor.
+    seconds: of the processor.
+    said: first line of the output of `by`; not stored in the ledger.
+    """
 
     id: str
     name: str
@@ -49,7 +55,7 @@ class Verdict(NamedTuple):
 
 
 class Ledger:
-    """The verdicts of earlier runs, in a file, and those that come."""
+    """The verdicts of earlier runs, in a file, and new ones."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._known, self._began, self._killers = path, dict[tuple[str, str], Any](), False, dict[str, str]()
@@ -61,12 +67,12 @@ class Ledger:
                 self._killers[found["id"]] = found["by"]
 
     def of(self, mutant: Mutant, group: str) -> Verdict | None:
-        """Its verdict, if there is one of this text of its function."""
+        """The mutant's verdict, if one exists for the current text of its function."""
         found = self._known.get((mutant.id, mutant.text))
         return Verdict.of(mutant, group, found["by"], found["how"], found["seconds"]) if found else None
 
     def killer(self, mutant: Mutant) -> str:
-        """Who killed it last, also with another text of its function; "" when nobody did."""
+        """The test that killed it last, also with another text of its function; "" for none."""
         return self._killers.get(mutant.id, "")
 
     def add(self, verdict: Verdict) -> None:
@@ -79,7 +85,7 @@ class Ledger:
 
 @contextlib.contextmanager
 def alone(ledger: Path) -> Iterator[None]:
-    """Nobody else adds to a ledger meanwhile. Raises SystemExit when somebody does."""
+    """Lock a ledger. Raises SystemExit if another process has locked it."""
     with open(ledger, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,8 +100,11 @@ def origin() -> dict[str, Any]:
 
 
 def result(asked: Iterable[tuple[Mutant, str]], verdicts: Iterable[Verdict], equivalent: Counter[str]) -> dict[str, Any]:
-    """Figures of verdicts, by module and in all. asked: all mutants of the choice, with their groups. equivalent: how many of
-    each file's change nothing."""
+    """Figures of verdicts, by module and in total.
+
+    asked: all chosen mutants, with their groups.
+    equivalent: number of equivalent mutants in each file.
+    """
     verdicts = list(verdicts)
     modules: dict[str, Counter[str]] = defaultdict(Counter)
     groups: dict[str, set[str]] = defaultdict(set)
@@ -128,13 +137,13 @@ def result(asked: Iterable[tuple[Mutant, str]], verdicts: Iterable[Verdict], equ
 
 
 def counted(counts: Counter[str]) -> dict[str, Any]:
-    """Of a module, or of a group of them."""
+    """Figures of a module, or of a group of modules."""
     killed, planted = counts["killed"], counts["killed"] + counts["survived"]
     return {**{name: counts[name] for name in COUNTS}, "interval": [round(end, 4) for end in interval(killed, planted)]}
 
 
 def interval(killed: int, planted: int) -> tuple[float, float]:
-    """Between which shares that of all mutants lies, of which these are a random sample, with 95 % confidence (Wilson, 1927)."""
+    """The 95 % confidence interval of the share of killed mutants, for a random sample (Wilson, 1927)."""
     if planted == 0:
         return 0.0, 1.0
     z, share = 1.96, killed / planted

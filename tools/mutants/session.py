@@ -1,6 +1,7 @@
-"""A session of pytest, in a process that has imported nothing of the package: with a mutant, or to see what each test reaches.
+"""A pytest session in a process that has imported nothing of the package: with a mutant, or to trace the
+lines of each test.
 
-This module imports nothing of the package either, for the server that such processes fork from imports it.
+This module imports nothing of the package either, because the fork server imports it.
 """
 
 import importlib.util
@@ -26,7 +27,7 @@ IMPORTS = "import "
 
 
 class Change(NamedTuple):
-    """The text that a module has in place of its file's."""
+    """The text of a module that replaces its file's."""
 
     module: str
     file: Path
@@ -34,8 +35,12 @@ class Change(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What tests do without a mutant. seconds: of the processor. lines: (source file, line, who reaches it): tests; a file of
-    tests for fixtures that its tests share, and behind IMPORTS for what it imports."""
+    """The measurement of tests without a mutant.
+
+    seconds: of the processor.
+    lines: (source file, line, what reaches it): tests; a test file for its fixtures; IMPORTS and a test file
+        for its imports.
+    """
 
     seconds: dict[str, float]
     left_out: dict[str, str]
@@ -43,8 +48,11 @@ class Reached(NamedTuple):
 
 
 def run_tests(tests: dict[str, float], change: Change, seed: int, folder: str) -> str:
-    """What the first of these tests says that fails, in this order; "" if none does. tests: with the seconds of the processor
-    that each may take: one that takes more fails, too. folder: for what they write."""
+    """The output of the first failing test, in this order; "" if all pass.
+
+    tests: with the maximum seconds of processor time; a test that needs more fails.
+    folder: for files of the tests.
+    """
     prepare(seed, folder)
     sys.dont_write_bytecode = True
     sys.meta_path.insert(0, Planted(change))
@@ -55,7 +63,7 @@ def run_tests(tests: dict[str, float], change: Change, seed: int, folder: str) -
 
 
 def trace_tests(file: str, traced: list[str], seed: int, folder: str) -> Reached:
-    """What each test of a file reaches. traced: source files."""
+    """The lines that each test of a file reaches. traced: source files."""
     prepare(seed, folder)
     plugin = _Traced(file, tracer(traced))
     pytest.main([*FLAGS, file], [plugin])
@@ -63,12 +71,14 @@ def trace_tests(file: str, traced: list[str], seed: int, folder: str) -> Reached
 
 
 def tracer(files: list[str]) -> Any:
-    """coverage.py over source files. A run that finds all lines traced needs no coverage.py."""
+    """coverage.py over source files. Imported late, because a run with a complete cache does not need it."""
     return importlib.import_module("coverage").Coverage(data_file=None, include=files, config_file=False)
 
 
 def prepare(seed: int, folder: str) -> None:
-    """Fresh places for files, and plain Python wherever device code would be compiled: that takes longer than all tests."""
+    """Set a new temporary folder, and replace compiled device code by plain Python, because compiling takes
+    longer than all tests.
+    """
     tempfile.tempdir = folder
     os.environ |= {"TMPDIR": folder, "HYPOTHESIS_STORAGE_DIRECTORY": folder, "BLINKPY_SEED": str(seed), "TRITON_INTERPRET": "1"}
     compile_cache: Any = importlib.import_module("blinkpy.device.compile_cache")
@@ -83,7 +93,7 @@ def prepare(seed: int, folder: str) -> None:
 
 
 class Planted(SourceFileLoader):
-    """Finds and loads one module, with a text that is not its file's."""
+    """Finds and loads one module with a changed text."""
 
     def __init__(self, change: Change) -> None:
         super().__init__(change.module, str(change.file))
@@ -101,7 +111,7 @@ class Planted(SourceFileLoader):
 
 
 class _Listening:
-    """Keeps what fails, and the first line of why."""
+    """Records failures with the first line of each."""
 
     def __init__(self) -> None:
         self.failed = dict[str, str]()
@@ -116,7 +126,7 @@ class _Listening:
 
 
 class Chosen(_Listening):
-    """Runs the chosen tests alone, in their order, each within its time."""
+    """Runs only the chosen tests, in their order, each within its time limit."""
 
     def __init__(self, tests: dict[str, float]) -> None:
         super().__init__()
@@ -136,7 +146,7 @@ class Chosen(_Listening):
 
 
 class _Traced(_Listening):
-    """Notes which lines a test reaches, how long it takes, and whether plain Python can run it."""
+    """Records the lines and the time of each test, and whether plain Python can run it."""
 
     def __init__(self, file: str, cover: Any) -> None:
         super().__init__()
@@ -180,7 +190,7 @@ def _endless(number: int, frame: FrameType | None) -> None:
 
 
 def _forget_caches() -> None:
-    """Each test shall reach what it needs, as if it were the first one."""
+    """Clear caches, so that each test reaches its lines as if it were the first test."""
     for module in [module for name, module in sys.modules.items() if name.startswith("blinkpy.")]:
         for value in list(vars(module).values()):
             if callable(getattr(value, "cache_clear", None)):

@@ -1,4 +1,6 @@
-"""The stages of a hunt that need no pytest: the simulator, and the state machine. The one that calls them may die of them."""
+"""The stages of a hunt without pytest: the simulator and the state machine. A mutant may kill the calling
+process.
+"""
 
 import importlib
 import random
@@ -29,7 +31,9 @@ def _told(error: BaseException) -> str:
 
 
 def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
-    """What the simulator's checks and the oracle, both without the mutant, say about a scheduler with it, in plain Python."""
+    """The fault that the simulator's checks and the oracle find in a scheduler with the mutant, in plain
+    Python.
+    """
     draw, made = random.Random(seed), 0
     try:
         with replaced(change.module, change.file, change.source):
@@ -51,7 +55,7 @@ def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
 
 
 def exercised(change: Change, seed: int, seconds: float = MACHINE_S) -> str:
-    """What the state machine says, with client, queues and scheduler as the mutant has them."""
+    """The fault that the state machine finds with the mutant in client, queues or scheduler."""
     del seed  # Hypothesis draws its own
     chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=EXAMPLES, print_blob=False)
     try:

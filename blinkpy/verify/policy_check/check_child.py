@@ -94,13 +94,15 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
     level: Level = "warning" if options.allow_starvation else "error"
     for preempted in (False, True):
         worst = overtaking(rank_many, options.seed, preempted)
-        who = "a request that was preempted" if preempted else "a request"
+        request = "a request that was preempted" if preempted else "a request"
         if worst.window_s == 0:
-            text = f"{who} is never overtaken by later requests"
+            text = f"{request} is never overtaken by later requests"
         elif worst.bounded:
-            text = f"{who} is overtaken only by requests that arrive within {_duration(worst.window_s)} of it"
+            text = f"{request} is overtaken only by requests that arrive within {_duration(worst.window_s)} of it"
         else:
-            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
+            text = (
+                f"{request} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
+            )
         if not worst.bounded and not preempted:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
@@ -118,16 +120,18 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
     level: Level = "warning" if options.allow_starvation else "error"
     for waits in (1, 0):
         worst = class_window(rank_many, options.seed, waits)
-        who, other = f"a {CLASSES[waits]} request", CLASSES[1 - waits]
+        request, other = f"a {CLASSES[waits]} request", CLASSES[1 - waits]
         if worst.window_s == 0:
-            text = f"{who} is never overtaken by later {other} requests, all else equal"
+            text = f"{request} is never overtaken by later {other} requests, all else equal"
         elif worst.bounded:
             bound = _duration(worst.window_s)
-            text = f"{who} is overtaken only by {other} requests that arrive within {bound} of it, all else equal"
+            text = f"{request} is overtaken only by {other} requests that arrive within {bound} of it, all else equal"
         else:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
-            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
+            text = (
+                f"{request} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
+            )
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
         if waits and worst.bounded:
             text += f"; {YIELD_STEPS} of them may pass it, whatever their rank, before a request of its class is admitted"
