@@ -139,6 +139,7 @@ class Admission:
         self._queue.push(ticket)
         ticket.turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         self._count_waiting(ticket, 1)
+        self._show_queue()
         self._charge(ticket, prompt_tokens)
         self.let_in()
         if not ticket.inside:
@@ -251,6 +252,7 @@ class Admission:
         self._take(ticket, slots, now)
         if first:
             self._count_waiting(ticket, -1)
+        self._show_queue()
         if ticket.granted < ticket.slots:
             ticket.since = now
             self._waiting[ticket] = future
@@ -343,6 +345,7 @@ class Admission:
         self._queue.remove(ticket)
         if not ticket.granted:
             self._count_waiting(ticket, -1)
+        self._show_queue()
         return self._waiting.pop(ticket)
 
     def _fail(self, ticket: Ticket, error: ApiError) -> None:
@@ -379,6 +382,8 @@ class Admission:
     def _count_waiting(self, ticket: Ticket, sign: int) -> None:
         self.table.add(ticket.tenant.number, "waiting_requests", sign)
         self.table.add(ticket.tenant.number, "waiting_tokens", sign * ticket.tokens)
+
+    def _show_queue(self) -> None:
         self._metrics.gauge("waiting_requests", self._queue.requests)
         self._metrics.gauge("waiting_tokens", self._queue.tokens)
 

@@ -86,6 +86,7 @@ def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, f
         entered = server.server.app.service.admission
         wait_for(lambda: not entered._running)
         assert (entered._reserved, entered._queue.requests, entered._waiting) == (0, 0, {})
+        assert server.client.get("/load").json() == {"server_load": 0}
         assert sum(one.entry["max_tokens"] == 3000 for one in engine.submitted) <= 4, "choices without a slot never run"
         assert server.complete([9], max_tokens=1).status_code == 200
 
