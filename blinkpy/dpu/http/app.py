@@ -26,6 +26,7 @@ from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.metrics_page import MetricsPage
 from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.http.wire.connections import too_many_connections
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
@@ -159,7 +160,7 @@ class App:
             self._authenticate(exchange)
         full = len(every.open) > self.options.max_connections and path not in ALWAYS
         if full and not every.make_way(exchange.connection):
-            raise ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
+            raise too_many_connections()
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
         allowed = ("POST",) if post is not None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")

@@ -182,7 +182,7 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
         room.busy(one)
     room.own(other, Asker("honest"))
     assert room.make_way(other)
-    assert [one.abort.called for one in greedy] == [False, False, True, False], "the newest without an answer"
+    assert [one.refuse.called for one in greedy] == [False, False, True, False], "the newest without an answer"
     assert not room.make_way(greedy[0]), "it has most itself"
     greedy[0].is_answering = greedy[1].is_answering = True
     assert not room.make_way(other), "answers have begun"

@@ -200,13 +200,13 @@ class Connection:
         most = self.options.max_header_bytes
         if not self._in_headers:
             if self._framing_bytes > most:
-                self._refuse(_too_large("trailers", most))
+                self.refuse(_too_large("trailers", most))
             return
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
         if self._header_bytes > most:
-            self._refuse(_too_large("headers", most))
+            self.refuse(_too_large("headers", most))
         elif self._header_bytes and (self._timer is None or self._idle):
             self._idle = False
             self._set_timer(self.options.header_timeout_s, self._give_up_headers)
@@ -344,10 +344,10 @@ class Connection:
         if refusal is None:
             refusal = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
             logger.warning(refusal.message)
-        self._refuse(refusal)
+        self.refuse(refusal)
 
-    def _refuse(self, error: ApiError) -> None:
-        """Answer an invalid request, and close."""
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun, and close."""
         if error.limit is not None:
             self.all.metrics.refused(error.limit)
         if not self.is_answering:
@@ -424,7 +424,7 @@ class Connection:
         self.all.metrics.refused("header_timeout_s")
         if self._in_headers and self._header_bytes:
             seconds = self.options.header_timeout_s
-            self._refuse(ApiError(408, f"The headers did not arrive within {seconds:g} s.", code="timeout"))
+            self.refuse(ApiError(408, f"The headers did not arrive within {seconds:g} s.", code="timeout"))
         else:
             self.transport.close()
 

@@ -20,7 +20,7 @@ Exchange = Any
 
 MOST_NEW = 64  # connections whose first bytes have arrived and wait in the gate
 MOST_LOOKED_AT = 64  # connections, in the search for one to close
-GRACE_S = 0.5  # for the first bytes of a new connection, before it may be closed for another
+GRACE_S = 1.0  # for the first bytes of a new connection, before it may be closed for another
 
 
 class Application(Protocol):
@@ -36,6 +36,10 @@ def too_many_bodies() -> ApiError:
         "The server is receiving too many request bodies, and this request has taken longest; try again.",
         code="too_many_bodies",
     )
+
+
+def too_many_connections() -> ApiError:
+    return ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
 
 
 def too_much_unread() -> ApiError:
@@ -123,8 +127,9 @@ class Connections:
         connection.abort()
 
     def make_way(self, connection: Connection) -> bool:
-        """Close another connection, so that this one, which has a request, may stay: one without a request, or the newest of the
-        owner with most connections. Returns False if that is this connection's owner, or if all its answers have begun."""
+        """Close another connection, so that this one, which has a request, may stay: one without a request, or, with a 503, the
+        newest of the owner with most connections. Returns False if that is this connection's owner, or if all its answers have
+        begun."""
         if self._close_one(0.0):
             return True
         largest, count = self._owned.most_common(1)[0]
@@ -132,7 +137,8 @@ class Connections:
             return False
         for other in reversed(self.open):
             if other.asker.name == largest and not other.is_answering:
-                self._drop(other)
+                self.leave(other)
+                other.refuse(too_many_connections())
                 return True
         return False
 
