@@ -1,4 +1,6 @@
-"""Launches of the cases that each registered variant of a kernel declares, on meta tensors: shapes, no memory."""
+"""Launches of the cases that each registered kernel variant declares, on meta tensors: shapes without
+memory.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -51,7 +53,9 @@ def meta_requests() -> RequestView:
 
 
 def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
-    """(label, launch) of the cases that every registered variant declares, in bfloat16: what no model here may use yet."""
+    """(label, launch) of the declared cases of every registered variant, in bfloat16, including cases that no
+    model uses yet.
+    """
     for name, linear_variant in LINEARS.items():
         for linear_case in linear_variant.cases:
             yield f"case of {name}", linear_launch(*linear_case)
@@ -82,7 +86,7 @@ def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], obje
 
 
 def ones_for(shape: LinearShape, device: str) -> Scales:
-    """Scales of FP8 weights, and of x where that is FP8."""
+    """Scales of FP8 weights, and of x if it is FP8."""
     groups, wide = -(-shape.k // 128), shape.weight_rows
     sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
     of_x, of_weight = (torch.ones(size, device=device) for size in sizes)
@@ -122,7 +126,7 @@ def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bf
 
 
 def ring_launch(tokens: int = 8192, rows: int = 64) -> Callable[[], object]:
-    """The two kernels that a step has more with window rings, of Gemma 3 27B's layers."""
+    """The two additional kernels of a step with window rings, for Gemma 3 27B's layers."""
     rings = WindowRings(meta(SLOTS, 8192), meta(tokens), 1024, 65, 52)
     batch = BatchView(meta(8, dtype=torch.int64), *[meta(tokens + 1)] * 6)
     cache = meta(SLOTS * 65 * 52 + 1024, 16, 16, 128, dtype=torch.bfloat16)

@@ -50,9 +50,13 @@ CONSTANT_FP8 = re.compile(r"E4M3\.UNPACK_B\S* R\d+, [^R]")
 
 @dataclass(frozen=True)
 class Variant:
-    """One compiled kernel. label: a launch that asks for it. error: why it does not compile; then the rest is 0. formula: what it
-    needs by blinkpy's own reckoning, bytes of shared memory (0: not said) and registers of a thread. long: its loop has steps
-    enough to fill the pipeline; the formulas are for those."""
+    """One compiled kernel.
+
+    label: a launch that needs the kernel.
+    error: why it does not compile; the other figures are then 0.
+    formula: estimated need: (bytes of shared memory, 0 if unknown; registers of a thread).
+    long: whether its loop has enough steps to fill the pipeline, which the formulas assume.
+    """
 
     label: str
     kernel: str
@@ -82,7 +86,7 @@ class Variant:
         return [problem for problem, there in found.items() if there]
 
     def formula_errs(self) -> bool:
-        """Whether the formula is above what the compiler reports, or for shared memory far below."""
+        """Whether the formula exceeds the compiler's report, or is far below it for shared memory."""
         if self.formula is None or self.error:
             return False
         shared, registers = self.formula
@@ -91,7 +95,7 @@ class Variant:
 
 
 class Recorded(NamedTuple):
-    """A kernel that a launch asks for, and all that compiles it."""
+    """A kernel that a launch needs, with all inputs of its compilation."""
 
     label: str
     asked: AskedFor
@@ -112,7 +116,7 @@ class Recorded(NamedTuple):
         return {names[place[0]]: value for place, value in self.constants.items() if len(place) == 1}
 
     def formula(self) -> tuple[int, int] | None:
-        """See Variant."""
+        """As of Variant."""
         warps, stages = self.options["num_warps"], self.options["num_stages"]
         needs = formula(self.function.__name__, self.named, [*map(str, self.signature.values())], warps, stages)
         return None if needs is None else (needs.shared, needs.registers(warps))
@@ -124,7 +128,7 @@ COMPILE_ONLY = SimpleNamespace(  # stands where Triton's CUDA driver stands; lau
 
 
 class Gate:
-    """Collects the kernels that launches ask for. Triton's driver is replaced, in the whole process."""
+    """Collects the kernels that launches need. Replaces Triton's driver in the whole process."""
 
     def __init__(self) -> None:
         triton.runtime.driver.set_active(COMPILE_ONLY)
@@ -133,7 +137,7 @@ class Gate:
         self.refused: list[Variant] = []  # launches that raised an error
 
     def run(self, label: str, launch: Callable[[], object]) -> None:
-        """Compile everything that this launches, as the JIT does, into Triton's cache."""
+        """Compile everything that a launch needs, like the JIT, into Triton's cache."""
         original = JITFunction.run
 
         def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -146,7 +150,7 @@ class Gate:
             launch()
 
     def record(self, label: str, launch: Callable[[], object]) -> frozenset[str]:
-        """Note everything that this launches, and compile nothing. Returns the keys of the kernels."""
+        """Record everything that a launch needs, without compiling. Returns the keys of the kernels."""
         keys = set[str]()
 
         def note(**info: Any) -> bool:
@@ -174,7 +178,7 @@ def _hashable(value: Any) -> Any:
 
 
 def needs_of(compiled: Any, label: str) -> Variant:
-    """What a compiled kernel needs, from its cubin."""
+    """The needs of a compiled kernel, from its cubin."""
     cubin, name, warps = read_cubin(compiled.asm["cubin"]), compiled.metadata.name, compiled.metadata.num_warps
     needs = cubin.kernels[name]
     shared = compiled.metadata.shared + needs.shared
@@ -197,15 +201,18 @@ def compiled_of(recorded: Recorded) -> Variant:
 
 
 def fits(launch: Callable[[], object]) -> bool:
-    """Whether what this launches fits the GPU without spills. It is compiled into Triton's cache; Triton's driver is replaced."""
+    """Whether the kernels of a launch fit the GPU without spills. Compiles them into Triton's cache; replaces
+    Triton's driver.
+    """
     gate = Gate()
     gate.run("candidate", launch)
     return not any(variant.problems() for variant in gate.variants.values())
 
 
 def record_steps(gate: Gate, steps: Iterable[Any]) -> None:
-    """Record the kernels of steps, and as facts of theirs whether defaults or a table asks for them. Steps with a table come
-    behind the same steps without one."""
+    """Record the kernels of steps, and as facts whether defaults or a table select them. Steps with a table
+    come after the same steps without a table.
+    """
     by_default: dict[Any, frozenset[str]] = {}
     for step in steps:
         keys, plain = gate.record(step.label, step.launch), replace(step, gpu="")
@@ -219,7 +226,7 @@ def record_steps(gate: Gate, steps: Iterable[Any]) -> None:
 
 
 def sampled(seed: int) -> tuple[list[Recorded], list[Variant]]:
-    """A sample of all kernels, with each flag of each; and the launches that raised an error."""
+    """A sample of all kernels, with each flag of each kernel; and the launches that raised an error."""
     gate = Gate()
     for label, launch in case_launches():
         gate.record(label, launch)
@@ -241,7 +248,7 @@ def every() -> tuple[list[Recorded], list[Variant]]:
 
 
 def compile_all(recorded: list[Recorded], processes: int = 1) -> Iterator[Variant]:
-    """What each kernel needs, in their order."""
+    """The needs of each kernel, in order."""
     if processes == 1:
         yield from map(compiled_of, recorded)
         return

@@ -1,7 +1,7 @@
-"""Steps of published models on meta tensors: what the GPU's decoder launches for each of them, in every form that is served.
+"""Steps of published models on meta tensors: the launches of the GPU's decoder for each served form.
 
-The list makes itself. A model of tools/published_models.py is described as the engine describes it, in each form; the decoder and
-its step are the engine's own, so no kernel can be left out. Layers that are alike are launched once.
+The list is complete by construction: a model of tools/published_models.py is described as by the engine,
+in each form, and the decoder and its step are the engine's own. Equal layers are launched once.
 """
 
 import runpy
@@ -42,7 +42,10 @@ STEPS = (ONE, FEW, MANY, MIXED, replace(ONE, whole=True), replace(MIXED, whole=T
 
 
 class Form(NamedTuple):
-    """A model as it is served. name: as in benchmarks/results/published_widths.json, and "float32" with or without another."""
+    """A model as it is served.
+
+    name: as in benchmarks/results/published_widths.json, or "float32" with or without another name.
+    """
 
     hub_id: str
     name: str
@@ -52,7 +55,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class MetaStep:
-    """A step of a form. gpu: whose tables are used; "" for defaults."""
+    """A step of a form. gpu: the GPU whose tables are used; "" for defaults."""
 
     form: Form
     shape: StepShape
@@ -73,13 +76,13 @@ class MetaStep:
 
 @lru_cache
 def published() -> list[Any]:
-    """The models of tools/published_models.py that are served."""
+    """The served models of tools/published_models.py."""
     models = runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]
     return [model for model in models if not model.refusal]
 
 
 def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
-    """The forms of a model; of one that is refused the words of the refusal."""
+    """The forms of a model; for a refused form the text of the refusal."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     asked: list[tuple[str, dict[str, Any], str]] = [
         ("bfloat16", plain, "auto"),
@@ -103,12 +106,14 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
 
 
 def briefly(model: DecoderDescription) -> DecoderDescription:
-    """With each kind of layer once, and the last layer once more, which may compute last tokens alone."""
+    """A description with one layer of each kind, and the last layer again, which may compute only last
+    tokens.
+    """
     return replace(model, layers=(*dict.fromkeys(model.layers), model.layers[-1]))
 
 
 def all_forms() -> list[Form]:
-    """Of all published models, those that are served."""
+    """The served forms of all published models."""
     return [form for model in published() for form in forms_of(model.hub_id, model.config) if isinstance(form, Form)]
 
 
@@ -122,7 +127,7 @@ def steps_of(form: Form) -> Iterator[MetaStep]:
 
 
 def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
-    """Weights as a checkpoint of the model gives them."""
+    """Weights as from a checkpoint of the model."""
 
     def parts(described: list[Part]) -> dict[str, Any]:
         return {part.field: meta_weight(part, dtype) for part in described}

@@ -1,4 +1,6 @@
-"""What the formulas of blinkpy.kernels say that a kernel needs, from the constants that it is compiled with."""
+"""The estimated needs of a kernel: the formulas of blinkpy.kernels, applied to the constants of its
+compilation.
+"""
 
 import re
 from typing import Any
@@ -21,13 +23,13 @@ LONG = 640  # inputs of the least published layer
 
 
 def dtype_of(signature: str) -> torch.dtype | None:
-    """Of what a pointer or a tensor descriptor points to."""
+    """The dtype behind a pointer or a tensor descriptor."""
     found = re.match(r"\*(\w+)|tensordesc<(\w+)", signature)
     return TYPES.get(found[1] or found[2]) if found else None
 
 
 def formula(kernel: str, constants: dict[str, Any], types: list[str], warps: int, stages: int) -> Needs | None:
-    """By the name of a kernel; None where there is no formula. types: of its parameters."""
+    """The estimate for a kernel; None without a formula. types: of its parameters."""
     first, second = (dtype_of(some) for some in types[:2])
     if kernel in LINEAR:
         return _of_linear(LINEAR[kernel], constants, first, second, warps, stages)

@@ -1,7 +1,8 @@
-"""Samples of a time as figures: percentiles with confidence intervals. The samples themselves are not kept.
+"""Figures of time samples: percentiles with confidence intervals. The samples are not stored.
 
-Samples of one run are not independent: a disturbance of the machine hits many in a row. So the intervals come from a block
-bootstrap (Künsch 1989): whole stretches of consecutive samples are drawn with replacement, not single samples.
+Samples of one run are not independent, because a disturbance of the machine affects many consecutive
+samples. So the intervals come from a block bootstrap (Künsch 1989): it draws blocks of consecutive
+samples with replacement, not single samples.
 """
 
 from typing import Any
@@ -10,22 +11,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 300
-BLOCKS = 100  # stretches that the samples are cut into
+BLOCKS = 100  # number of blocks
 CONFIDENCE = 0.95
 PERCENTILES = (1.0, 10.0, 50.0, 90.0, 99.0, 99.9)
 INTERVAL_SAMPLES = 20_000
-TAIL = 10  # samples that must lie beyond a percentile for it to be given
+TAIL = 10  # minimum samples beyond a reported percentile
 
 
 def describe(
     samples: ArrayLike, unit: str, seed: int = 0, percentiles: tuple[float, ...] = PERCENTILES, tail: float = TAIL
 ) -> dict[str, Any]:
-    """All that a result file keeps of samples, in the order in which they were taken.
+    """The figures of samples for a result file. samples: in the order of measurement.
 
-    Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval.
-    tail: samples that must lie beyond a percentile for it to be given; the median always is. The intervals of very many
-    samples come from INTERVAL_SAMPLES of them, drawn at random: they are then a little too wide rather than too narrow.
-    Raises ValueError when there are none, or one is not a finite number."""
+    tail: minimum samples beyond a reported percentile; the median is always reported.
+    Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval. The
+        intervals of
+    very many samples come from INTERVAL_SAMPLES of them, drawn at random, so they are rather too wide than
+    too narrow.
+    Raises ValueError without samples, or for a sample that is not finite.
+    """
     x = np.asarray(samples, np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(f"samples must be finite numbers, at least one; shape {x.shape}")
@@ -57,5 +61,5 @@ def _intervals(x: NDArray[np.float64], levels: list[float], seed: int) -> tuple[
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """A number with the digits that a measurement is worth, and small in a file."""
+    """A number with a measurement's significant digits."""
     return float(f"{value:.{digits}g}")

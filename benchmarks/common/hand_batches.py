@@ -1,4 +1,4 @@
-"""Batches made by hand in the GPU's memory, so that a step graph can be replayed without a scheduler."""
+"""Handmade batches in the GPU's memory, for replays of a step graph without a scheduler."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ Int32 = NDArray[np.int32]
 
 
 class Rows(NamedTuple):
-    """What a step computes: of each row its new tokens, and its context with these. Decode rows, of one token, come first."""
+    """The rows of a step: new tokens, and context including them. Decode rows, with one token, come first."""
 
     lengths: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -35,23 +35,25 @@ class Rows(NamedTuple):
 
 
 def decoding(rows: int, context: int) -> Rows:
-    """A step of decode rows alone."""
+    """A step with only decode rows."""
     return Rows((1,) * rows, (context,) * rows)
 
 
 def prompts(count: int, length: int) -> Rows:
-    """A step of whole prompts alone."""
+    """A step with only whole prompts."""
     return Rows((length,) * count, (length,) * count)
 
 
 def mixed(decodes: int, context: int, chunk: int, cached: int = 0) -> Rows:
-    """Decode rows at a context, and one chunk of a prompt behind some cached tokens of it."""
+    """Decode rows at a context, and one chunk of a prompt after its cached tokens."""
     return Rows((1,) * decodes + (chunk,), (context,) * decodes + (cached + chunk,))
 
 
 def page_table(rows: Rows, page_size: int, pages: Int32, width: int) -> Int32:
-    """Page table int32 [rows, width]: each row gets as many of the pages as its context needs, in their order; -1 behind them.
-    Raises UsageError when the cache has too few pages, ValueError when the width is too small for a context."""
+    """Page table int32 [rows, width]: each row takes the pages for its context, in order; then -1.
+
+    Raises UsageError if there are too few pages, and ValueError if the width is too small for a context.
+    """
     needed = [-(-context // page_size) for context in rows.contexts]
     if sum(needed) > len(pages):
         raise UsageError(
@@ -67,8 +69,13 @@ def page_table(rows: Rows, page_size: int, pages: Int32, width: int) -> Int32:
 
 
 def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token_ids: Int32) -> dict[str, NDArray]:
-    """Arrays of blinkpy.kv.state.Batch, padded as the scheduler pads them; row i is request slot i, and all rows emit.
-    table: of page_table(). token_ids: int32 [T], as many as a batch can have. Raises ValueError for too many rows or tokens."""
+    """Arrays of blinkpy.kv.state.Batch with the scheduler's padding. Row i is request slot i, and all rows
+    emit.
+
+    table: of page_table().
+    token_ids: int32 [T], the maximum of a batch.
+    Raises ValueError for too many rows or tokens.
+    """
     count, most_tokens = len(rows.lengths), len(token_ids)
     if count > most_rows or rows.tokens > most_tokens:
         raise ValueError(f"{count} rows of {rows.tokens} tokens, where {most_rows} and {most_tokens} fit")
@@ -98,8 +105,11 @@ def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token
 
 
 def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, seed: int = 1) -> None:
-    """Write a batch of random tokens, all decoded greedily, into the state in the GPU's memory (tensors in place of arrays).
-    pages: of the pool, in the order in which rows take them. What the cached context holds is left as it is."""
+    """Write a batch of random tokens, with greedy decoding, to the state in the GPU's memory (tensors instead
+    of arrays).
+
+    pages: of the pool, in the order of use. The content of the cached context is unchanged.
+    """
     batch, requests = state.batch, state.requests
     token_ids = np.random.default_rng(seed).integers(0, vocab_size, len(batch.token_ids), dtype=np.int32)
     table = page_table(rows, page_size, pages, requests.page_table.shape[1])
@@ -112,7 +122,9 @@ def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, s
 
 
 def graph_index(step: GpuStep, rows: Rows) -> int:
-    """Index of the step's smallest graph that holds the rows, which the scheduler takes. Raises ValueError without any."""
+    """Index of the smallest graph that holds the rows, as chosen by the scheduler. Raises ValueError without
+    such a graph.
+    """
     count = len(rows.lengths)
     for index, shape in enumerate(step.shapes):
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:

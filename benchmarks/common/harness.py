@@ -1,7 +1,8 @@
-"""What all benchmarks share: options, the description of the machine, the result file, targets.
+"""The common part of all benchmarks: options, the description of the machine, the result file, targets.
 
-A result file is one JSON object: what was run (benchmark, arguments, commit, date), where (machine, software), how disturbed
-(others), what came out (results, targets). benchmarks.report makes pages and plots of it.
+A result file is one JSON object: the run (benchmark, arguments, commit, date), the machine (machine,
+software), disturbances (others), and the outcome (results, targets). benchmarks.report makes pages and
+plots of it.
 """
 
 import argparse
@@ -24,10 +25,10 @@ from blinkpy.progress import Progress
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 2  # 1 kept samples; 2 keeps figures alone
-LINE = 360  # characters of a JSON object or list that stands on one line
+LINE = 360  # maximum characters of a JSON object or list on one line
 PACKAGES = ("numpy", "numba", "numba-cuda", "torch", "triton", "uvloop", "httptools", "tokenizers", "orjson")
 UNSAID = ("output", "note", "wait_quiet", "logs", "state", "api_key", "env")  # options that name places or secrets
-QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
+QUIET_SHARE = 0.03  # maximum share of all cores that other processes use on a quiet machine
 QUIET_LOOK_S = 2.0
 
 
@@ -36,17 +37,19 @@ class WrongAnswer(Exception):
 
 
 class UsageError(Exception):
-    """Options that can't be used; the message is one line for the user."""
+    """Invalid options. The message is one line for the user."""
 
 
 def check(fine: bool, what: str) -> None:
-    """Raise WrongAnswer unless fine."""
+    """Raise WrongAnswer unless `fine`."""
     if not fine:
         raise WrongAnswer(what)
 
 
 class Flag(NamedTuple):
-    """An option of a benchmark: a number, or several as a tuple. smoke: its value with --smoke; None: the same."""
+    """An option of a benchmark: a number, or several as a tuple. smoke: its value with --smoke; None: the
+    default.
+    """
 
     default: Any
     help: str = ""
@@ -54,7 +57,7 @@ class Flag(NamedTuple):
 
 
 def parser(name: str, description: str, **flags: Flag) -> argparse.ArgumentParser:
-    """The options that every benchmark has, and its own. name: of its module, within benchmarks."""
+    """The common options of benchmarks, and a benchmark's own. name: of its module, within benchmarks."""
     result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{stem(name)}.json)")
     result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
@@ -69,7 +72,7 @@ def parser(name: str, description: str, **flags: Flag) -> argparse.ArgumentParse
 
 
 def run_benchmark(name: str, description: str, benchmark: Callable[["Run"], None], **flags: Flag) -> NoReturn:
-    """A benchmark as a command, with its own options."""
+    """Run a benchmark as a command, with its own options."""
     options = parser(name, description, **flags).parse_args()
     if options.smoke:
         vars(options).update({flag: smoke for flag, (_, _, smoke) in flags.items() if smoke is not None})
@@ -97,13 +100,15 @@ class Run:
         self._others = Others()
 
     def target(self, what: str, value: float, limit: float, unit: str, at_most: bool = True) -> None:
-        """Hold a figure against what the project promised."""
+        """Compare a figure with its target."""
         met = value <= limit if at_most else value >= limit
         figure = float(f"{value:.4g}")
         self.targets.append({"what": what, "value": figure, "limit": limit, "at_most": at_most, "unit": unit, "met": met})
 
     def write(self, method: str | None, results: dict[str, Any]) -> None:
-        """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
+        """Write the result file, and print the targets. method: the method of measurement, in a few
+        sentences.
+        """
         self.progress.close()
         document = {
             "benchmark": self.name,
@@ -133,7 +138,9 @@ class Run:
 
 
 def to_json(value: Any, indent: int = 0) -> str:
-    """JSON: what is short, and lists of numbers, on one line; of the rest one line for each key or item."""
+    """JSON with short values and lists of numbers on one line, and otherwise one line for each key or
+    item.
+    """
     line = json.dumps(value, allow_nan=False)
     numbers = isinstance(value, (list, tuple)) and not any(isinstance(item, (dict, list, tuple)) for item in value)
     if not isinstance(value, (dict, list, tuple)) or not value or numbers or (indent and len(line) <= LINE):
@@ -155,7 +162,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The hardware and the operating system; nothing that names a host or its owner."""
+    """The hardware and the operating system, without names of a host or its owner."""
     cpu = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
     return {
@@ -170,12 +177,14 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """What parts of one result must have in common: the commit, and the machine but for its memory, which may vary."""
+    """The common origin of a result's parts: the commit, and the machine without its memory, which may
+    vary.
+    """
     return {"machine": {key: value for key, value in machine().items() if key != "memory_gib"}, "commit": revision()}
 
 
 def software() -> dict[str, str]:
-    """Versions of Python and of the packages that matter."""
+    """Versions of Python and of relevant packages."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -184,8 +193,12 @@ def software() -> dict[str, str]:
 
 
 def revision() -> dict[str, Any]:
-    """The commit, and whether tracked files differ from it. A copy without its history takes the commit from the environment
-    (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does. Raises UsageError where that is not whole."""
+    """The commit, and whether tracked files differ from it.
+
+    A copy without the repository's history takes the commit from the environment (BLINKPY_COMMIT); empty if
+    it is not set.
+    Raises UsageError if the variable is not a whole hash.
+    """
     if told := os.environ.get("BLINKPY_COMMIT"):
         if not re.fullmatch("[0-9a-f]{40}", told):
             raise UsageError(f"BLINKPY_COMMIT={told} is not a whole commit hash, of 40 digits")
@@ -203,20 +216,26 @@ def revision() -> dict[str, Any]:
 
 
 class Others:
-    """How much of the machine others took while this benchmark ran: other processes, and other virtual machines (steal)."""
+    """The share of the machine that others used during this benchmark: other processes, and other virtual
+    machines (steal).
+    """
 
     def __init__(self) -> None:
         self._began, self._start = time.monotonic(), _cpu_times()
 
     def shares(self) -> dict[str, float]:
-        """Shares of all cores' time since the start. For when all children of this process have ended."""
+        """Shares of all cores' time since the start. Call it after all children of this process have
+        ended.
+        """
         wall = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         busy, steal, own = (after - before for before, after in zip(self._start, _cpu_times(), strict=True))
         return {"other_processes": round(max(0.0, busy - own) / wall, 4), "steal": round(steal / wall, 4)}
 
 
 def _cpu_times() -> tuple[float, float, float]:
-    """CPU seconds: (busy, stolen) of all cores together, since the machine started; of this process and its ended children."""
+    """CPU seconds: (busy, stolen) of all cores since the machine's start; of this process and its ended
+    children.
+    """
     with open("/proc/stat") as lines:
         user, nice, system, _, _, irq, softirq, steal = (int(word) for word in lines.readline().split()[1:9])
     tick = os.sysconf("SC_CLK_TCK")
@@ -224,7 +243,7 @@ def _cpu_times() -> tuple[float, float, float]:
 
 
 def wait_quiet(limit_s: float, progress: Progress) -> float:
-    """Wait until other processes leave the machine alone, for limit_s at most. Returns the seconds waited."""
+    """Wait until other processes are idle, for at most limit_s. Returns the seconds waited."""
     began = time.monotonic()
     while time.monotonic() - began < limit_s:
         progress("waiting until the machine is quiet", time.monotonic() - began, limit_s)
@@ -237,7 +256,7 @@ def wait_quiet(limit_s: float, progress: Progress) -> float:
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """This thread, and what it starts, on some cores; empty: where it is."""
+    """Pin this thread and its children to some cores within the block; empty: no change."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:
@@ -247,7 +266,7 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def main(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Run a benchmark's function; a wrong answer is exit code 1, wrong options are 2, and both write nothing."""
+    """Run a benchmark's function. A wrong answer gives exit code 1, wrong options 2; both write nothing."""
     try:
         run(options)
     except WrongAnswer as error:

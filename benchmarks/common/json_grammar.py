@@ -1,4 +1,4 @@
-"""Grammars to measure with, which no answer comes to the end of, and a byte-level tokenizer to spell them."""
+"""Endless grammars for measurements, and a byte-level tokenizer for them."""
 
 import json
 import random
@@ -35,14 +35,15 @@ LONG_OBJECT = {
 
 
 def endless_objects() -> ByteAutomaton:
-    """Objects of SCHEMA one after the other; the end is a NUL byte, which no token of the tokenizer below has."""
+    """Consecutive objects of SCHEMA. A NUL byte, which is in no token of the tokenizer below, ends them."""
     objects = {"repeat": {"schema": SCHEMA}, "low": 0, "high": None}
     return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
 
 
 def byte_level_tokenizer(vocab_size: int) -> str:
-    """tokenizer.json of a vocabulary of all bytes but NUL, and words of 2 to 12 letters, digits and signs, as long as those of
-    real ones."""
+    """tokenizer.json of a vocabulary of all bytes except NUL, and words of 2 to 12 letters, digits and signs,
+    with realistic lengths.
+    """
     alphabet = byte_alphabet()
     spelled = {byte: character for character, byte in alphabet.items()}
     single = [character for character, byte in alphabet.items() if byte]

@@ -1,10 +1,12 @@
-"""Offers requests to a server over HTTP from several processes, and measures its own lag meanwhile.
+"""Offers requests to a server over HTTP from several processes, and measures its own lag.
 
-Each process runs one epoll loop over raw sockets, keeps what comes with its time, and reads it only when the load is over.
-That takes some microseconds for each event, so a process follows tens of thousands of events a second.
+Each process runs one epoll loop over raw sockets. It stores received data with the time, and parses it
+only after the load. An event takes some microseconds, so a process handles tens of thousands of events
+per second.
 
-Lag: every TICK_S a tick is due; how late the loop comes to it is how late it may have noticed anything else. The reasons don't
-matter: too much work for the loop, or a core that the kernel gave to somebody else.
+Lag: a tick is due every TICK_S. Its delay bounds the delay of any other event. The cause does not matter: too
+    much work for the
+loop, or a core that the kernel gave to another process.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ from benchmarks.common.harness import WrongAnswer
 TICK_S = 0.02
 START_LEAD_S = 0.2  # between "all client processes are ready" and the start
 READY_S = 60.0
-PARSE_S = 120.0  # for looking into the answers afterwards
+PARSE_S = 120.0  # time for parsing the answers afterwards
 RECEIVE = 1 << 16
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
@@ -42,8 +44,13 @@ RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 @dataclass(frozen=True)
 class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text. tier: its service_tier; empty: none is named.
-    priority: lower first, for servers that order by it; 0: none is named."""
+    """A request to offer.
+
+    due: seconds after the start of the load.
+    prompt: token ids, or a text.
+    tier: its service_tier; empty: not sent.
+    priority: lower first, for servers that order by it; 0: not sent.
+    """
 
     due: float
     prompt: list[int] | str
@@ -57,7 +64,12 @@ Requests = list[tuple[int, Request]]  # with their numbers
 
 @dataclass(frozen=True)
 class Target:
-    """A server. model: its name in the API. chat: prompts, then texts, go to /v1/chat/completions. schema: of all answers."""
+    """A server.
+
+    model: its name in the API.
+    chat: send prompts, which are texts then, to /v1/chat/completions.
+    schema: of all answers.
+    """
 
     host: str
     port: int
@@ -92,12 +104,12 @@ class Target:
 
 
 def load_name(rate: float, streams: int) -> str:
-    """An open loop by its rate, a closed one by its streams."""
+    """The name of a load: an open loop by its rate, a closed loop by its streams."""
     return f"{streams:g} stream{'' if streams == 1 else 's'}" if streams else f"{rate:g} requests/s"
 
 
 def get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET; status 0 if nobody answers."""
+    """Status and body of a GET; status 0 without an answer."""
     connection = http.client.HTTPConnection(host, port, timeout=5)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
@@ -108,8 +120,11 @@ def get(host: str, port: int, path: str) -> tuple[int, bytes]:
 
 @dataclass
 class Record:
-    """What became of one request, in seconds since the start of the load. error: empty if all tokens came. times: of the events
-    that brought text; several tokens may share one."""
+    """The outcome of one request, in seconds since the start of the load.
+
+    error: empty if all tokens arrived.
+    times: of the events with text; several tokens may share one event.
+    """
 
     due: float
     sent: float
@@ -120,8 +135,14 @@ class Record:
 
 @dataclass
 class LoadResult:
-    """records in the order of the requests; lags_s of all processes' ticks; busy: the largest share of its time that a process
-    had something to do; began: time.perf_counter() at the start; limit_s: seconds after it in which requests had to end."""
+    """The outcome of a load.
+
+    records: in the order of the requests.
+    lags_s: of all processes' ticks.
+    busy: the largest busy share of a process's time.
+    began: time.perf_counter() at the start.
+    limit_s: seconds after the start in which requests had to end.
+    """
 
     records: list[Record]
     lags_s: NDArray[np.float64]
@@ -134,12 +155,17 @@ def offer(
     target: Target, requests: Sequence[Request], streams: int, processes: int, cores: Sequence[int], limit_s: float,
     on_tick: Callable[[float], None] = lambda now: None, spin: bool = False,
 ) -> LoadResult:  # fmt: skip
-    """Offer requests to a server; returns when all have ended, or limit_s after the start, when the rest is given up.
+    """Offer requests to a server. Returns when all have ended, or limit_s after the start, when the rest is
+    given up.
 
-    streams: 0 for an open loop, where each request has its time; otherwise request i waits for the end of request i - streams.
-    cores: where the client processes run, one after another; none: anywhere. on_tick(seconds) is called a few times a second.
-    spin: never sleep: for cores that nobody else uses, where waking up an idle one takes milliseconds on some virtual machines.
-    Raises WrongAnswer when a client process fails."""
+    streams: 0 for an open loop, in which each request has its time; otherwise request i waits for the end of
+        request i - streams.
+    cores: for the client processes, one after another; empty: any cores.
+    on_tick: called with seconds a few times per second.
+    spin: never sleep; for reserved cores, because waking an idle core takes milliseconds on some virtual
+        machines.
+    Raises WrongAnswer if a client process fails.
+    """
     processes = max(1, min(processes, streams or len(requests)))
     context = multiprocessing.get_context("spawn")
     workers, pipes = [], []
@@ -186,8 +212,12 @@ def _receive(pipe: Pipe, timeout: float) -> Any:
 
 
 class Answer:
-    """One request, and what came for it. pieces: (time.perf_counter(), bytes of the body), as received; status 0: nothing yet;
-    follower: the next one of a closed loop's stream."""
+    """One request and its received answer.
+
+    pieces: (time.perf_counter(), bytes of the body), as received.
+    status: 0 before an answer.
+    follower: the next request of a closed loop's stream.
+    """
 
     def __init__(self, index: int, data: bytes, due: float):
         self.index, self.data, self.due = index, data, due
@@ -200,7 +230,7 @@ class Answer:
         self._parser = httptools.HttpResponseParser(self)  # calls the methods on_*
 
     def more(self, now: float, data: bytes) -> bool:
-        """Take what came; whether the answer is whole. Raises HttpParserError."""
+        """Take received data. Returns whether the answer is complete. Raises HttpParserError."""
         self.last = now
         self._parser.feed_data(data)
         return self.whole
@@ -216,7 +246,7 @@ class Answer:
 
 
 class Connection:
-    """A socket that does not block. unsent: what of the request the kernel has not taken yet."""
+    """A non-blocking socket. unsent: bytes of the request that the kernel has not yet taken."""
 
     def __init__(self, host: str, port: int):
         self.sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -252,7 +282,7 @@ class Client:
         self.busy_s = 0.0
 
     def run(self, began: float) -> None:
-        """Send everything at its time and collect what comes, from time.perf_counter() == began on."""
+        """Send everything at its time and collect the answers, from time.perf_counter() == began on."""
         end, tick = began + self.limit_s, began + TICK_S
         while time.perf_counter() < began:
             time.sleep(0.001)
@@ -331,7 +361,7 @@ class Client:
             self._ended(answer, began)
 
     def _lost(self, connection: Connection, why: str, began: float) -> None:
-        """The connection is gone. A request that it had taken over idle, and that got no answer yet, is sent again."""
+        """Handle a lost connection. A request on a reused connection without an answer is sent again."""
         answer = connection.answer
         del self._connections[connection.sock.fileno()]
         connection.sock.close()
@@ -351,7 +381,7 @@ class Client:
 
 
 def _client(pipe: Pipe, cores: list[int], target: Target, requests: Requests, streams: int, limit_s: float, spin: bool) -> None:
-    """A client process: prepare, tell it, wait for the start, run, read the answers, send the records."""
+    """A client process: prepare, report, wait for the start, run, parse the answers, send the records."""
     if cores:
         os.sched_setaffinity(0, cores)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
