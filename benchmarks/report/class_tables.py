@@ -1,4 +1,4 @@
-"""Both classes of requests, of benchmarks/serving/classes.py: the tables of its result files, and a plot of each."""
+"""Both classes of requests, from benchmarks/serving/classes.py: tables and a plot of its result files."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def simulated_classes(results: Results) -> dict[str, Any]:
 
 
 def options_of(choice: str) -> str:
-    """As `serve` has them, of OPTION=N,...; other names as they are."""
+    """The options of `serve` for OPTION=N,...; other names unchanged."""
     pairs = [word.split("=") for word in choice.split(",")]
     given = [f"--{pair[0].replace('_', '-')} {pair[1]}" for pair in pairs if len(pair) == 2]
     return f"`{' '.join(given)}`" if given else choice
@@ -69,7 +69,9 @@ def bursts(arguments: dict[str, Any]) -> str:
 
 
 def valid_cells(file: Document) -> list[Document]:
-    """Those whose client kept up. Files of before 2026-11-27 have one mix, in their arguments, and no suspensions."""
+    """Cells whose client kept up. Files before 2026-11-27 have one mix, in their arguments, and no
+    suspensions.
+    """
     usual = {"mix": {name: file["arguments"][name] for name in ("rate", "sensitive")}, "suspensions": None}
     return [usual | cell for cell in file["results"]["cells"] if cell["whole"]["client"]["valid"]]
 
@@ -89,7 +91,9 @@ def row_of(cell: Document) -> list[str]:
 
 
 def draw_classes(file: Document) -> Any:
-    """TTFT of the latency-sensitive, and what best effort pays: a group of bars for each mix of arrivals."""
+    """TTFT of latency-sensitive requests, and the cost for best effort: a group of bars for each mix of
+    arrivals.
+    """
     cells = valid_cells(file)
     mixes, names = (list(dict.fromkeys(map(of, cells))) for of in (mix_name, system_name))
     figure, axes = figure_row(3, height=3.6, width=4.6)
@@ -124,7 +128,7 @@ def system_name(cell: Document) -> str:
 
 
 def value_of(cell: Document, path: tuple[str, ...]) -> float:
-    """A ratio against the first cell by its name, or a level of a distribution."""
+    """A ratio to the first cell by its name, or a level of a distribution."""
     if len(path) == 1:
         return float(cell["against_first"].get(path[0], float("nan")))
     return float(cell["classes"][path[0]][path[1]]["value"])

@@ -1,4 +1,4 @@
-"""Contexts of the templates that show a front end under attack, and with a crowd."""
+"""Contexts of the templates for a front end under attack, and with many clients."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ CROWD_HEAD = (
 
 
 def attacks(results: Results) -> dict[str, Any]:
-    """A row for each attack: what it does to streams, to who asks meanwhile, and to memory at most."""
+    """A row for each attack: its effect on streams and new requests, and the maximum memory."""
     found = results.read("attacks")
     if not found:
         return {"rows": []}
@@ -75,7 +75,7 @@ def held_against(found: Document) -> str:
 
 
 def tail(figures: Document, with_max: bool = False) -> str:
-    """P99 in ms, or the largest where there are too few for it."""
+    """P99 in ms, or the maximum if there are too few samples."""
     p99 = figures["p99"]["value"] if "p99" in figures else figures["max"]
     return f"{p99:,.0f} ({figures['max']:,.0f})" if with_max else f"{p99:,.0f}"
 

@@ -1,13 +1,13 @@
-"""What the tests that need a GPU said there, as a result file: from pytest's own reports.
+"""Results of the tests that need a GPU, as a result file from pytest's reports.
 
     python -m pytest tests/gpu -n 8 -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
     python -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
     python -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml --gpu 'NVIDIA H200'
 
-A report is of the commit that is said behind an @, or else of the working tree's, or BLINKPY_COMMIT's. The page names all
-commits: let nothing that the tests run differ between them. A test that failed in one of them
-counts as failed, and so does one that was cut off. pytest writes a report when it ends, also on SIGINT; a run that is killed
-leaves none.
+A report's commit is the one after an @, or the working tree's, or BLINKPY_COMMIT's. The page names all
+commits; the tested code must not differ between them. A test that failed in one of them counts as failed,
+and so does an interrupted one. pytest writes a report when it ends, also on SIGINT, but not if it is
+killed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ OUTCOMES = ("failed", "skipped", "passed")  # the first that a test had in any o
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """One run: when it began, how long it took, and the outcomes of each test. Raises UsageError."""
+    """One run: its start, its duration, and the outcomes of each test. Raises UsageError."""
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError) as error:
@@ -44,7 +44,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Names of the tests that failed or were skipped, over all runs, and how many passed."""
+    """Names of failed and skipped tests over all runs, and the number of passed tests."""
     named: dict[str, list[str]] = {kind: [] for kind in OUTCOMES}
     for name in sorted({name for run in runs for name in run["outcomes"]}):
         had = {outcome for run in runs for outcome in run["outcomes"].get(name, ())}
@@ -53,7 +53,7 @@ def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gpu_tests(found: dict[str, Any]) -> str:
-    """The result in words, for the README."""
+    """The result as text for the README."""
     where, tests = found["environment"], found["tests"]
     passed = tests["passed"]
     total = passed + len(tests["failed"]) + len(tests["skipped"])

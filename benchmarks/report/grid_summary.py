@@ -13,7 +13,7 @@ Figure = Callable[[Document], float | None]
 
 
 def latency(what: str, level: str) -> Figure:
-    """A cell's percentile in ms; None where no request was answered."""
+    """A cell's percentile in ms; None without answered requests."""
     return lambda cell: cell[what][level]["value"] if what in cell else None
 
 
@@ -31,29 +31,31 @@ MEDIANS: dict[str, Figure] = {
 
 
 def placement(document: Document) -> str:
-    """Where the grid's front ends are: own, or shared."""
+    """The placement of the grid's front ends: own or shared."""
     return "own" if document["cores"]["front_end"] else "shared"
 
 
 def counts(document: Document, cell: Document) -> bool:
-    """Whether a cell says something about its server, by today's rule; in a smoke run, where nothing does, all count."""
+    """Whether a cell is valid by today's rule. In a smoke run all cells count."""
     return bool(document["smoke"] or verdict(cell)["valid"])
 
 
 def cells_of(document: Document, **wanted: Any) -> list[Document]:
-    """The cells with these values in their keys; those with a schema only if asked for."""
+    """The cells with these values in their keys; cells with a schema only if requested."""
     return [
         cell for cell in document["cells"] if ({"schema": False} | wanted).items() <= ({"schema": False} | cell["cell"]).items()
     ]
 
 
 def valid_cells(document: Document, **wanted: Any) -> list[Document]:
-    """Those of them that count."""
+    """The valid cells with these values."""
     return [cell for cell in cells_of(document, **wanted) if counts(document, cell)]
 
 
 def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
-    """A figure of valid cells by rate, the geometric mean of repeated ones. front_end: own or shared; by default the grid's."""
+    """A figure of valid cells by rate; the geometric mean of repeated cells. front_end: own or shared; by
+    default the grid's.
+    """
     found: dict[float, list[float]] = {}
     for cell in valid_cells(document, system=system, mode=mode, streams=0, front_end=front_end or placement(document)):
         if value := figure(cell):
@@ -72,7 +74,9 @@ def systems(document: Document) -> list[str]:
 
 
 def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] = ()) -> list[str]:
-    """What is missing of these systems, in words: loads that any other system was offered, and the grid at these rates."""
+    """The missing measurements of these systems, as text: loads of any other system, and the grid at these
+    rates.
+    """
     keys = [cell["cell"] for cell in document["cells"]]
     done = {(key["system"], key["mode"], key["rate"], key["streams"], key["front_end"]) for key in keys}
     own = placement(document)
@@ -96,7 +100,7 @@ def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] 
 
 
 def fallen_behind(document: Document) -> list[str]:
-    """The loads that don't count, in words; with where their front ends were, if that is not where the grid's are."""
+    """The invalid loads, as text, with the placement of their front ends if it differs from the grid's."""
     found = []
     for cell in document["cells"]:
         key = cell["cell"]
@@ -107,18 +111,18 @@ def fallen_behind(document: Document) -> list[str]:
 
 
 def cell_load(cell: Document) -> str:
-    """What was offered in a cell."""
+    """The load of a cell."""
     return load_name(cell["cell"]["rate"], cell["cell"]["streams"])
 
 
 def enumerated(values: Iterable[float]) -> str:
-    """2, 8 and 32."""
+    """Numbers as text, such as "2, 8 and 32"."""
     *words, last = [f"{value:g}" for value in values]
     return f"{', '.join(words)} and {last}" if words else last
 
 
 def alongside(document: Document) -> list[str]:
-    """The models that were measured at the same time, on other GPUs of the machine; none since they go one after another."""
+    """The models measured concurrently on other GPUs of the machine; empty in newer files."""
     return sorted({name for cell in document["cells"] for name in cell.get("beside", {}).get("benchmarks", ())})
 
 
@@ -127,13 +131,15 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def mean_ratio(above: dict[float, float], below: dict[float, float]) -> float | None:
-    """Geometric mean of the ratios at the rates that both have; None without any."""
+    """Geometric mean of the ratios at common rates; None without common rates."""
     rates = sorted(above.keys() & below.keys())
     return geometric_mean(above[rate] / below[rate] for rate in rates) if rates else None
 
 
 def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float]]:
-    """Of each repeated cell of the grid, by system, mode and rate: the largest over the smallest of each of MEDIANS."""
+    """For each repeated cell of the grid, by system, mode and rate: the ratio of the largest to the smallest
+    value of each of MEDIANS.
+    """
     groups: dict[tuple[str, str, float], list[Document]] = {}
     for cell in valid_cells(document, streams=0, front_end=placement(document)):
         key = cell["cell"]
@@ -159,7 +165,7 @@ def page(document: Document) -> dict[str, Any]:
 
 
 def cell_row(cell: Document) -> list[str]:
-    """Every figure of one load, in words."""
+    """Every figure of one load, as text."""
     key, joules = cell["cell"], cell["energy"].get("joules_per_token")
     errors = ", ".join(f"{count} {error}" for error, count in cell["errors"].items())
     lag = f"{cell['client']['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'}"

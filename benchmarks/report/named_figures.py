@@ -1,6 +1,8 @@
-"""Figures that prose cites: <!-- figure: NAME -->value<!-- / --> in the README or in docs/ is filled by benchmarks.report.pages.
+"""Figures cited in prose: benchmarks.report.pages fills <!-- figure: NAME -->value<!-- / --> in the README
+and in docs/.
 
-NAMED lists every name, with what makes its value from the result files, or from the sources that it counts.
+NAMED maps every name to a function that computes its value from the result files, or from the counted
+sources.
 """
 
 import re
@@ -32,24 +34,26 @@ def decode_ms(shape: str, rows: str, results: Results) -> str:
 
 
 def share_of_floor(shape: str, rows: str, results: Results) -> str:
-    """The time to read what a decode step reads, of the step's time."""
+    """The time to read a decode step's data, as a share of the step's time."""
     return percent(results.read(f"decode-{shape}")["rows"][rows]["share_of_floor"])
 
 
 def between_steps(what: str) -> Source:
-    """Smallest to largest median over all measured decode steps, us."""
+    """The smallest to the largest median over all measured decode steps, us."""
     return lambda results: spread(measured_steps(results), what)
 
 
 def invariant_price(results: Results) -> str:
-    """How many times a decode step is with --batch-invariant what it is without, in one run: least to most over the rows."""
+    """Ratio of decode steps with --batch-invariant to steps without, in one run: minimum to maximum over the
+    rows.
+    """
     found, plain = (results.read(f"decode-llama-3-8b-{name}")["rows"] for name in ("batch-invariant", "beside-it"))
     ratios = [found[rows]["step_us"]["p50"] / plain[rows]["step_us"]["p50"] for rows in plain]
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
 def interference(shape: str, system: str, figure: str, results: Results) -> str:
-    """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
+    """Ratio of a figure with neighbours to the figure without: geometric mean over rates."""
     found = slowdown(results.read(f"paper-{shape}")["results"], system, figure)
     if found is None:
         raise LookupError(f"{system} was not measured with neighbours and without")
@@ -57,7 +61,9 @@ def interference(shape: str, system: str, figure: str, results: Results) -> str:
 
 
 def schema_ratio(system: str, interfered: bool, results: Results) -> str:
-    """How many times the median TPOT of 64 streams is with a JSON schema what it is without, both quiet or beside neighbours."""
+    """Ratio of the median TPOT of 64 streams with a JSON schema to that without, both with or without
+    neighbours.
+    """
     for free, bound in schema_pairs(results.read("schemas-llama-3-8b")["results"]):
         if (free["cell"]["system"], free["cell"]["streams"], free["neighbours"] > 0) == (system, 64, interfered):
             without, with_schema = schema_tpot(free, bound, "p50")
@@ -66,23 +72,25 @@ def schema_ratio(system: str, interfered: bool, results: Results) -> str:
 
 
 def fuzzed(results: Results) -> Document:
-    """What the random schemas and outputs came to."""
+    """The counts of the random schemas and outputs."""
     found: Document = results.read("fuzz_schemas")["results"]
     return found
 
 
 def attack_memory(results: Results) -> str:
-    """The most memory of a worker under all attacks, MiB."""
+    """The maximum memory of a worker over all attacks, MiB."""
     return f"{max(row['worker_mib']['peak'] for row in results.read('attacks')['results']['attacks']):.0f}"
 
 
 def bugs(file: str) -> Source:
-    """How many patches a file of seeded bugs has: Bug("what", ...), or a line of a table that begins with ("what"."""
+    """Number of patches in a file of seeded bugs: Bug("what", ...), or a line of a table that begins with
+    ("what".
+    """
     return lambda results: str(len(re.findall(r'Bug\(\s*"|^        \("', (ROOT / file).read_text(), re.MULTILINE)))
 
 
 def simulator_calls(results: Results) -> str:
-    """Calls of the scheduler that each run of the tests simulates, at least."""
+    """Minimum number of scheduler calls that each run of the tests simulates."""
     text = (ROOT / "tests" / "verified" / "test_simulator.py").read_text()
     least = re.search(r"report\.calls >= ([\d_]+)", text)
     if least is None:

@@ -1,10 +1,12 @@
-"""Every figure that a page shows, from the result files: rewrites what lies between its markers, and draws the plots.
+"""Updates every figure of the pages from the result files: rewrites the text between its markers, and draws
+the plots.
 
     python -m benchmarks.report.pages              # after a new result
 
-A part of a page begins with the comment `measured: NAME` and ends with `end of measured`; NAME is one of PARTS, and its text is
-templates/NAME.md.j2. A figure in a sentence stands between the comments `figure: NAME` and `/`; NAME is one of
-named_figures.NAMED. Neither is written by hand, and a test fails when a page and the results disagree.
+A part of a page begins with the comment `measured: NAME` and ends with `end of measured`. NAME is one of
+PARTS, and its text is templates/NAME.md.j2. A figure in a sentence is between the comments `figure: NAME`
+and `/`. NAME is one of named_figures.NAMED. Neither is written by hand, and a test fails if a page and
+the results disagree.
 """
 
 import re
@@ -86,21 +88,21 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
 
 
 def part(name: str, results: Results) -> str:
-    """The text of one part. Raises UsageError for one that isn't known."""
+    """The text of one part. Raises UsageError for an unknown part."""
     if name not in PARTS:
         raise UsageError(f"unknown part {name!r}: one of {', '.join(PARTS)}")
     return TEMPLATES.get_template(f"{name}.md.j2").render(PARTS[name](results))
 
 
 def named(name: str, results: Results) -> str:
-    """One figure of a sentence. Raises UsageError for one that isn't known."""
+    """One figure of a sentence. Raises UsageError for an unknown figure."""
     if name not in NAMED:
         raise UsageError(f"unknown figure {name!r}: one of {', '.join(NAMED)}")
     return NAMED[name](results)
 
 
 def rewritten(text: str, results: Results) -> str:
-    """A page with its measured parts and its figures made anew. Raises UsageError for one that isn't known."""
+    """A page with new measured parts and figures. Raises UsageError for unknown ones."""
     text = PART.sub(lambda found: found[1] + part(found[2], results) + found[3], text)
     return FIGURE.sub(lambda found: found[1] + named(found[2], results) + found[3], text)
 
@@ -110,7 +112,7 @@ def grid_page(document: Document) -> str:
 
 
 def plots(results: Results) -> dict[Path, tuple[list[Path], Callable[[], Any]]]:
-    """Each plot: the result files that it shows, and what draws it."""
+    """For each plot, the result files that it shows, and the function that draws it."""
     found: dict[Path, tuple[list[Path], Callable[[], Any]]] = {}
     for name in results.names:
         for plot in (plot for start, plot in PLOTS.items() if name.startswith(start)):

@@ -1,4 +1,4 @@
-"""Contexts of the templates that show the parts: decode steps, whole steps, CPU benchmarks, predictions, result files."""
+"""Contexts of the parts' templates: decode steps, whole steps, CPU benchmarks, predictions, result files."""
 
 import json
 from pathlib import Path
@@ -62,23 +62,23 @@ class Results:
         self.names = sorted(path.stem for path in folder.glob("*.json"))
 
     def read(self, name: str) -> Document:
-        """A result; empty if there is none."""
+        """A result; empty if it does not exist."""
         path = self.folder / f"{name}.json"
         found: Document = json.loads(path.read_text()) if path.exists() else {}
         return found
 
     def lines(self, name: str) -> list[Document]:
-        """The lines of a ledger, NAME.jsonl; none if there is none."""
+        """The lines of a ledger, NAME.jsonl; empty if it does not exist."""
         path = self.folder / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def by_shape(self, prefix: str) -> dict[str, Document]:
-        """The results prefix-SHAPE by the shape's title; empty where there is none."""
+        """The results prefix-SHAPE by the shape's title; an empty one if it does not exist."""
         return {title: self.read(prefix + name) for name, title in SHAPES.items()}
 
 
 def decode(results: Results) -> dict[str, Any]:
-    """The decode step against the floor, for each shape, and what the loop adds."""
+    """The decode step compared with the floor, for each shape, and the overhead of the loop."""
     shown = {title: found for title, found in results.by_shape("decode-").items() if found}
     if not shown:
         return {"shown": shown}
@@ -108,20 +108,22 @@ def decode(results: Results) -> dict[str, Any]:
 
 
 def measured_steps(results: Results) -> list[Document]:
-    """The decode steps of all shapes that were timed within the loop."""
+    """The decode steps of all shapes with times from within the loop."""
     files = results.by_shape("decode-").values()
     return [step for found in files for step in found.get("rows", {}).values() if "scheduler_us" in step]
 
 
 def spread(steps: list[Document], what: str) -> str:
-    """Smallest and largest median."""
+    """The smallest and the largest median."""
     values = [step[what]["p50"] for step in steps if what in step]
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
     return low if low == high else f"{low} to {high}"
 
 
 def gap(results: Results) -> dict[str, Any]:
-    """The time between two steps, and the scheduler's part of it, of a model's step and of one that leaves the caches alone."""
+    """The time between two steps, and the scheduler's part of it, for a model's step and for one that does
+    not use the caches.
+    """
     shown: dict[str, dict[int, str]] = {}
     for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "synthetic"):
         for count, step in results.read(name).get("rows", {}).items():
@@ -133,7 +135,7 @@ def gap(results: Results) -> dict[str, Any]:
 
 
 def grammars(results: Results) -> dict[str, Any]:
-    """How much longer decode steps are in which every row has a grammar than without, of one commit on one machine."""
+    """Ratio of decode steps with a grammar in every row to steps without, for one commit on one machine."""
     free, bound = results.read(STEPS), results.read(GRAMMARS)
     if not bound or free["environment"] != bound["environment"]:
         return {"ratios": []}
@@ -143,7 +145,7 @@ def grammars(results: Results) -> dict[str, Any]:
 
 
 def steps(results: Results) -> dict[str, Any]:
-    """Whole steps, back to back, with their power, of each shape."""
+    """Consecutive whole steps of each shape, with their power."""
     tables = []
     for title, found in results.by_shape("steps-").items():
         if found:
@@ -155,7 +157,7 @@ def steps(results: Results) -> dict[str, Any]:
 
 
 def cut_steps(results: Results) -> dict[str, Any]:
-    """What cut steps cost, and how long a latency-sensitive prompt waits for one: a row for each engine."""
+    """The cost of cut steps, and the wait of a latency-sensitive prompt: a row for each engine."""
     found = results.read("interrupted_steps")
     if not found:
         return {"rows": []}
@@ -174,13 +176,13 @@ def cut_steps(results: Results) -> dict[str, Any]:
 
 
 def step_row(step: Document) -> list[str]:
-    """One step; what was not read is left empty."""
+    """The row of one step; missing values are empty."""
     watts = f"{step['mean_w']:,.0f}" if "mean_w" in step else ""
     return [step_title(step), f"{step['step_ms']:.3g}", watts, f"{step['tflop_per_s']:.0f}"]
 
 
 def step_title(step: Document) -> str:
-    """What a step computes, in words."""
+    """A description of a step's work."""
     lengths = step["prompts"]
     rows = f"{step['decodes']} row{'' if step['decodes'] == 1 else 's'} at {step['decode_context']:,}"
     if step["kind"] == "decode":
@@ -192,7 +194,7 @@ def step_title(step: Document) -> str:
 
 
 def cpu(results: Results) -> dict[str, Any]:
-    """What was promised for the parts that need no GPU, and what was measured."""
+    """Targets and measurements of the parts that need no GPU."""
     rows: Rows = []
     sources = {}
     for name, what, label in CPU_ROWS:
@@ -212,7 +214,7 @@ def cpu(results: Results) -> dict[str, Any]:
 
 
 def capacity(results: Results) -> dict[str, Any]:
-    """Some of the predicted latencies, under one load."""
+    """Some predicted latencies under one load."""
     loads = []
     for load in results.read("capacity").get("results", {}).get("loads", ()):
         name = load_name(load["rate"], load["streams"])
@@ -223,7 +225,7 @@ def capacity(results: Results) -> dict[str, Any]:
 
 
 def window_cache(results: Results) -> dict[str, Any]:
-    """What window rings save, for each model."""
+    """The memory saved by window rings, for each model."""
     found = results.read("window_cache").get("results", {})
     rows = []
     for model in found.get("models", ()):
@@ -261,7 +263,9 @@ def fleet(results: Results) -> dict[str, Any]:
 
 
 def added_up(results: Results) -> dict[str, Any] | None:
-    """What engines give together behind one worker: how much of as many times one, and the most that a worker takes."""
+    """The throughput of several engines with one worker: relative to as many times one engine, and the
+    worker's maximum.
+    """
     found = results.read("fleet_throughput")
     if not found:
         return None
@@ -300,7 +304,7 @@ def rdma_kills(results: Results) -> dict[str, Any] | None:
 
 
 def quantised(results: Results) -> dict[str, Any]:
-    """What FP8 weights cost in perplexity, for each dtype."""
+    """The perplexity cost of FP8 weights, for each dtype."""
     found = results.read("quantised_perplexity").get("results", {})
     rows = []
     for dtype, model in found.get("models", {}).get("demo", {}).items():
@@ -320,12 +324,12 @@ def files(results: Results) -> dict[str, Any]:
 
 
 def simulated_turns(results: Results, mode: str) -> int:
-    """All turns of a mode of the simulator that the ledger has."""
+    """Number of the ledger's turns in a mode of the simulator."""
     return sum(line["calls"] for line in results.lines(LEDGER) if line["mode"] == mode)
 
 
 def simulated(results: Results) -> dict[str, Any]:
-    """The ledger of the simulator: a row for each mode and commit."""
+    """The simulator's ledger: a row for each mode and commit."""
     groups: dict[tuple[str, str], list[Document]] = {}
     for line in results.lines(LEDGER):
         groups.setdefault((line["mode"], line["commit"]["hash"][:7]), []).append(line)
@@ -337,7 +341,7 @@ def simulated(results: Results) -> dict[str, Any]:
 
 
 def mutants(results: Results) -> dict[str, Any]:
-    """What became of the mutants, and the modules of which too many live."""
+    """The outcomes of the mutants, and the modules with too many survivors."""
     found = results.read("mutants")
     if not found:
         return {"total": None}
@@ -351,14 +355,16 @@ def mutants(results: Results) -> dict[str, Any]:
 
 
 def between(counts: dict[str, Any]) -> str:
-    """The share of mutants that were killed, and between which shares that of all lies."""
+    """The share of killed mutants, with its confidence interval."""
     hunted = counts["killed"] + counts["survived"]
     low, high = counts["interval"]
     return f"{percent(counts['killed'] / hunted, 1)} ({100 * low:.1f} to {100 * high:.1f})" if hunted else ""
 
 
 def maker(name: str, found: Document) -> str:
-    """The command that writes a result file, by that file's name or what it says itself; a benchmark may be gone since."""
+    """The command that writes a result file, by the file's name or its own entry; its benchmark may have been
+    removed.
+    """
     if name in (
         "fuzz_schemas",
         "fuzz_http",
@@ -378,7 +384,7 @@ def maker(name: str, found: Document) -> str:
 
 
 def hardware(found: Document) -> str:
-    """What a result was measured on."""
+    """The hardware of a result's measurement."""
     gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", "")
     gpu = gpu.get("gpu") if isinstance(gpu, dict) else gpu  # a few words on it, or its name
     return gpu or f"{found['machine']['cores']} cores, {found['machine']['cpu']}"
@@ -392,7 +398,7 @@ def when(found: Document) -> str:
 
 
 def origin_of(found: Document) -> str:
-    """Machine and versions of a result that was measured on a GPU alone."""
+    """Machine and versions of a result that was measured only on a GPU."""
     environment = found["environment"]
     versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "numba"))
     return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}"

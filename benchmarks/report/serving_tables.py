@@ -1,5 +1,7 @@
-"""The serving comparison, from the grid's result files: contexts of templates/claim.md.j2, serving.md.j2, alone.md.j2 and
-energy.md.j2. A table is a list of rows of words; without rows there is none."""
+"""The serving comparison: contexts of the templates, from the grid's result files.
+
+A table is a list of rows of words; without rows it is omitted.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -21,13 +23,16 @@ WHAT = {  # of systems whose name doesn't say it
     "blinkpy-8192": "`blinkpy-8192` computes up to 8,192 tokens per step (`--max-num-batched-tokens`), as vLLM does by default.",
 }
 FRONT_END_CORES = {"own": "own", "shared": "contended"}  # placement of a cell's front ends: the word for their cores
-BEHIND = 1.02  # by so much a figure is worse before it is called so
+BEHIND = 1.02  # ratio above which a figure counts as worse
 SHOWN = [value for name, (_, value) in FIGURES.items() if name != "energy"]  # at the headline rate; energy() has the rest
 
 
 def claim(found: dict[str, Document]) -> dict[str, Any]:
-    """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there.
-    found: result files by the model's title; empty where there is none."""
+    """The effect of neighbours on each system at the headline rate, for every model with measurements of both
+    systems.
+
+    found: result files by the model's title; empty without a file.
+    """
     rows: Rows = []
     shown = []
     for title, file in found.items():
@@ -44,12 +49,12 @@ def claim(found: dict[str, Document]) -> dict[str, Any]:
 
 
 def most_neighbours(document: Document) -> int:
-    """Those on each core of a load that has any."""
+    """The largest number of neighbours on each core."""
     return max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
 
 
 def endurance(document: Document, title: str, name: str) -> list[str]:
-    """The row of a system: its figures without and with neighbours. Empty where one is missing."""
+    """The row of a system: its figures without and with neighbours. Empty if a figure is missing."""
     words = []
     for figure in ("P99 TPOT", "P99 TTFT", "throughput"):
         values = [grid.series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
@@ -62,12 +67,12 @@ def endurance(document: Document, title: str, name: str) -> list[str]:
 
 
 def failed(cells: list[Document]) -> int:
-    """Requests without a whole answer."""
+    """Number of requests without a complete answer."""
     return sum(sum(cell["errors"].values()) for cell in cells)
 
 
 def serving(found: dict[str, Document]) -> dict[str, Any]:
-    """All models; found as of claim()."""
+    """The context of all models. found: as of claim()."""
     models = [model(title, file) for title, file in found.items() if file]
     for before, after in reversed(list(pairwise(models))):
         if after["origin"] == before["origin"]:
@@ -80,7 +85,7 @@ def serving(found: dict[str, Document]) -> dict[str, Any]:
 
 
 def model(title: str, file: Document) -> dict[str, Any]:
-    """One model: where it was measured, closed loops, the headline rate, ratios, where blinkpy is behind."""
+    """One model: origin, closed loops, headline rate, ratios, remarks."""
     document = file["results"]
     return {
         "title": title,
@@ -96,7 +101,7 @@ def model(title: str, file: Document) -> dict[str, Any]:
 
 
 def alone(found: dict[str, Document]) -> dict[str, Any]:
-    """Loads without neighbours, each system alone on a machine, one after another; found as of claim()."""
+    """Loads without neighbours, each system alone on a machine, consecutively. found: as of claim()."""
     models = []
     for title, file in found.items():
         if file:
@@ -110,7 +115,7 @@ def alone(found: dict[str, Document]) -> dict[str, Any]:
 
 
 def machine(file: Document) -> str:
-    """Sentences on machine, versions, cores, commit, date, and what the systems are."""
+    """Sentences on machine, versions, cores, commit, date, and the systems."""
     document, host = file["results"], file["machine"]
     gpu, cores = document["gpu"], document["cores"]
     versions = {cell["cell"]["system"]: cell["server"].get("version", "") for cell in document["cells"]}
@@ -128,7 +133,9 @@ def machine(file: Document) -> str:
 
 
 def explained(document: Document, system: str) -> str:
-    """What a system is, if its name doesn't say it: in a sentence of WHAT, or by the options that it has and blinkpy hasn't."""
+    """A sentence on a system, if its name does not explain it: from WHAT, or by its options in addition to
+    blinkpy's.
+    """
     commands = {cell["cell"]["system"]: cell["server"].get("command", "").split() for cell in document["cells"]}
     ours, words = commands.get(OURS, []), commands[system]
     if system in WHAT or not ours or words == ours or words[: len(ours)] != ours:
@@ -144,7 +151,9 @@ CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, wheth
 
 
 def closed(document: Document) -> Rows:
-    """Figures against the number of streams; behind the others' how they compare with blinkpy's: above 1 it is ahead."""
+    """Figures by number of streams. Other systems' figures have their ratio to blinkpy's: above 1, blinkpy is
+    better.
+    """
     names = [name for name in ours_first(document) if grid.closed_loops(document, name, CLOSED_FIGURES[0][1])]
     found = {(name, title): grid.closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
     rows = []
@@ -161,7 +170,9 @@ def closed(document: Document) -> Rows:
 
 
 def schemas(results: dict[str, Document]) -> dict[str, Any]:
-    """Closed loops with a JSON schema for every answer next to the same without, quiet and beside neighbours."""
+    """Closed loops with a JSON schema for every answer compared with loops without, with and without
+    neighbours.
+    """
     models = []
     for title, file in results.items():
         if file:
@@ -177,7 +188,9 @@ def schemas(results: dict[str, Document]) -> dict[str, Any]:
 
 
 def fewer_bits(found: list[dict[str, Document]]) -> dict[str, Any]:
-    """Every load of servers with FP8 weights, and of what they are compared with: each file of `found`, by the model's title."""
+    """Every load of servers with FP8 weights, and of the systems that they are compared with. found: files by
+    the model's title.
+    """
     models = []
     for title, file in ((title, file) for files in found for title, file in files.items() if file):
         document = file["results"]
@@ -193,7 +206,7 @@ def fewer_bits(found: list[dict[str, Document]]) -> dict[str, Any]:
 
 
 def options(document: Document) -> list[str]:
-    """What each system was started with, beside what all of its kind are: its name and options."""
+    """Each system's name and options, without the options of all systems of its kind."""
     found = {}
     for cell in document["cells"]:
         words = cell["server"]["command"].split()
@@ -203,7 +216,7 @@ def options(document: Document) -> list[str]:
 
 
 def schema_pairs(document: Document) -> list[tuple[Document, Document]]:
-    """The valid closed loops without a schema that were measured with one too, and these."""
+    """Valid closed loops without a schema, each with the same loop with a schema."""
     free = [cell for name in ours_first(document) for cell in grid.valid_cells(document, system=name, rate=0)]
     return [(cell, bound) for cell in free for bound in grid.valid_cells(document, **cell["cell"] | {"schema": True})]
 
@@ -219,7 +232,7 @@ def ours_first(document: Document) -> list[str]:
 
 
 def headline(document: Document) -> Rows:
-    """Every figure at one rate: quiet and interfered, for both placements of front ends."""
+    """Every figure at one rate, without and with neighbours, for both placements of front ends."""
     rows = []
     for front_end, cores in FRONT_END_CORES.items():
         for beside, mode in zip((0, most_neighbours(document)), MODES, strict=True):
@@ -230,7 +243,9 @@ def headline(document: Document) -> Rows:
 
 
 def headline_words(document: Document, name: str, mode: str, front_end: str) -> list[str]:
-    """A system's figures at the headline rate, or why they don't count; empty if they were not measured."""
+    """A system's figures at the headline rate, or the reason why they don't count; empty if they were not
+    measured.
+    """
     some = grid.cells_of(document, system=name, mode=mode, rate=HEADLINE_RATE, front_end=front_end)
     cells = [cell for cell in some if grid.counts(document, cell)]
     if not cells:
@@ -241,13 +256,15 @@ def headline_words(document: Document, name: str, mode: str, front_end: str) -> 
 
 
 def slowdown(document: Document, name: str, figure: str, front_end: str = "") -> float | None:
-    """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
+    """Ratio of a figure with neighbours to the figure without: geometric mean over rates."""
     beside, isolated = (grid.series(document, name, mode, FIGURES[figure][1], front_end) for mode in reversed(MODES))
     return grid.mean_ratio(beside, isolated)
 
 
 def slowdowns(document: Document) -> Rows:
-    """Interfered over isolated, mean over rates, front ends on cores of their own; the peer over blinkpy."""
+    """Ratios with neighbours to without, means over rates, with front ends on their own cores; and ratios of
+    the peer to blinkpy.
+    """
     rows = [(name, [slowdown(document, name, figure) for figure in FIGURES]) for name in grid.systems(document)]
     for mode in MODES:
         both = [[grid.series(document, one, mode, value) for one in (PEER, OURS)] for _, value in FIGURES.values()]
@@ -256,7 +273,7 @@ def slowdowns(document: Document) -> Rows:
 
 
 def remarks(document: Document) -> list[str]:
-    """Where blinkpy is behind, how much two runs differ, power when idle, loads that don't count."""
+    """Figures in which blinkpy is worse, differences of repeated runs, idle power, and omitted loads."""
     lines = [behind(document)] if {OURS, PEER} <= set(grid.systems(document)) else []
     if again := grid.repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
@@ -284,7 +301,7 @@ def idle_power(document: Document) -> list[str]:
 
 
 def behind(document: Document) -> str:
-    """Every figure in which blinkpy is worse than the peer: those of the plots, and medians."""
+    """Every figure in which blinkpy is worse than the peer: plotted figures and medians."""
     found = []
     plotted = {name: value for name, (_, value) in FIGURES.items()}
     for name, value in (MEDIANS | plotted).items():
@@ -309,13 +326,15 @@ def worse(name: str, where: str, ours: float, peers: float) -> list[str]:
 
 
 def energy(found: dict[str, Document]) -> dict[str, Any]:
-    """Joules for each token, taken apart, of each model; found as of claim()."""
+    """Energy per token of each model, as a product. found: as of claim()."""
     tables = [(title, file["commit"]["hash"][:7], energy_rows(file["results"])) for title, file in found.items() if file]
     return {"tables": [one for one in tables if one[2]], "ours": OURS, "peer": PEER}
 
 
 def energy_rows(document: Document) -> Rows:
-    """Each isolated load of both systems: blinkpy's J/token / the peer's, and its ratio. Empty without an energy counter."""
+    """Each isolated load of both systems: blinkpy's J/token / the peer's, and the ratio. Empty without an
+    energy counter.
+    """
     found: dict[str, dict[str, Document]] = {}
     for cell in grid.valid_cells(document, mode=MODES[0], front_end=grid.placement(document), repeat=0):
         if cell["energy"].get("mean_w") and cell.get("steps"):
@@ -330,6 +349,6 @@ def energy_rows(document: Document) -> Rows:
 
 
 def energy_figures(cell: Document) -> list[float]:
-    """Tokens a step, J a step, J/token; idle power included."""
+    """Tokens per step, J per step, J/token; includes idle power."""
     tokens, step = cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
     return [tokens, step, step / tokens]

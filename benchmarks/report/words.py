@@ -1,4 +1,4 @@
-"""Figures and paragraphs in words: the filters of the templates."""
+"""Figures and paragraphs as text: the filters of the templates."""
 
 import textwrap
 
@@ -6,7 +6,7 @@ WIDTH = 130
 
 
 def wrap(text: str) -> str:
-    """A text as the lines of a paragraph."""
+    """A text as lines of a paragraph."""
     return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
@@ -15,14 +15,14 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def word(value: float | None) -> str:
-    """Three digits; empty if there is none."""
+    """A number with three digits; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def number(value: float, unit: str) -> str:
-    """Two digits or all of a whole number; ratios as 3x."""
+    """A number with two digits, or all digits of a whole number, and its unit; ratios as 3x."""
     text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
     return f"{text}x" if unit == "x" else f"{text} {unit}"
 
