@@ -5,10 +5,13 @@ A run takes a random sample, or with --all all mutants: at most one for each lin
 mutant's function is the same. So --all --resume may be interrupted at any time, and continues where it
 stopped. See docs/verification.md.
 
+`--part NAME` samples a part beyond the verified core (mutants.parts), with mutants by syntax and of meaning.
+
 Exit codes: 0: enough mutants died; 1: too few; 2: wrong usage; 143: terminated.
 """
 
 import argparse
+import json
 import multiprocessing
 import random
 import secrets
@@ -25,7 +28,8 @@ from benchmarks.common.harness import RESULTS
 from blinkpy.sources import source_files
 from mutants.collected import serve_tests
 from mutants.hunt import Hunt, Hunted, Killers
-from mutants.mutations import mutants_of, thinned
+from mutants.mutations import Mutant, mutants_of, thinned
+from mutants.parts import PARTS
 from mutants.processes import Processes
 from mutants.reach import reach, test_files
 from mutants.results import COUNTS, HOW, Ledger, Verdict, alone, interval, result, write
@@ -34,6 +38,7 @@ from mutants.stages import STAGES
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 LEDGER = RESULTS / "mutants.jsonl"
+OF_PARTS = RESULTS / "mutants_of_parts.json"
 FULL_SEED = 1602  # of the choice of a full run, so that all its parts are of the same one
 GROUPS = {
     "scheduler": ("scheduler",),
@@ -46,6 +51,7 @@ GROUPS = {
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""
 FORKS_EACH = 6  # processes at a time of one that has collected all tests: it forks them one after the other
+KINDS = {"both": (False, True), "syntax": (False,), "meaning": (True,)}
 MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and, with --all, of each module
 
 
@@ -62,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
+    made.add_argument("--part", choices=PARTS, help="a part beyond the verified core, instead of it: a sample")
+    made.add_argument("--kind", choices=KINDS, default="both", help="with --part: by syntax, of meaning [both]")
+    made.add_argument("--write", action="store_true", help=f"with --part: keep the result in {OF_PARTS.name}")
     made.add_argument("--seconds", type=float, default=float("inf"), help="end after so long [no limit]")
     return made
 
@@ -72,8 +81,30 @@ def equivalent() -> dict[str, str]:
     return {name.strip(): reason for name, reason in pairs}
 
 
+def of_part(arguments: argparse.Namespace, seed: int) -> list[Hunted]:
+    """A sample of a part's mutants, half of each kind if both are asked for, in random order."""
+    draw, found, kinds = random.Random(seed), list[Hunted](), KINDS[arguments.kind]
+    for meaning in kinds:
+        every = [
+            mutant for path in source_files(PARTS[arguments.part].sources) for mutant in thinned(living(path, meaning), seed)
+        ]
+        every = [mutant for mutant in every if arguments.only in mutant.name]
+        many = len(every) if arguments.all else min(arguments.count // len(kinds), len(every))
+        found += [Hunted(mutant, arguments.part) for mutant in draw.sample(every, many)]
+    draw.shuffle(found)
+    return found
+
+
+def living(path: Path, meaning: bool) -> list[Mutant]:
+    """The mutants of a file that are not known to change nothing."""
+    known = equivalent()
+    return [mutant for mutant in mutants_of(path, meaning) if mutant.name not in known]
+
+
 def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Counter[str]]:
     """The mutants of this run, in random order, and the number of equivalent ones in each file."""
+    if arguments.part:
+        return of_part(arguments, seed), Counter()
     known, stale, every, counts = equivalent(), set(equivalent()), list[Hunted](), Counter[str]()
     for group, parts in GROUPS.items():
         for path in source_files(parts):
@@ -83,25 +114,33 @@ def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Coun
             living = [mutant for mutant in mutants if mutant.name not in known]
             counts.update(mutant.file for mutant in mutants if mutant.name in known)
             every += [Hunted(mutant, group) for mutant in (living if arguments.every else thinned(living, seed))]
+    for part in PARTS.values():
+        for path in source_files(part.sources):
+            stale -= {mutant.name for meaning in (False, True) for mutant in mutants_of(path, meaning)}
     if stale:
         raise SystemExit(f"{EQUIVALENT.name} has mutants that no rule makes any more:\n  " + "\n  ".join(sorted(stale)))
     many = len(every) if arguments.all else min(arguments.count, len(every))
     return random.Random(seed).sample(every, many), counts
 
 
-def hunted_down(waiting: list[Hunted], killers: Killers, jobs: int, seed: int, until: float) -> Iterator[Verdict]:
+def hunted_down(
+    waiting: list[Hunted], killers: Killers, jobs: int, seed: int, until: float, part: str | None = None
+) -> Iterator[Verdict]:
     """Hunt mutants.
 
     killers: of earlier runs.
     until: time.monotonic() at the end.
+    part: of the mutants; None: the verified core.
     """
-    traced = [path for parts in GROUPS.values() for path in source_files(parts)]
+    tests = test_files() if part is None else PARTS[part].test_files()
+    sources = list(GROUPS.values()) if part is None else [PARTS[part].sources]
+    traced = [path for parts in sources for path in source_files(parts)]
     processes = Processes(jobs)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(processes):
-        reached = reach(processes, traced, seed, folder)
+        reached = reach(processes, traced, seed, folder, tests, stages=part is None)
         collected = [str(Path(folder) / f"collected-{n}") for n in range(1 + (jobs - 1) // FORKS_EACH)]
         for path in collected:
-            processes.serve(path, serve_tests, test_files(), seed, folder)
+            processes.serve(path, serve_tests, tests, seed, folder)
         for file in (file for file in traced if file.name == "page_allocator.py"):  # compile once, for all children
             for stage in STAGES.values():
                 stage(Change("blinkpy.kv.page_allocator", file, file.read_text()), seed, 2.0)
@@ -123,7 +162,7 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
     if waiting and arguments.seconds > 0:
         known = Killers((hunted.mutant.name, by) for hunted in mutants if (by := ledger.killer(hunted.mutant)))
-        for number, verdict in enumerate(hunted_down(waiting, known, arguments.jobs, seed, until), 1):
+        for number, verdict in enumerate(hunted_down(waiting, known, arguments.jobs, seed, until, arguments.part), 1):
             verdicts[verdict.name] = verdict
             print(f"[{number}/{len(waiting)}] {verdict}", flush=True)
             if arguments.resume:
@@ -149,6 +188,22 @@ def judge(found: dict[str, Any], sample: bool) -> int:
     return 1 if weak or killed < MUST_DIE * planted else 0
 
 
+def write_part(arguments: argparse.Namespace, seed: int, found: dict[str, Any]) -> None:
+    """Add the result of a part, with its seed and the size of its sample, to the file of all parts."""
+    every = json.loads(OF_PARTS.read_text(encoding="utf-8")) if OF_PARTS.exists() else {}
+    kept = {
+        name: found[name] for name in ("date", "commit", "machine", "software", "hunted", "killed", "survived", "interval", "how")
+    }
+    every[arguments.part] = {
+        "seed": seed,
+        "kind": arguments.kind,
+        **kept,
+        "rules": found["rules"],
+        "survivors": found["survivors"],
+    }
+    write(OF_PARTS, dict(sorted(every.items())))
+
+
 def _shares(killed: int, planted: int) -> str:
     low, high = interval(killed, planted)
     return f"{killed / max(1, planted):.1%}, so {low:.0%} to {high:.0%} of such with 95 % confidence"
@@ -158,8 +213,10 @@ def main() -> int:
     arguments = parser().parse_args()
     if (arguments.resume and not arguments.all) or (arguments.again and not arguments.resume):
         parser().error("--again needs --resume, and that --all")
-    if arguments.resume and (arguments.seed or arguments.every):
-        parser().error("a full run has its own choice: --resume takes no --seed and no --every")
+    if arguments.write and not arguments.part:
+        parser().error("--write needs --part: results of the core come from --all --resume")
+    if arguments.resume and (arguments.part or arguments.seed or arguments.every):
+        parser().error("a full run has its own choice: --resume takes no --part, no --seed and no --every")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Hypothesis takes SystemExit for a failure of what it runs
     seed = FULL_SEED if arguments.resume else arguments.seed or secrets.randbelow(1 << 31) + 1
     adds = arguments.resume and arguments.seconds > 0
@@ -168,6 +225,8 @@ def main() -> int:
             found = hunt_all(arguments, seed)
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM
+    if arguments.write:
+        write_part(arguments, seed, found)
     if arguments.resume and not arguments.only:
         write(arguments.ledger.with_suffix(".json"), found)
     return judge(found, sample=not arguments.all)

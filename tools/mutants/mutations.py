@@ -5,9 +5,12 @@ and calls of `expect` and `prefetch`, which have no effect in correct code.
 """
 
 import ast
+import contextlib
 import copy
 import hashlib
 import importlib
+import io
+import tokenize
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blinkpy.sources import PACKAGE
+from mutants.meanings import Change, constants_of, meaning_changes
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -82,11 +86,20 @@ def short_digest(data: bytes) -> str:
 
 
 def one_line(text: str) -> str:
+    """A piece of code without comments, so that names outlive their changes."""
+    if "#" in text:
+        with contextlib.suppress(tokenize.TokenError, IndentationError):
+            tokens = list(tokenize.generate_tokens(io.StringIO(f"({text}\n)").readline))
+            lines = text.split("\n")
+            for token in reversed([token for token in tokens if token.type == tokenize.COMMENT]):
+                row, column = token.start[0] - 1, token.start[1] - (token.start[0] == 1)
+                lines[row] = lines[row][:column]
+            text = "\n".join(lines)
     return " ".join(text.split())
 
 
-def mutants_of(path: Path) -> list[Mutant]:
-    """All mutants of a file, in the order of its text."""
+def mutants_of(path: Path, meaning: bool = False) -> list[Mutant]:
+    """All mutants of a file, in the order of its text. meaning: those of mutants.meanings in place of those of this module."""
     module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
     text = path.read_bytes()
     starts = [0]
@@ -94,9 +107,11 @@ def mutants_of(path: Path) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     made: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
-    for function, name in _functions(ast.parse(text)):
+    tree = ast.parse(text)
+    constants = constants_of(tree)
+    for function, name in _functions(tree):
         own = short_digest(text[starts[function.lineno - 1] : starts[function.end_lineno or 0]])
-        for rule, first, last, after in _changes(function):
+        for rule, first, last, after in _meanings(function, constants) if meaning else _changes(function):
             start = starts[first.lineno - 1] + first.col_offset
             end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
             before = text[start:end].decode()
@@ -131,10 +146,6 @@ def _functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFu
                     yield inner, f"{node.name}.{inner.name}"
 
 
-Node = ast.expr | ast.stmt
-Change = tuple[str, Node, Node, str]  # rule, first and last node that are replaced, new text
-
-
 def _changes(function: ast.AST) -> Iterator[Change]:
     for node in _code(function):
         yield from _expression(node)
@@ -142,6 +153,11 @@ def _changes(function: ast.AST) -> Iterator[Change]:
             statements = getattr(node, block, None)
             if isinstance(statements, list):
                 yield from _statements([s for s in statements if isinstance(s, ast.stmt) and not _is_check(s)])
+
+
+def _meanings(function: ast.AST, constants: tuple[str, ...]) -> Iterator[Change]:
+    for node in _code(function):
+        yield from meaning_changes(node, constants)
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blinkpy.sources import PACKAGE, source_digest
-from mutants.mutations import Mutant
+from mutants.mutations import Mutant, short_digest
 from mutants.processes import FRESH, HERE, Processes
 from mutants.session import IMPORTS, Change, Reached, trace_tests, tracer
 from mutants.stages import STAGES
@@ -82,10 +82,18 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> Reach:
-    """The measurement, from the cache or new; a new one takes some minutes. traced: the source files."""
+def reach(
+    processes: Processes, traced: list[Path], seed: int, folder: str, tests: list[str] | None = None, stages: bool = True
+) -> Reach:
+    """The measurement, from the cache or new; a new one takes some minutes.
+
+    traced: the source files.
+    tests: test files; None: test_files().
+    stages: whether to measure the simulator and the state machine.
+    """
     found = Reach({}, {}, defaultdict(lambda: defaultdict(list)))
-    for reached in _measured(processes, [str(path) for path in traced], seed, folder):
+    files = test_files() if tests is None else tests
+    for reached in _measured(processes, [str(path) for path in traced], seed, folder, files, stages):
         found.seconds.update(reached.seconds)
         found.left_out.update(reached.left_out)
         for path, line, tests in reached.lines:
@@ -99,12 +107,15 @@ def test_files() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in paths if path.name not in LEFT_OUT]
 
 
-def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -> Iterator[Reached]:
+def _measured(
+    processes: Processes, traced: list[str], seed: int, folder: str, files: list[str], stages: bool
+) -> Iterator[Reached]:
     waiting: list[tuple[Any, ...]] = []
-    for name in STAGES:
-        waiting.append((_kept(name, "tools/mutants/stages.py"), name, HERE, _trace_stage, name, traced, seed))
-    for file in test_files():
-        waiting.append((_kept(file, file), file, FRESH, trace_tests, file, traced, seed, folder))
+    of = short_digest(" ".join(sorted(traced)).encode())[:6]
+    for name in STAGES if stages else ():
+        waiting.append((_kept(f"{name} {of}", "tools/mutants/stages.py"), name, HERE, _trace_stage, name, traced, seed))
+    for file in files:
+        waiting.append((_kept(f"{file} {of}", file), file, FRESH, trace_tests, file, traced, seed, folder))
     for kept in [kept for kept, *_ in waiting if kept.exists()]:
         yield Reached(*json.loads(kept.read_text()))
     waiting = [entry for entry in waiting if not entry[0].exists()]
@@ -127,7 +138,7 @@ def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -
 def _kept(name: str, file: str) -> Path:
     """The cache file of a test file or stage, for the current sources."""
     digest = source_digest(("blinkpy", "tests/support", "tests/conftest.py", "tools/mutants/session.py", file), ROOT)
-    return ROOT / "build" / "mutants" / f"{re.sub('[^a-z_]+', '-', name)}-{digest[:16]}.json"
+    return ROOT / "build" / "mutants" / f"{re.sub('[^a-z0-9_]+', '-', name)}-{digest[:16]}.json"
 
 
 def _trace_stage(name: str, traced: list[str], seed: int) -> Reached:

@@ -132,6 +132,10 @@ def result(asked: Iterable[tuple[Mutant, str]], verdicts: Iterable[Verdict], equ
             for group, files in groups.items()
         },
         "modules": {file: counted(counts) for file, counts in sorted(modules.items())},
+        "rules": {
+            rule: [sum(v.rule == rule for v in killed), sum(v.rule == rule for v in verdicts)]
+            for rule in sorted({verdict.rule for verdict in verdicts})
+        },
         "survivors": sorted(verdict.name for verdict in verdicts if not verdict.by),
     }
 

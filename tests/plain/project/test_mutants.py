@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.report import part_tables
@@ -193,3 +194,24 @@ def test_a_sample_says_how_sure_it_is(killed: int, planted: int, low: float, hig
     from mutants.results import interval
 
     assert interval(killed, planted) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_each_part_has_sources_and_tests_and_its_mutants_are_valid_code(rng: np.random.Generator) -> None:
+    from mutants.mutations import mutants_of
+    from mutants.parts import PARTS
+
+    from blinkpy.sources import source_files
+
+    for name, part in PARTS.items():
+        assert all((ROOT / test).is_file() for test in part.test_files()), name
+        files = source_files(part.sources)
+        made = mutants_of(files[int(rng.integers(len(files)))], meaning=True)
+        for mutant in made[:: max(1, len(made) // 5)]:
+            compile(mutant.source, mutant.file, "exec")
+
+
+def test_a_name_does_not_depend_on_comments() -> None:
+    from mutants.mutations import one_line
+
+    assert one_line("f(1)  # one\n    g('#')  # two") == "f(1) g('#')"
+    assert one_line("(  # begin\n  x + 1)") == "( x + 1)"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case, shared_gate_case
+from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
 
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
@@ -35,12 +35,6 @@ def test_the_first_variant_that_supports_a_bucket_computes_it() -> None:
 @pytest.mark.parametrize(("tokens", "bucket", "count", "hidden"), [(1, 1, 6, 48), (3, 4, 21, 80)])
 def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, count: int, hidden: int) -> None:
     router_case(rng, "cpu", dtype, tokens=tokens, bucket=bucket, count=count, hidden=hidden)
-
-
-@BOTH_DTYPES
-def test_gate_of_shared_experts(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    for sizes in ({"hidden": 48, "width": 40}, {"hidden": 64, "width": 1100}):
-        shared_gate_case(rng, "cpu", dtype, tokens=3, bucket=5, **sizes)
 
 
 def test_block_bound(rng: np.random.Generator) -> None:
