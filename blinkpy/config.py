@@ -450,6 +450,9 @@ class FrontendOptions:
         128, "memory limit for compiling a request's grammar, in MiB; a worker compiles up to 8 at a time", low=16, high=1 << 16
     )
     grammar_cache_mib: int = option(64, "memory of a worker for compiled grammars, in MiB", low=1, high=1 << 14)
+    grammar_digits: int = option(
+        20, "maximum digits before and behind the decimal point of a number that a schema describes", low=1, high=400
+    )
     shutdown_s: int = option(
         10, "time that running requests have to finish at shutdown, in seconds", low=0, high=3600, commands=ALL
     )

@@ -12,10 +12,11 @@ TEXTS = ("", "a", "abc", "x", "abcd", "12", 'a"', "é", "😀", "\n", "a\\b", "Z
 
 
 class SchemaDraw:
-    """Draws schemas of the keywords that are supported. closed: objects say whether there are other members."""
+    """Draws schemas of the keywords that are supported. closed: objects say whether there are other members. bounded: strings
+    have a largest length, arrays a largest number of items, and objects no other members."""
 
-    def __init__(self, rng: np.random.Generator, closed: bool = False):
-        self.rng, self.closed = rng, closed
+    def __init__(self, rng: np.random.Generator, closed: bool = False, bounded: bool = False):
+        self.rng, self.closed, self.bounded = rng, closed or bounded, bounded
 
     def one(self, *values: Any) -> Any:
         return values[self.rng.integers(len(values))]
@@ -58,7 +59,7 @@ class SchemaDraw:
         schema: dict[str, Any] = {"type": "string"}
         if self.chance(0.3):
             schema["minLength"] = int(self.rng.integers(0, 3))
-        if self.chance(0.3):
+        if self.bounded or self.chance(0.3):
             schema["maxLength"] = int(self.rng.integers(2, 6))
         if self.chance(0.4):
             schema["pattern"] = self.one(*PATTERNS)
@@ -74,9 +75,11 @@ class SchemaDraw:
         schema: dict[str, Any] = {"type": "array"}
         if self.chance(0.8):
             schema["items"] = self.schema(depth - 1)
+        elif self.bounded:
+            schema["items"] = self.schema(0)
         if self.chance(0.4):
             schema["minItems"] = int(self.rng.integers(0, 3))
-        if self.chance(0.4):
+        if self.bounded or self.chance(0.4):
             schema["maxItems"] = int(self.rng.integers(1, 4))
         if self.chance(0.3):
             schema["prefixItems"] = [self.schema(depth - 1) for _ in range(self.rng.integers(1, 3))]
@@ -88,9 +91,11 @@ class SchemaDraw:
         if names or self.chance(0.5):
             schema["properties"] = {name: self.schema(depth - 1) for name in names}
         schema["required"] = [name for name in names if self.chance(0.5)]
-        if self.closed or self.chance(0.5):
+        if self.bounded:
+            schema["additionalProperties"] = False
+        elif self.closed or self.chance(0.5):
             schema["additionalProperties"] = self.one(False, False, True, {"type": "integer", "minimum": 0})
-        if self.chance(0.15):
+        if not self.bounded and self.chance(0.15):
             schema["patternProperties"] = {self.one("^a", "z$"): {"type": self.one("string", "integer", "null")}}
             schema.setdefault("additionalProperties", False)
         if self.chance(0.15):

@@ -31,6 +31,26 @@ class Walker:
         assert min(distance) >= 0, "a state that reaches no end"
         return distance
 
+    def longest(self) -> int | None:
+        """The bytes of the longest string; None if strings have any length."""
+        found: dict[int, int] = {}
+        waiting, open_states = [0], set[int]()
+        while waiting:
+            state = waiting[-1]
+            targets = {self.rows[state][byte] for byte in self.ways[state]}
+            if state in open_states:  # all its targets are known
+                found[state] = max((1 + found[target] for target in targets), default=0)
+                open_states.remove(state)
+                waiting.pop()
+            elif state in found:
+                waiting.pop()
+            else:
+                if targets & open_states or state in targets:
+                    return None
+                open_states.add(state)
+                waiting += targets - found.keys()
+        return found[0]
+
     def draw(self, rng: np.random.Generator, steps: int, start: bytes = b"") -> bytes:
         """A string; up to `steps` bytes are free. start: how it begins, which the automaton must allow."""
         text, state = bytearray(start), 0

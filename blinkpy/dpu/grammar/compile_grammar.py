@@ -23,6 +23,7 @@ from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.minimal_automaton import difference
+from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
 from blinkpy.dpu.grammar.schema_shapes import Place
@@ -44,9 +45,10 @@ def token_bytes(name: str) -> bytes:
     return TOKEN_BYTE + name.encode()
 
 
-def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
-    """Raises GrammarError for what is not supported, fits nothing, or is too large."""
-    automaton = automaton_of(_piece(grammar, "#"))
+def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS) -> ByteAutomaton:
+    """The automaton of a grammar. digits: the limit of a number's digits before the point, and behind it. Raises GrammarError for
+    what is not supported, fits nothing, or is too large."""
+    automaton = automaton_of(_piece(grammar, "#", digits))
     if automaton is None:
         raise GrammarError("No output matches the grammar.")
     size = len(automaton.words()) * 4
@@ -56,18 +58,18 @@ def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
     return automaton
 
 
-def _piece(grammar: Grammar, path: str) -> Piece:
+def _piece(grammar: Grammar, path: str, digits: int) -> Piece:
     kind, value = next(iter(grammar.items()))
     if kind == "schema":
-        return SchemaCompiler(grammar.get("root", value)).compile(Place(value, grammar.get("path", "#")))
+        return SchemaCompiler(grammar.get("root", value), digits=digits).compile(Place(value, grammar.get("path", "#")))
     if kind == "part":
         try:
-            return _piece(value, path)
+            return _piece(value, path, digits)
         except GrammarError as error:
             error.part = grammar["of"]
             raise
     if kind == "object":
-        return SchemaCompiler(ANY, OBJECT_DEPTH - 1).compile(Place(ANY, "#"))
+        return SchemaCompiler(ANY, OBJECT_DEPTH - 1, digits).compile(Place(ANY, "#"))
     if kind == "regex":
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
     if kind == "choice":
@@ -82,10 +84,10 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         any_text = automaton_of(byte_nfa.repeat(utf8_character(ALL), 0, None))
         return byte_nfa.embedded(difference(any_text, anywhere(parse_regex(value), utf8_character)))
     if kind == "sequence":
-        return byte_nfa.sequence(*(_piece(part, path) for part in value))
+        return byte_nfa.sequence(*(_piece(part, path, digits) for part in value))
     if kind == "any":
-        return byte_nfa.choice(*(_piece(part, path) for part in value))
+        return byte_nfa.choice(*(_piece(part, path, digits) for part in value))
     low, high = grammar["low"], grammar["high"]
     if max(low, high or 0) > MOST_REPEATS:
         raise GrammarError(f"A grammar may be repeated at most {MOST_REPEATS} times.", path)
-    return byte_nfa.repeat(_piece(value, path), low, high)
+    return byte_nfa.repeat(_piece(value, path, digits), low, high)

@@ -2,12 +2,13 @@
 
 A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path,
 keyword and part; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read
-from standard input: CPU seconds and bytes of memory for each.
+from standard input: CPU seconds and bytes of memory for each, and the limit of digits of numbers.
 """
 
 import json
 import sys
 import traceback
+from functools import partial
 
 import orjson
 
@@ -20,10 +21,10 @@ ANSWER, REFUSAL, FAILURE, EXHAUSTED = b"\1", b"\0", b"\2", b"\3"
 BRIEF_S = 0.1
 
 
-def compiled(grammar: bytes) -> bytes:
+def compiled(digits: int, grammar: bytes) -> bytes:
     """The answer to a job."""
     try:
-        return ANSWER + automaton_of_grammar(orjson.loads(grammar)).words().tobytes()
+        return ANSWER + automaton_of_grammar(orjson.loads(grammar), digits).words().tobytes()
     except MemoryError:
         return EXHAUSTED
     except RecursionError:
@@ -38,5 +39,5 @@ def compiled(grammar: bytes) -> bytes:
 if __name__ == "__main__":
     for name in FORMATS:
         format_automaton(name)  # kept, and so in each fork
-    cpu_s, memory_bytes = json.load(sys.stdin)
-    serve_jobs(int(sys.argv[1]), compiled, ForkBudget(cpu_s, memory_bytes, BRIEF_S))
+    cpu_s, memory_bytes, number_digits = json.load(sys.stdin)
+    serve_jobs(int(sys.argv[1]), partial(compiled, number_digits), ForkBudget(cpu_s, memory_bytes, BRIEF_S))

@@ -1,11 +1,13 @@
 """Numbers of JSON within bounds, and multiples of a step, as pieces: automata that read digits and compare as they go.
 
-The form of a number with bounds or a step: no exponent, no minus before zero. An integer has no fraction.
+A number with bounds or a step has no exponent, and no minus before zero. An integer has no fraction. Every number ends: the
+digits before the decimal point and behind it are limited.
 """
 
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
@@ -16,31 +18,43 @@ from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton
 
 MOST_REMAINDERS = 1000  # of a step, at all its decimal places together
 MOST_DIGITS = 400  # of a bound; a double has 309 before the point
+# The default limit of digits before the point, and of those behind it. An unsigned 64-bit integer has 20 digits, and 17
+# significant digits identify a double (IEEE 754, binary64).
+DIGITS = 20
+MOST_COUNTED = 8000  # remainders of a step, times digits before the point
+MOST_RANGES = 256  # kept as automata
 MOST_STATES = 20_000
-# Most readers know doubles: what differs from an exclusive bound must not be rounded to it. No double has two decimals of so few
+# Most readers know doubles: a value next to an exclusive bound must not be rounded to it. No double has two decimals of so few
 # digits (IEEE 754, binary64).
 SURE_DIGITS = 15
 LESS, EQUAL, GREATER = -1, 0, 1
 
 DIGIT = byte_nfa.byte_range(0x30, 0x39)
-DIGITS = byte_nfa.repeat(DIGIT, 1, None)
-INTEGER_PART = byte_nfa.choice(
-    byte_nfa.literal(b"0"), byte_nfa.sequence(byte_nfa.byte_range(0x31, 0x39), byte_nfa.repeat(DIGIT, 0, None))
-)
 MINUS = byte_nfa.repeat(byte_nfa.literal(b"-"), 0, 1)
-EXPONENT = byte_nfa.sequence(  # one digit or two: what goes beyond a double is no number to most readers
+EXPONENT = byte_nfa.sequence(  # up to two digits: a larger one would exceed a double
     byte_nfa.choice(byte_nfa.literal(b"e"), byte_nfa.literal(b"E")),
     byte_nfa.choice(byte_nfa.empty, byte_nfa.literal(b"+"), byte_nfa.literal(b"-")),
     byte_nfa.repeat(DIGIT, 1, 2),
 )
-FRACTION = byte_nfa.sequence(byte_nfa.literal(b"."), DIGITS)
-ANY_NUMBER, ANY_INTEGER = (
-    byte_nfa.embedded(byte_nfa.automaton_of(piece))
-    for piece in (
-        byte_nfa.sequence(MINUS, INTEGER_PART, byte_nfa.repeat(FRACTION, 0, 1), byte_nfa.repeat(EXPONENT, 0, 1)),
-        byte_nfa.sequence(MINUS, INTEGER_PART),
-    )
-)
+
+
+@lru_cache
+def any_number(digits: int | None) -> Piece:
+    """Any JSON number. digits: the limit before the point, and behind it; None for no limit."""
+    whole, fraction = _whole(digits), byte_nfa.sequence(byte_nfa.literal(b"."), byte_nfa.repeat(DIGIT, 1, digits))
+    piece = byte_nfa.sequence(MINUS, whole, byte_nfa.repeat(fraction, 0, 1), byte_nfa.repeat(EXPONENT, 0, 1))
+    return byte_nfa.embedded(byte_nfa.automaton_of(piece))
+
+
+@lru_cache
+def any_integer(digits: int | None) -> Piece:
+    """Any integer of at most this many digits; None for no limit."""
+    return byte_nfa.embedded(byte_nfa.automaton_of(byte_nfa.sequence(MINUS, _whole(digits))))
+
+
+def _whole(digits: int | None) -> Piece:
+    more = byte_nfa.repeat(DIGIT, 0, None if digits is None else digits - 1)
+    return byte_nfa.choice(byte_nfa.literal(b"0"), byte_nfa.sequence(byte_nfa.byte_range(0x31, 0x39), more))
 
 
 def exact(number: int | float) -> Decimal:
@@ -86,21 +100,26 @@ class NumberRange:
             return False
         return self.step is None or (Fraction(value) / self.step).denominator == 1
 
-    def piece(self) -> Piece:
-        """Raises GrammarError for a step or a bound that is too fine."""
+    def piece(self, digits: int | None = DIGITS) -> Piece:
+        """The numbers as text. digits: the limit before the point, and behind it; a bound with more digits raises it. None: no
+        limit for numbers without bounds and step. Raises GrammarError for a step or a bound that is too fine."""
         if self == NumberRange():
-            return ANY_NUMBER
+            return any_number(digits)
         if self == NumberRange(step=Fraction(1)):
-            return ANY_INTEGER
+            return any_integer(digits)
+        return _between(self, digits or DIGITS)
+
+    def _between(self, digits: int) -> Piece:
         zero, places = Decimal(0), self._places()
         low, high = self.low, self.high
         positive = _Magnitudes(
-            _Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step, places
+            _Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step, places, digits
         )
         # Of a negative number the bounds change places; its magnitude is above 0.
         least, exclusive = (zero, True) if high is None or high >= 0 else (-high, self.exclusive_high)
         most = None if low is None else -low
-        negative = _Magnitudes(_Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER), self.step, places)
+        bounds = _Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER)
+        negative = _Magnitudes(*bounds, self.step, places, digits)
         return byte_nfa.choice(positive.piece(), byte_nfa.sequence(byte_nfa.literal(b"-"), negative.piece()))
 
     def _places(self) -> int | None:
@@ -108,6 +127,11 @@ class NumberRange:
         bounds = ((self.low, self.exclusive_low), (self.high, self.exclusive_high))
         whole = [bound.adjusted() + 1 if bound else 0 for bound, exclusive in bounds if exclusive and bound is not None]
         return min(SURE_DIGITS, max(0, SURE_DIGITS - max(whole))) if whole else None
+
+
+@lru_cache(MOST_RANGES)
+def _between(numbers: NumberRange, digits: int) -> Piece:
+    return numbers._between(digits)
 
 
 class _Bound(NamedTuple):
@@ -165,18 +189,21 @@ class _Bound(NamedTuple):
 
 
 class _Magnitudes:
-    """The decimals from one bound to another, without a sign. A state: (phase, comparison, comparison, digits behind the point,
-    remainder); phases are "start", "zero", "whole", "point", "fraction"."""
+    """The decimals from one bound to another, without a sign. A state: (phase, comparison, comparison, digits before the point,
+    digits behind it, remainder); phases are "start", "zero", "whole", "point", "fraction"."""
 
-    def __init__(self, low: _Bound, high: _Bound, step: Fraction | None, places: int | None):
+    def __init__(self, low: _Bound, high: _Bound, step: Fraction | None, places: int | None, digits: int):
         self.low, self.high = low, high
-        self.places = places  # the most digits behind the point
+        finest = max(len(low.fraction), len(high.fraction))
+        self.places = max(digits, finest + 1) if places is None else places  # the limit of digits behind the point
         self.modulus = 1
         if step is not None:
             self.places, self.modulus = _decimal_step(step)
+        fitting = max(1, MOST_COUNTED // self.modulus)  # a state for each remainder and number of digits
+        self.digits = max(min(digits, fitting), len(low.whole), len(high.whole))
 
     def piece(self) -> Piece:
-        start = ("start", ("whole", 0, EQUAL), ("whole", 0, EQUAL), 0, 0)
+        start = ("start", ("whole", 0, EQUAL), ("whole", 0, EQUAL), 0, 0, 0)
         number = {start: 0}
         found = [start]
         edges: list[list[Edge]] = []
@@ -195,25 +222,27 @@ class _Magnitudes:
         return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))
 
     def _following(self, state: tuple, sign: str) -> tuple | None:
-        phase, low, high, places, remainder = state
+        phase, low, high, digits, places, remainder = state
         if sign == ".":
             if phase not in ("zero", "whole") or self.places == 0:
                 return None
-            return ("point", self.low.point(low), self.high.point(high), 0, remainder)
-        if phase == "zero" or (phase in ("point", "fraction") and places == self.places):
+            return ("point", self.low.point(low), self.high.point(high), 0, 0, remainder)
+        is_full = digits == self.digits if phase == "whole" else phase in ("point", "fraction") and places == self.places
+        if phase == "zero" or is_full:
             return None
         remainder = (remainder * 10 + int(sign)) % self.modulus
         if phase == "start":
-            return ("zero" if sign == "0" else "whole", self.low.first(sign), self.high.first(sign), 0, remainder)
-        later = "whole" if phase == "whole" else "fraction"
-        places += later == "fraction" and self.places is not None
-        return (later, self.low.more(low, sign), self.high.more(high, sign), places, remainder)
+            return ("zero" if sign == "0" else "whole", self.low.first(sign), self.high.first(sign), 1, 0, remainder)
+        low, high = self.low.more(low, sign), self.high.more(high, sign)
+        if phase == "whole":
+            return ("whole", low, high, digits + 1, 0, remainder)
+        return ("fraction", low, high, 0, places + 1, remainder)
 
     def _accepts(self, state: tuple) -> bool:
-        phase, low, high, places, remainder = state
+        phase, low, high, _, places, remainder = state
         if phase in ("start", "point"):
             return False
-        rest = remainder * 10 ** ((self.places or 0) - places) % self.modulus
+        rest = remainder * 10 ** (self.places - places) % self.modulus
         return rest == 0 and self.low.allows(low) and self.high.allows(high)
 
 

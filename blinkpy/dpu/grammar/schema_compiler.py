@@ -15,21 +15,24 @@ from blinkpy.dpu.grammar.character_sets import json_text
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of
 from blinkpy.dpu.grammar.minimal_automaton import intersection
+from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.schema_keywords import Alternatives
 from blinkpy.dpu.grammar.schema_reader import SchemaReader
 from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault
 from blinkpy.dpu.grammar.string_rules import StringRules, pattern_automaton
 
 FREE_DEPTH = 2  # of containers inside of a value about which nothing is said
+LIMITED_DEPTH = 3  # of such containers, up to which numbers have a limit of digits: each level doubles the states
 MOST_DEPTH = 40  # of containers inside of each other
 MOST_PATTERNS = 4  # of one object's members
 LITERALS = {None: b"null", True: b"true", False: b"false"}
 
 
 class SchemaCompiler:
-    """Compiles one schema. free_depth: see FREE_DEPTH."""
+    """Compiles one schema. free_depth: see FREE_DEPTH; digits: see NumberRange.piece."""
 
-    def __init__(self, root: Any, free_depth: int = FREE_DEPTH):
+    def __init__(self, root: Any, free_depth: int = FREE_DEPTH, digits: int = DIGITS):
+        self.digits = digits
         self.reader = SchemaReader(root, self._exclude)
         self.free_depth = free_depth
         self._contradiction = ""
@@ -75,7 +78,8 @@ class SchemaCompiler:
         if "number" in shape.types:
             if any(type(one) in (int, float) for one in shape.refused):
                 raise GrammarError("'not' is not supported with numbers.", keyword="not")
-            pieces.append(shape.number_range().piece())
+            within = self.free_depth - free <= LIMITED_DEPTH
+            pieces.append(shape.number_range().piece(self.digits if within else None))
         if "string" in shape.types:
             taken = tuple(one for one in shape.refused if type(one) is str)
             pieces.append(shape.strings.without(taken).piece())

@@ -1,6 +1,7 @@
-"""What a model's chat template takes, and how the model writes reasoning and tool calls: from a chat to the prompt's text."""
+"""From a chat to the prompt's text: the conversations that a model's template takes, and the model's forms of reasoning and
+calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blinkpy.config import ConfigError, ModelOptions
@@ -8,9 +9,10 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
-from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateProbe, chat_text
+from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateRefusalError, chat_text
+from blinkpy.dpu.text.conversation_fit import TemplateProbe, text_of
 from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
-from blinkpy.dpu.tools.call_format import choose_format
+from blinkpy.dpu.tools.call_format import CallFormat, call_formats, choose_format
 from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, forced_calls, held_calls, with_tokens
 from blinkpy.dpu.tools.harmony_calls import answer_begun, header_of
 from blinkpy.dpu.tools.message_parser import Expected
@@ -18,6 +20,8 @@ from blinkpy.dpu.tools.reasoning import choose_tags
 
 FORMATS = ("response_format", "text.format")  # fields about content, of which an answer with a call that must come has none
 CHANNEL_EFFORTS = ("low", "medium", "high")  # that models which answer in channels were trained with
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch reasoning on and off
+UNTRAINED = "hermes"  # the format of forced calls for a model whose template takes no tools
 
 
 class ChatDialect:
@@ -61,29 +65,58 @@ class ChatDialect:
             raise bad_request(message, request.conversation_field)
         shown = () if _choice(request).mode == "none" else request.tools
         template, probe = (self.template.with_tools, self._tools_probe) if shown else (self.template, self._probe)
-        self._check(request, shown, probe)
+        calls = self._calls_of(request, shown, probe)
         _check_continued(request)
-        messages, values = probe.fitted(request.messages or ()), self._values(request, template.variables)
-        described = probe.described([tool.described for tool in shown])
+        _check_calls(request, probe)
+        values = self._values(request, template.variables)
+        described = probe.described([tool.described for tool in shown]) if probe.takes_tools else []
         tools = [tool for tool in shown if _choice(request).allows(tool.name)]
-        generation, continued = request.add_generation_prompt is not False, request.continue_final_message
-        text = chat_text(template, specials, messages, generation, continued, described, values)
+        text = self._rendered(request, specials, template, probe, described, values)
         if self._whole:
             return text, self._in_channels(request, tools, specials, answer_begun(text))
-        inside = self.tags is not None and text.rstrip().endswith(self.tags.open)
+        inside = self.tags is not None and self._is_inside(request, text)
         closed = self.tags is not None and text.rstrip().endswith(self.tags.close)
         if tools and must_call(request):
-            return self._forced(request, tools, specials, text, inside)
+            assert calls is not None
+            return self._forced(request, tools, specials, text, inside, calls)
         self._hold(request, tools, specials, None if closed else inside)
         if self.calls is None or not tools:
             return text, Expected(self.tags, inside) if self.tags is not None else None
         return text, self._expected(request, tools, inside)
 
-    def _expected(self, request: Request, tools: Sequence[Tool], inside: bool, prefix: str = "") -> Expected:
+    def _rendered(
+        self,
+        request: Request,
+        specials: SpecialTokens,
+        template: ChatTemplate,
+        probe: TemplateProbe,
+        tools: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+    ) -> str:
+        """The prompt's text. Raises ApiError with the place of the message that the template refuses."""
+        fitted = probe.fitted(request.messages or ())
+        generation, continued = request.add_generation_prompt is not False, request.continue_final_message
+        try:
+            return chat_text(template, specials, [one.message for one in fitted], generation, continued, tools, values)
+        except TemplateRefusalError as error:
+            place = request.place(*probe.refused_at(fitted, tools))
+            raise bad_request(f"'{place}' does not fit this model's chat template: {error}", place, "invalid_messages") from error
+
+    def _is_inside(self, request: Request, text: str) -> bool:
+        """Whether the answer begins within reasoning: the prompt, or the message that is continued, has opened it."""
+        assert self.tags is not None
+        if text.rstrip().endswith(self.tags.open):
+            return True
+        said = text_of((request.messages or [{}])[-1].get("content")) if request.continue_final_message else ""
+        return said.rfind(self.tags.open) > said.rfind(self.tags.close)
+
+    def _expected(
+        self, request: Request, tools: Sequence[Tool], inside: bool, prefix: str = "", calls: CallFormat | None = None
+    ) -> Expected:
         names = frozenset(tool.name for tool in tools)
         parallel, closed = request.parallel_tool_calls, _choice(request).allowed is not None
         schemas = {tool.name: tool.parameters for tool in tools}
-        return Expected(self.tags, inside, self.calls, names, parallel, prefix, self._as_content, closed, schemas)
+        return Expected(self.tags, inside, calls or self.calls, names, parallel, prefix, self._as_content, closed, schemas)
 
     def _in_channels(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, begun: str) -> Expected:
         """What an answer in channels may hold; a grammar is about its final message, or the arguments of its calls. begun: the
@@ -110,16 +143,16 @@ class ChatDialect:
         return self._expected(request, tools, False, begun)
 
     def _forced(
-        self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool
+        self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool, calls: CallFormat
     ) -> tuple[str, Expected]:
         """A call that must come: its beginning is in the prompt."""
-        assert self.calls is not None  # _check
-        prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
+        prefix, grammar = forced_calls(calls, wanted(request), request.parallel_tool_calls)
         _check_forced(request)
-        request.grammar = GrammarField("tools", with_tokens(grammar, specials.names), needed=False)
+        # A model that does not see the tools can't write their arguments without the grammar.
+        request.grammar = GrammarField("tools", with_tokens(grammar, specials.names), needed=not self._tools_probe.takes_tools)
         if inside:  # a call is not preceded by reasoning
             text, inside = self._closed(text), False
-        return text + prefix, self._expected(request, tools, inside, prefix)
+        return text + prefix, self._expected(request, tools, inside, prefix, calls)
 
     def _hold(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, inside: bool | None) -> None:
         """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, or of allowed
@@ -146,20 +179,20 @@ class ChatDialect:
         assert self.tags is not None
         return f"{text.rstrip()}\n\n{self.tags.close}\n\n"
 
-    def _check(self, request: Request, tools: Sequence[Tool], probe: TemplateProbe) -> None:
-        """Raise ApiError for what would not reach the model, or not come back as calls."""
+    def _calls_of(self, request: Request, tools: Sequence[Tool], probe: TemplateProbe) -> CallFormat | None:
+        """The format of the answer's calls. A model whose template takes no tools can still be forced to call one. Raises
+        ApiError for tools that would not reach the model, or whose calls could not be parsed."""
         if tools and not probe.takes_tools:
-            raise bad_request("This model's chat template does not support tools.", "tools", "unsupported_parameter")
+            if not must_call(request):
+                message = (
+                    "This model's chat template does not support tools; it supports calls only with 'tool_choice': 'required'."
+                )
+                raise bad_request(message, "tools", "unsupported_parameter")
+            return self.calls or call_formats()[UNTRAINED]
         if tools and self.calls is None:
             message = "The tool-call format of this model is unknown: start the server with --tool-call-parser."
             raise bad_request(message, "tools", "unsupported_parameter")
-        for i, given in enumerate(request.messages or ()):
-            if "tool_calls" in given and not probe.takes_calls:
-                where = _place(request, i, "tool_calls")
-                raise bad_request("This model's chat template does not support tool calls.", where, "unsupported_parameter")
-            if given["role"] == "tool" and not probe.takes_results:
-                where = _place(request, i, "role")
-                raise bad_request("This model's chat template does not support tool results.", where, "unsupported_parameter")
+        return self.calls
 
     def _values(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
         """Values of the template's variables. known: those that it has. Raises ApiError for another one."""
@@ -172,9 +205,12 @@ class ChatDialect:
             if self._whole and request.reasoning_effort not in CHANNEL_EFFORTS:
                 message = f"'{request.effort_field}' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
                 raise bad_request(message, request.effort_field, "invalid_value")
-            silent = self.tags is None and not self._whole and not self._as_content
-            if request.reasoning_effort == "none" and "reasoning_effort" not in known and silent:
-                return values  # it does not reason as it is
+            if request.reasoning_effort == "none" and "reasoning_effort" not in known:
+                switch = next((name for name in SWITCHES if name in known), None)
+                if switch is not None:
+                    return {switch: False, **values}
+                if self.tags is None and not self._whole and not self._as_content:
+                    return values  # the model does not reason
             if "reasoning_effort" not in known:
                 message = f"This model's chat template does not support '{request.effort_field}'."
                 raise bad_request(message, request.effort_field, "unsupported_parameter")
@@ -194,12 +230,18 @@ def _check_continued(request: Request) -> None:
     messages = request.messages or ()
     if messages and "tool_calls" in messages[-1]:
         message = "'continue_final_message' can't be used if the last message has tool calls."
-        raise bad_request(message, _place(request, len(messages) - 1, "tool_calls"), "invalid_value")
+        raise bad_request(message, request.place(len(messages) - 1, "tool_calls"), "invalid_value")
 
 
-def _place(request: Request, index: int, field: str) -> str:
-    """Where a field of a message came from, for people."""
-    return f"messages[{index}].{field}" if request.conversation_field == "messages" else request.conversation_field
+def _check_calls(request: Request, probe: TemplateProbe) -> None:
+    """Raise ApiError for calls and results that the template would omit."""
+    for i, given in enumerate(request.messages or ()):
+        if "tool_calls" in given and not probe.takes_calls:
+            where = request.place(i, "tool_calls")
+            raise bad_request("This model's chat template does not support tool calls.", where, "unsupported_parameter")
+        if given["role"] == "tool" and not probe.takes_results:
+            where = request.place(i, "role")
+            raise bad_request("This model's chat template does not support tool results.", where, "unsupported_parameter")
 
 
 def _choice(request: Request) -> ToolChoice:

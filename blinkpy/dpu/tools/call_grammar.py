@@ -6,7 +6,6 @@ Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence"
 """
 
 import json
-import keyword
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -159,7 +158,7 @@ def _named_arguments(schema: Mapping[str, Any], shape: ArgumentText) -> Grammar:
 
 def _check_named(schema: Mapping[str, Any], shape: ArgumentText) -> None:
     """Raise GrammarError for keywords of the root that separate grammars of the arguments can't enforce, and for
-    invalid names: as Python's keywords, or in tags.
+    invalid names: no identifiers, or not allowed in tags.
     """
     for key in schema:
         if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
@@ -168,7 +167,7 @@ def _check_named(schema: Mapping[str, Any], shape: ArgumentText) -> None:
     if type(properties) is not dict or type(required) is not list:
         raise GrammarError("'properties' must be an object, and 'required' an array.")
     for name in properties:
-        fits = bool(IN_TAGS.fullmatch(name)) if shape.raw else name.isidentifier() and not keyword.iskeyword(name)
+        fits = bool(IN_TAGS.fullmatch(name)) if shape.raw else name.isidentifier()
         if not fits:
             raise GrammarError(f"'{name[:100]}' can't be a parameter name in this model's tool-call format.")
     if any(name not in list(properties) for name in required):

@@ -135,6 +135,7 @@ class MessageParser:
         self._steps = self._parse()
         next(self._steps)
         self._last: type[OutputEvent] | None = None
+        self._reasoned = False  # reasoning has begun, and neither it nor the content has text yet
         self._space: list[str] = []  # at the end of the text so far; it is content if more content follows
         self._source.push(expected.prefix)
 
@@ -176,20 +177,23 @@ class MessageParser:
                 yield from self._text(event)
             elif isinstance(event, CallBegin):
                 self.calls += 1
-                self._last = CallBegin
+                self._last, self._reasoned = CallBegin, False
                 self._space.clear()
             if isinstance(event, CallBegin | CallArguments) and (self.calls == 1 or self._expected.parallel):
                 yield event
 
     def _text(self, event: Content | Reasoning) -> Iterator[OutputEvent]:
         kind, text = type(event), event.text
+        if kind is Reasoning and not text:
+            self._reasoned = True
+            return
         if kind is not self._last:
-            if self._last is Reasoning or kind is Reasoning:
+            if self._last is Reasoning or kind is Reasoning or self._reasoned:
                 self._space.clear()
                 text = text.lstrip("\n")
                 if not text:
                     return
-            self._last = kind
+            self._last, self._reasoned = kind, False
         if kind is Reasoning:
             shown = text.rstrip("\n")
         else:

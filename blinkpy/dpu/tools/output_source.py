@@ -101,6 +101,11 @@ class OutputSource:
         if text:
             self._events.append(self.kind(text))
 
+    def begin_reasoning(self) -> None:
+        """The text that follows is reasoning, perhaps empty: white space between it and the content is removed."""
+        self.kind = Reasoning
+        self._events.append(Reasoning(""))
+
     def check_name(self, name: str) -> None:
         """Raise NotACall for a function that is not allowed."""
         if self.allowed is not None and name not in self.allowed:

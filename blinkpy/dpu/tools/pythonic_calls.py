@@ -14,6 +14,9 @@ from blinkpy.dpu.tools.output_source import PYTHON_QUOTES, NotACall, OutputSourc
 START, END = TOKENS = ("<|python_start|>", "<|python_end|>")
 CALL_CHARACTERS = 1 << 16  # of one call; it is held back until it ends
 MOST_DEPTH = 32  # of brackets
+PREFIX, DELIMITERS = "p_", "\"'([{,:=)]}"
+_BREAKS = re.compile(r"[\r\n]+")
+_CONTINUED = re.compile(r"((?<!\\)(?:\\\\)*)\\(?:\r\n|\r|\n)")
 CONSTANTS = {"true": True, "false": False, "null": None}  # some models write JSON's
 # Literals and brackets have no other tokens. Python's parser, which fails on deep expressions, sees nothing else.
 _TOKEN = re.compile(
@@ -53,24 +56,17 @@ def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
 
 def keywords_to_json(text: str) -> str:
     """A JSON object from Python's keyword arguments in brackets, (a=1, b='x'). Raises NotACall for everything but literals."""
-    at = depth = 0
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise NotACall
-        depth += (token[0].strip() in ("(", "[", "{")) - (token[0].strip() in (")", "]", "}"))
-        if depth > MOST_DEPTH:
-            raise NotACall
-        at = token.end()
+    source = _as_python(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
-            call = ast.parse(f"f{text}", mode="eval").body
+            call = ast.parse(f"f{source}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACall
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        if None in values or len(values) < len(call.keywords):
+        named = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
+        if None in named or len(named) < len(call.keywords):
             raise NotACall
+        values = {str(name).removeprefix(PREFIX): value for name, value in named.items()}
         written = json.dumps(values, ensure_ascii=False, allow_nan=False)
         written.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -78,6 +74,40 @@ def keywords_to_json(text: str) -> str:
     except (ValueError, SyntaxError) as error:
         raise NotACall from error
     return written
+
+
+def _as_python(text: str) -> str:
+    """Keyword arguments for Python's parser: each name with PREFIX, since models also write names like `from`, and strings
+    without line breaks. Raises NotACall for tokens that no literal has, and for deep brackets."""
+    at, depth = 0, 0
+    parts: list[str] = []
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise NotACall
+        word, at = token[0].strip(), token.end()
+        depth += (word in ("(", "[", "{")) - (word in (")", "]", "}"))
+        if depth > MOST_DEPTH:
+            raise NotACall
+        if depth == 1 and word[0] not in DELIMITERS and text.startswith("=", at):
+            word = PREFIX + word
+        elif word[-1] in PYTHON_QUOTES and _BREAKS.search(word):
+            word = _without_breaks(word)
+        parts.append(f"{word} ")
+    return "".join(parts)
+
+
+def _without_breaks(literal: str) -> str:
+    """A string literal with escapes in the place of its line breaks, and without those behind a backslash, which Python drops."""
+    if literal[0].lower() == "r":  # a raw string: its backslashes are text
+        quote, inside = literal[-1], literal[2:-1].replace("\\", "\\\\")
+        literal = f"{quote}{inside.replace(quote, chr(92) + quote)}{quote}"
+        return _BREAKS.sub(_escaped, literal)
+    return _BREAKS.sub(_escaped, _CONTINUED.sub(r"\1", literal))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _value(node: ast.expr) -> Any:

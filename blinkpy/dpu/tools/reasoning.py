@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from blinkpy.config import REASONING_PARSERS, ConfigError
-from blinkpy.dpu.tools.output_source import Content, OutputSource, Reasoning, Steps
+from blinkpy.dpu.tools.output_source import Content, OutputSource, Steps
 
 
 class ReasoningTags(NamedTuple):
@@ -39,7 +39,7 @@ def parse_reasoning(source: OutputSource, tags: ReasoningTags, inside: bool) -> 
     """Take the reasoning, if there is some at the start. inside: the prompt ended with the opening tag."""
     opened = yield from source.skip(tags.open)
     if opened or inside:
-        source.kind = Reasoning
+        source.begin_reasoning()
         yield from source.content_until((tags.close,))
         source.commit()
         source.kind = Content

@@ -10,7 +10,7 @@ from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.chat_fields import parse_chat
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.response_fields import parse_response
-from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
 
@@ -99,8 +99,8 @@ def test_an_assistant_may_have_said_nothing(tokenizer: Tokenizer) -> None:
 
 
 def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
-    """Instructions that a template would pass over: a developer's become the system's, the first ones become one message, and
-    later ones are refused. A template that takes them gets them as they are."""
+    """Instructions that a template would omit: a developer's become the system's, the first ones become one message, and later
+    ones the beginning of a user's message. A template that writes them gets them unchanged."""
     system, developer, user = ({"role": role, "content": role} for role in ("system", "developer", "user"))
     assert prompt(PLAIN, tokenizer, [system, developer, user, developer]) == "".join(
         f"[{role}:{role}]" for role in ("system", "developer", "user", "developer")
@@ -110,23 +110,20 @@ def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
     first = f"{{% for m in messages %}}{shown}{{% endfor %}}"
     assert prompt(first, tokenizer, [system, developer, user]) == "[system:system\n\ndeveloper][user:user]"
     for late in (system, developer):
-        with pytest.raises(ChatError, match="system messages only at the beginning"):
-            prompt(first, tokenizer, [system, user, late])
+        told = f"[system:system][user:user][user:{late['role']}]"
+        assert prompt(first, tokenizer, [system, user, late]) == told
+        assert prompt(first, tokenizer, [system, user, late, user]) == f"[system:system][user:user][user:{late['role']}\n\nuser]"
     unknown = "{% for m in messages if m.role != 'developer' %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
     assert prompt(unknown, tokenizer, [developer, user, developer]) == "[system:developer][user:user][system:developer]"
 
 
 def test_a_developer_is_the_system_where_a_template_refuses_that_role(tokenizer: Tokenizer) -> None:
-    """Clients send it by themselves for newer models. A template that refuses both keeps its word."""
+    """Clients send it by themselves for newer models. If a template refuses both, a user says it."""
     asked = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
-    for roles, wanted in (("'system', 'user', 'assistant'", "[system:a][user:b]"), ("'user', 'assistant'", None)):
+    for roles, wanted in (("'system', 'user', 'assistant'", "[system:a][user:b]"), ("'user', 'assistant'", "[user:a\n\nb]")):
         refusing = f"{{% if m.role not in ({roles}) %}}{{{{ raise_exception('no ' + m.role) }}}}{{% endif %}}"
         source = f"{{% for m in messages %}}{refusing}[{{{{ m.role }}}}:{{{{ m.content }}}}]{{% endfor %}}"
-        if wanted is None:
-            with pytest.raises(ChatError, match="no developer"):
-                prompt(source, tokenizer, asked)
-        else:
-            assert prompt(source, tokenizer, asked) == wanted
+        assert prompt(source, tokenizer, asked) == wanted
 
 
 def test_reasoning_by_the_name_that_a_template_has(tokenizer: Tokenizer) -> None:

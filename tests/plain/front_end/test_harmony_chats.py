@@ -157,7 +157,8 @@ def test_a_conversation_goes_on(gpt_oss: Served) -> None:
     )
     assert "# Instructions\nBe brief.\n\nBe kind.\n" in prompt
     assert "// \ntype get_time" in prompt, "a tool without a description"
-    assert "system messages only at the beginning" in gpt_oss.refused(messages=[*ASK, told[1]])[1]
+    gpt_oss.chat(f"{FINAL}x", messages=[*ASK, told[1]])
+    assert "<|start|>user<|message|>Be kind.<|end|>" in gpt_oss.prompt(), "the template writes instructions at the beginning only"
     stray = [*ASK, both, results[0] | {"tool_call_id": "other"}]
     assert "'other'" in gpt_oss.refused(messages=stray, tools=TOOLS)[1]
 

@@ -163,7 +163,9 @@ def test_reasoning(thinking: Served) -> None:
     choice = thinking.chat("Hmm, <tool_call>?\n</think>\n\nWell. ")
     assert message_of(choice) == ("assistant", "Well. ", "Hmm, <tool_call>?", [])
     assert thinking.prompt().endswith("<|start|>assistant\n<think>\n")
-    assert thinking.refused(reasoning_effort="none")[0] == "reasoning_effort", "it would reason all the same"
+    assert thinking.refused(reasoning_effort="low")[0] == "reasoning_effort", "the template knows no levels"
+    assert message_of(thinking.chat("Well.", reasoning_effort="none")) == ("assistant", "Well.", None, [])
+    assert thinking.prompt().endswith("<think>\n\n</think>\n\n"), "the template's switch is off"
     choice = thinking.chat("Well.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert message_of(choice) == ("assistant", "Well.", None, [])
     assert thinking.prompt().endswith("<think>\n\n</think>\n\n")
@@ -233,8 +235,9 @@ def test_formats(name: str, text: str, tmp_path: Path) -> None:
 
 def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
     call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain = "This model's chat template does not support tools"
     with served_with(tmp_path / "plain", "{{ messages[0].content }}") as served:
-        assert served.refused(tools=TOOLS) == ("tools", "This model's chat template does not support tools.")
+        assert served.refused(tools=TOOLS) == ("tools", f"{plain}; it supports calls only with 'tool_choice': 'required'.")
         past = [*ASK, {"role": "assistant", "tool_calls": [call]}]
         assert served.refused(messages=past)[0] == "messages[1].tool_calls"
         assert served.refused(messages=[*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}])[0] == "messages[1].role"
@@ -327,3 +330,21 @@ def test_a_response_of_httpx_is_json(hermes: Served) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert set(call) == {"id", "type", "function"}
     assert choice["message"]["content"] is None
+
+
+def test_nothing_of_empty_reasoning_is_shown(tmp_path: Path) -> None:
+    with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF) as served:
+        for closed in (True, False):
+            more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": not closed}}}
+            for said in ("<think>\n\n</think>\n\nHello", "<think></think>\n\nHello", "<think>\n</think>Hello\n\n"):
+                assert message_of(served.chat(said, **more))[1:3] == (said[said.index("Hello") :], None)
+
+
+def test_reasoning_is_continued(tmp_path: Path) -> None:
+    """The tag that ends it is not shown, whether tags are special tokens or text."""
+    more: Any = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
+    with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF) as served:
+        begun = [*ASK, {"role": "assistant", "content": "<think>\nLet me"}]
+        assert message_of(served.chat(" see.\n</think>\n\nHello", messages=begun, **more))[1:3] == ("Hello", " see.")
+        ended = [*ASK, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nHel"}]
+        assert message_of(served.chat("lo", messages=ended, **more))[1:3] == ("lo", None)

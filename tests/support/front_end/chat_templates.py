@@ -79,3 +79,69 @@ FORMATS = {
     "pythonic": PYTHONIC,
 }
 """A template of each call format."""
+
+# Templates that raise errors, as published ones do. Each with its parser.
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
+    "<|start|>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>model\n{% endif %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content + '\n\n' %}"
+    "{% set rest = messages[1:] %}"
+    "{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<|start|>{{ m.role }}\n{{ told if loop.first else '' }}{{ m.content | trim }}<|end|>\n{% endfor %}"
+)
+MISTRAL_STRICT = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content + '\n\n' %}"
+    "{% set rest = messages[1:] %}"
+    "{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}{% set ns = namespace(index=0) %}"
+    "{% for m in rest %}{% if not (m.role == 'tool' or m.tool_calls) %}{% if (m.role == 'user') != (ns.index % 2 == 0) %}"
+    "{{ raise_exception('After the optional system message, conversation roles must alternate user/assistant') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}"
+    "{% for m in rest %}{% if m.role == 'user' %}[INST]{{ told if loop.first else '' }}{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS][{% for call in m.tool_calls %}"
+    "{% if call.id is undefined or call.id | length != 9 %}{{ raise_exception('Tool call IDs must have length 9') }}{% endif %}"
+    "{{ call.function | tojson }}{{ call.id }}{% endfor %}]{% elif m.role == 'assistant' %}{{ m.content }}</s>"
+    "{% elif m.role == 'tool' %}{% if m.tool_call_id is undefined or m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs must have length 9') }}{% endif %}[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
+)
+LLAMA_STRICT = (
+    "{% if messages[0].role == 'system' %}{% set told = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}<|start|>system\n{{ told }}"
+    "{% for t in tools or [] %}{{ t | tojson(indent=4) }}{% endfor %}{% for m in rest %}"
+    "{% if m.role in ('system', 'developer') %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('This model only supports single tool-calls') }}"
+    '{% endif %}<|start|>assistant\n{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ "{" }}'
+    '{% for key, value in m.tool_calls[0].function.arguments.items() %}"{{ key }}": {{ value | tojson }}{% endfor %}}}'
+    "{% else %}<|start|>{{ 'ipython' if m.role == 'tool' else m.role }}\n{{ m.content }}{% endif %}{% endfor %}"
+    "<|start|>assistant\n"
+)
+QWEN_STRICT = CHAT_ML.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if m.role in ('system', 'developer') and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}",
+    1,
+) + "{% endif %}"  # fmt: skip
+DEEPSEEK = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+    '<tool_call>{"name": "{{ c.function.name }}", '
+    "\"arguments\": {{ '' + c.function.arguments }}}</tool_call>{% endfor %}{% else %}{{ m.content + '' }}{% endif %}{% endfor %}"
+)
+NO_TOOLS = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
+RAISING = {
+    "gemma": (GEMMA, "hermes"),
+    "gemma3": (GEMMA3, "hermes"),
+    "mistral_strict": (MISTRAL_STRICT, "mistral"),
+    "llama_strict": (LLAMA_STRICT, "llama3_json"),
+    "qwen_strict": (QWEN_STRICT, "hermes"),
+    "deepseek": (DEEPSEEK, "hermes"),
+    "no_tools": (NO_TOOLS, "hermes"),
+}
+WITHOUT_TOOLS = ("gemma", "gemma3", "no_tools")
+"""Templates of RAISING that take no tools."""

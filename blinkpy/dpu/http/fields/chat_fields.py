@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_errors import missing
 from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, hints, rule
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_nul
@@ -150,15 +149,9 @@ Messages = Annotated[
 ]
 
 
-def messages(given: Messages, raw: Any) -> list[Message]:
-    """Messages for chat templates. raw: as received, to distinguish an absent content from null. Raises ApiError."""
-    found = []
-    for i, message in enumerate(given):
-        where = f"messages[{i}]"
-        if type(message) is AssistantMessage and not (message.tool_calls or message.refusal or "content" in raw[i]):
-            raise missing(f"{where}.content")
-        found.append(message.message(where))
-    return found
+def messages(given: Messages) -> list[Message]:
+    """Messages for chat templates. Raises ApiError."""
+    return [message.message(f"messages[{i}]") for i, message in enumerate(given)]
 
 
 # ---- the body --------------------------------------------------------------------------------------------------------
@@ -238,7 +231,7 @@ def _request(fields: Mapping[str, Any], defaults: RequestParameters) -> Request:
         check_size("tools", fields["tools"], MAX_TOOLS_BYTES)
     request = Request(
         **body.completing(defaults, fields),
-        messages=messages(body.messages, fields["messages"]),
+        messages=messages(body.messages),
         logprobs=body.logprobs is True,
         top_logprobs=body.top_logprobs or 0,
         add_generation_prompt=body.add_generation_prompt,

@@ -148,7 +148,7 @@ def parse_tokenize(body: bytes | bytearray) -> tuple[Request, bool]:
         parameters=RequestParameters(),
         model=given.model,
         prompts=[] if given.prompt is None else [given.prompt],
-        messages=None if given.messages is None else messages(given.messages, fields["messages"]),
+        messages=None if given.messages is None else messages(given.messages),
         add_special_tokens=given.add_special_tokens,
         parse_special=given.parse_special is True,
         add_generation_prompt=given.add_generation_prompt,

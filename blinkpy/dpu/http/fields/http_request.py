@@ -40,7 +40,8 @@ class Request:
     add_generation_prompt: bool | None = None  # None: unless continue_final_message is set
     continue_final_message: bool = False
     request_id: str | None = None
-    conversation_field: str = "messages"  # the field that the messages came in, one for one or of other items
+    conversation_field: str = "messages"  # the field of the messages
+    places: tuple[str, ...] = ()  # the path of each message, if they are not the entries of conversation_field
     effort_field: str = "reasoning_effort"
     limit_field: str = "max_tokens"  # or a newer name of it
     instructions: str | None = None  # of /v1/responses, as is metadata
@@ -63,6 +64,14 @@ class Request:
     echo: bool = False
     echoes: "list[Echo]" = field(default_factory=list)  # of each prompt, with the prompt
     prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
+
+    def place(self, index: int, name: str) -> str:
+        """The path of a message's field in the body. A message made of other items has the path of the first one."""
+        if not self.places:
+            return (
+                f"{self.conversation_field}[{index}].{name}" if self.conversation_field == "messages" else self.conversation_field
+            )
+        return self.places[index]
 
     @property
     def scores_prompts(self) -> bool:

@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_model import Body, Part, only, rule
+from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, only, rule
 from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 
 MAX_TOOLS = 128  # of a request; also calls of one message
@@ -27,6 +27,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 # `$` alone would accept a line's end behind the name.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]
+MAX_CALLED = 512
+# The name in a call that comes back: models also call functions that do not exist, and the server passes those on.
+CalledName = Annotated[str, Meta(min_length=1, max_length=MAX_CALLED), rule(f"1 to {MAX_CALLED} characters")]
 Mode = Literal["auto", "required"]
 Word = Literal["none", "auto", "required"]
 
@@ -303,14 +306,14 @@ def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
 
 
 class Called(Body):
-    """The function of a call. `parsed_arguments` is what OpenAI's client made of `arguments`."""
+    """The function of a call. OpenAI's client makes `parsed_arguments` from `arguments`."""
 
-    name: Name
-    arguments: str | None = None
+    name: CalledName
+    arguments: str | dict[str, Any] | list[Any] | None = None
     parsed_arguments: Any = None
 
 
-class Call(Body):
+class Call(SentBack):
     """A call in an assistant's message."""
 
     function: Called
@@ -328,18 +331,15 @@ class CallItem(Body, tag_field="type", tag="function_call"):
     """A call as an input item of /v1/responses."""
 
     call_id: str
-    name: Name
+    name: CalledName
     namespace: Name | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
     id: Any = None
     status: Any = None
 
     def message(self, where: str) -> dict[str, Any]:
         """The call as chat templates expect it. Raises ApiError."""
         name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
-        if len(name) > MAX_NAME:
-            message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(name)}."
-            raise bad_request(message, f"{where}.name", "invalid_value")
         return {"id": self.call_id, **_call(where, name, self.arguments)}
 
 
@@ -382,12 +382,15 @@ class ResultItem(Body, tag_field="type", tag="function_call_output"):
         return {"role": "tool", "content": output, "tool_call_id": self.call_id}
 
 
-def _call(where: str, name: str, written: str | None) -> dict[str, Any]:
-    """A call for templates. Arguments that are an object become one, as templates expect; others stay text."""
-    written = written or ""
+def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:
+    """A call for templates, with its arguments as an object. Arguments that are no object stay text: an answer may have been cut
+    off within them."""
+    written = json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given or ""
     arguments: Any = written
-    with suppress(ValueError, RecursionError):
-        arguments = json.loads(written or "{}")
+    for _ in range(2):  # some clients write the text of an object as a string of JSON
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments = {} if arguments is None else arguments
     if depth_of(arguments) > MAX_DEPTH:
         place = f"{where}.arguments"
         raise bad_request(f"'{place}' is nested more than {MAX_DEPTH} deep.", place, "invalid_value")

@@ -1,0 +1,384 @@
+"""Conversations in a form that a chat template takes.
+
+Some templates raise an error for two calls in a message, for a second system message, or for two consecutive messages of a user.
+Others leave such messages out. The probe renders small conversations once, when the server starts. It then changes each
+conversation into an equivalent form if the template would refuse it or omit a part.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+INSTRUCTIONS = ("system", "developer")  # roles
+TOOL, CALL, RESULT, PART, LATE = (f"probe_of_a_{what}" for what in ("tool", "call", "result", "part", "late_message"))
+SECOND, THOUGHT = "probe_of_a_second_call", "probe_of_a_thought"
+NINE = 9  # characters of a call's id, where templates insist on a length
+LONG_IDS = ("call_0123456789abcdef01234567", "call_123456789abcdef012345678")
+SHORT_IDS = ("abcdefghi", "jklmnopqr")
+WRAPPED = "arguments"  # the name for arguments that are no object, if a template needs an object
+_FUNCTION = {"name": TOOL, "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION | {"description": ""}}]
+_QUESTION: dict[str, Any] = {"role": "user", "content": "x"}
+_LATE: dict[str, Any] = {"role": "user", "content": LATE}
+_PARTS = [{"type": "text", "text": PART}, {"type": "text", "text": PART}]
+
+Message = dict[str, Any]
+
+
+class Fitted(NamedTuple):
+    """A message for the template. index: of the given message that it comes from."""
+
+    index: int
+    message: Message
+
+
+class _CallForm(NamedTuple):
+    """A form of calls. content: an empty content next to calls. as_objects: arguments are objects, otherwise JSON text. ids: of
+    two calls."""
+
+    content: str | None
+    as_objects: bool
+    ids: tuple[str, str]
+
+
+_CALL_FORMS = tuple(
+    _CallForm(content, as_objects, ids) for as_objects in (True, False) for ids in (LONG_IDS, SHORT_IDS) for content in (None, "")
+)
+
+
+class TemplateProbe:
+    """The forms of conversations that a template takes. takes_tools: whether it writes tools, or refuses the probe. takes_calls,
+    takes_results: whether it writes them in some form, perhaps as text."""
+
+    def __init__(self, template: ChatTemplate | None):
+        self._template = template
+        text = self._render([_QUESTION])
+        self.takes_tools = text is None or TOOL in text
+        self._wants_descriptions = self._render([_QUESTION], [{"type": "function", "function": _FUNCTION}]) is None
+        self._probe_calls()
+        self._takes_parts = {role: self._reads_parts(role) for role in ROLES}
+        self._probe_reasoning()
+        self._probe_instructions()
+        said = {"role": "assistant", "content": "x"}
+        self._joins_users = not self._writes([_QUESTION, _LATE])
+        self._joins_assistants = not self._writes([_QUESTION, said, said | {"content": LATE}, _QUESTION])
+        opened = [said, _LATE]
+        self._opens_with_user = not self._writes(opened) and self._writes([_QUESTION, *opened])
+        asked = [*self._called(CALL), _LATE]
+        silent = {"role": "assistant", "content": ""}
+        self._answers_results = not self._writes(asked) and self._writes([*asked[:-1], silent, _LATE])
+
+    # ---- probes
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = _TOOLS) -> str | None:
+        """The text of a conversation; None if the template refuses it."""
+        try:
+            return "" if self._template is None else self._template.render(messages, tools=tools)
+        except ChatError:
+            return None
+
+    def _writes(self, messages: Sequence[Mapping[str, Any]], *names: str) -> bool:
+        """Whether the template writes texts of a conversation."""
+        text = self._render(messages)
+        return text is not None and all(name in text for name in names or (LATE,))
+
+    def _called(self, *names: str, form: _CallForm | None = None, arguments: Any = None) -> list[Message]:
+        """A conversation with calls of these names, and a result of each."""
+        form = form or self._form or _CALL_FORMS[0]
+        given = ({} if form.as_objects else "{}") if arguments is None else arguments
+        pairs = list(zip(form.ids, names, strict=False))
+        calls = [{"id": one, "type": "function", "function": {"name": name, "arguments": given}} for one, name in pairs]
+        results = [{"role": "tool", "content": RESULT, "tool_call_id": one} for one, _ in pairs]
+        return [_QUESTION, {"role": "assistant", "content": form.content, "tool_calls": calls}, *results]
+
+    def _probe_calls(self) -> None:
+        self._form: _CallForm | None = None
+        for form in _CALL_FORMS:
+            text = self._render(self._called(CALL, form=form))
+            if text is not None and CALL in text and (form.content is not None or "None" not in text):
+                self._form = form
+                break
+        else:  # a template may write calls, but not the results
+            self._form = next((form for form in _CALL_FORMS if self._writes(self._called(CALL, form=form)[:2], CALL)), None)
+        self._writes_results = self._form is not None and self._writes(self._called(CALL), RESULT)
+        as_text = [_QUESTION, {"role": "assistant", "content": CALL}, _LATE]
+        writes_text = self._render(as_text) is None or self._writes(as_text, CALL, LATE)
+        self.takes_calls, self.takes_results = self._form is not None or writes_text, self._writes_results or writes_text
+        self._takes_calls_together = self._writes(self._called(CALL, SECOND), CALL, SECOND)
+        beside = self._called(CALL)
+        beside[1] = beside[1] | {"content": "x"}
+        self._calls_alone = self._form is not None and not self._writes(beside, CALL)  # no calls next to content
+        self._objects_alone = (
+            self._form is not None and self._form.as_objects and self._render(self._called(CALL, arguments='{"x": ')) is None
+        )
+
+    def _reads_parts(self, role: str) -> bool:
+        """Whether the template goes through the parts of such a message, and does not write them as a list."""
+        before = {"assistant": [_QUESTION], "tool": self._called(CALL)[:2]}.get(role, [])
+        after = [] if before else [_QUESTION] * (role != "user")
+        message = {"role": role, "content": _PARTS, "tool_call_id": (self._form or _CALL_FORMS[0]).ids[0]}
+        text = self._render([*before, message, *after]) or ""
+        return text.count(PART) == len(_PARTS) and "'text'" not in text and '"text"' not in text
+
+    def _probe_reasoning(self) -> None:
+        thinking = self._called(CALL)
+        thinking[1] = thinking[1] | {"thinking": THOUGHT}
+        self._thinking = THOUGHT in (self._render(thinking) or "")  # it knows reasoning by this name
+        thinking[1] = thinking[1] | {"content": "x"}
+        self._thinking_alone = self._thinking and self._render(thinking) is None  # or content, next to calls
+
+    def _probe_instructions(self) -> None:
+        system, developer = ({"role": role, "content": LATE} for role in INSTRUCTIONS)
+        self._takes_system = self._writes([system, _QUESTION])
+        self._takes_developers = self._writes([developer, _QUESTION])
+        self._system_alone = self._writes([system])
+        self._folds = self._writes([_LATE])  # it writes messages of a user
+        kinds = [kind for kind, taken in ((system, self._takes_system), (developer, self._takes_developers)) if taken]
+        pairs = [(one | {"content": "x"}, other) for one in kinds for other in kinds]
+        self._takes_several = all(
+            self._writes([*pair, _QUESTION]) and self._writes([pair[1], pair[0], _QUESTION]) for pair in pairs
+        )
+        said = {"role": "assistant", "content": "x"}
+        self._takes_late = bool(kinds) and all(self._writes([_QUESTION, said, kind, _QUESTION]) for kind in kinds)
+
+    # ---- tools and conversations
+
+    def described(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Tools as the template takes them: with a description if it insists on descriptions."""
+        if not self._wants_descriptions:
+            return list(tools)
+        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+    def fitted(self, messages: Sequence[Message]) -> list[Fitted]:
+        """A conversation in a form that the template takes, without changes if it takes any. Raises ChatError for results
+        without a call if each call needs a separate message."""
+        found = [Fitted(i, self._message(message)) for i, message in enumerate(messages)]
+        found = list(self._with_results(self._instructed(found)))
+        if self._calls_alone:
+            found = list(self._apart(found))
+        if not self._takes_calls_together:
+            found = list(self._one_by_one(found))
+        if self._form is not None and self._form.ids == SHORT_IDS:
+            found = _short_ids(found)
+        return list(self._in_turns(found))
+
+    def refused_at(self, fitted: Sequence[Fitted], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, str]:
+        """The index of the given message that the template refuses, and the field at fault: of a conversation that it refuses."""
+        taken, refused = 0, len(fitted)
+        while refused - taken > 1:  # the shortest beginning that is refused
+            middle = (taken + refused) // 2
+            if self._render([one.message for one in fitted[:middle]], tools or ()) is None:
+                refused = middle
+            else:
+                taken = middle
+        index, message = fitted[refused - 1]
+        if "tool_calls" not in message:
+            return index, "tool_call_id" if message["role"] == "tool" else "role"
+        without = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": "x"}
+        before = [one.message for one in fitted[: refused - 1]]
+        return index, "role" if self._render([*before, without], tools or ()) is None else "tool_calls"
+
+    def _message(self, given: Message) -> Message:
+        content, message = given["content"], dict(given)
+        if not self._takes_parts[message["role"]]:
+            content = text_of(content)
+        if "tool_calls" in message:
+            content = self._with_calls(message, content)
+        message["content"] = content
+        if message["role"] == "developer" and not self._takes_developers:
+            message["role"] = "system"
+        if self._thinking and "reasoning_content" in message:
+            message["thinking"] = message.pop("reasoning_content")
+            if self._thinking_alone and content and "tool_calls" in message:  # the template writes either as reasoning
+                message["thinking"] += f"\n{text_of(content)}"
+                message["content"] = self._no_content
+        return message
+
+    @property
+    def _no_content(self) -> str | None:
+        return "" if self._form is None else self._form.content
+
+    def _with_calls(self, message: Message, content: Any) -> Any:
+        """The content next to a message's calls, whose arguments take the template's form. Without a form, calls become text."""
+        if self._form is None:
+            calls = (_written(call["function"]) for call in message.pop("tool_calls"))
+            return "\n".join(filter(None, (text_of(content), *calls)))
+        message["tool_calls"] = [{**call, "function": self._function(call["function"])} for call in message["tool_calls"]]
+        return content or self._form.content
+
+    def _function(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = function["arguments"]
+        if isinstance(arguments, dict):
+            as_objects = self._form is None or self._form.as_objects
+            return function if as_objects else {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {**function, "arguments": as_object(arguments)} if self._objects_alone else function
+
+    # ---- instructions
+
+    def _instructed(self, messages: list[Fitted]) -> list[Fitted]:
+        """Instructions in one message at the beginning, or in a user's message, where the template takes no others."""
+        leading = next((i for i, one in enumerate(messages) if one.message["role"] not in INSTRUCTIONS), len(messages))
+        first, later = messages[:leading], messages[leading:]
+        if leading > 1 and not self._takes_several:
+            whole = "\n\n".join(text_of(one.message["content"]) for one in first)
+            first = [Fitted(first[0].index, first[0].message | {"content": whole})]
+        if not self._folds:
+            return first + later
+        if not self._takes_system and not self._takes_developers:
+            return _folded(first + later)
+        if first and not later and not self._system_alone:  # the template writes instructions with the next message
+            return [*first, Fitted(first[-1].index, {"role": "user", "content": ""})]
+        return first + (later if self._takes_late else _folded(later))
+
+    # ---- calls and results
+
+    def _with_results(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
+        """Results as a user's texts, where the template does not write them."""
+        for one in messages:
+            if one.message["role"] == "tool" and not self._writes_results:
+                text = f"<tool_response>\n{text_of(one.message['content'])}\n</tool_response>"
+                yield Fitted(one.index, {"role": "user", "content": text})
+            else:
+                yield one
+
+    def _apart(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
+        """Content and calls in separate messages. Without consecutive messages of an assistant, the content is omitted."""
+        for index, message in messages:
+            if "tool_calls" in message and message["content"]:
+                if not self._joins_assistants:
+                    yield Fitted(index, {key: value for key, value in message.items() if key != "tool_calls"})
+                message = {"role": "assistant", "content": self._no_content, "tool_calls": message["tool_calls"]}
+            yield Fitted(index, message)
+
+    def _one_by_one(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
+        """Messages with several calls as messages with one each, each before its own results."""
+        at = 0
+        while at < len(messages):
+            (index, message), at = messages[at], at + 1
+            calls = message.get("tool_calls", ())
+            if len(calls) < 2:
+                yield Fitted(index, message)
+                continue
+            end = next((i for i in range(at, len(messages)) if messages[i].message["role"] != "tool"), len(messages))
+            results, at = messages[at:end], end
+            known = [call.get("id") for call in calls]
+            for result in results:
+                name = result.message["tool_call_id"]
+                if known.count(name) != 1:
+                    where = f"messages[{result.index}].tool_call_id"
+                    raise ChatError(f"'{where}' must be the id of a call in the message before, not {name[:100]!r}.")
+            for call in calls:
+                yield Fitted(index, message | {"tool_calls": [call]})
+                yield from (one for one in results if one.message["tool_call_id"] == call.get("id"))
+                message = {"role": "assistant", "content": self._no_content}
+
+    # ---- turns
+
+    def _in_turns(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
+        """Turns in the template's order: consecutive messages of one role become one message."""
+        last: Fitted | None = None
+        for one in messages:
+            role = one.message["role"]
+            if last is None and role == "assistant" and self._opens_with_user:
+                yield Fitted(one.index, {"role": "user", "content": ""})
+            if last is not None:
+                before = last.message["role"]
+                joins = self._joins_users if role == "user" else role == "assistant" and self._joins_assistants
+                if joins and before == role and "tool_calls" not in last.message:
+                    last = Fitted(last.index, _joined(last.message, one.message))
+                    continue
+                yield last
+                if before == "tool" and role == "user" and self._answers_results:
+                    yield Fitted(one.index, {"role": "assistant", "content": ""})
+            last = one
+        if last is not None:
+            yield last
+
+
+def text_of(content: str | list[dict[str, str]] | None) -> str:
+    """Content in one text."""
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def as_object(written: str) -> dict[str, Any]:
+    """Arguments that are no object, as an object: empty for an empty text, otherwise with the value, or with the text if it is no
+    JSON."""
+    if not written.strip():
+        return {}
+    try:
+        return {WRAPPED: json.loads(written)}
+    except (ValueError, RecursionError):
+        return {WRAPPED: written}
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    """A call as text, in the form of Hermes."""
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return (
+        f'<tool_call>\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {text or "{}"}}}\n</tool_call>'
+    )
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Two messages of one role as one."""
+    texts = [text_of(message["content"]) for message in (first, second)]
+    joined = {**first, **second, "content": "\n\n".join(filter(None, texts))}
+    for name in ("reasoning_content", "thinking"):
+        thoughts = [message[name] for message in (first, second) if message.get(name)]
+        if thoughts:
+            joined[name] = "\n".join(thoughts)
+    return joined
+
+
+def _folded(messages: Sequence[Fitted]) -> list[Fitted]:
+    """Instructions as the beginning of the next message if a user sent it, otherwise as a separate message of a user."""
+    found: list[Fitted] = []
+    waiting: list[Fitted] = []
+    for one in (*messages, None):
+        if one is not None and one.message["role"] in INSTRUCTIONS:
+            waiting.append(one)
+            continue
+        if waiting:
+            told = "\n\n".join(text_of(instruction.message["content"]) for instruction in waiting)
+            if one is not None and one.message["role"] == "user":
+                one = Fitted(one.index, one.message | {"content": f"{told}\n\n{text_of(one.message['content'])}"})
+            else:
+                found.append(Fitted(waiting[0].index, {"role": "user", "content": told}))
+            waiting = []
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _short_ids(messages: Sequence[Fitted]) -> list[Fitted]:
+    """Ids of calls in NINE letters and digits: another id becomes a hash. A call without an id gets the id of the result at its
+    place, otherwise a hash of its place."""
+    found: list[Fitted] = []
+    for at, (index, message) in enumerate(messages):
+        if message.get("tool_calls"):
+            results = []
+            for following in messages[at + 1 :]:
+                if following.message["role"] != "tool":
+                    break
+                results.append(following.message["tool_call_id"])
+            calls = []
+            for number, call in enumerate(message["tool_calls"]):
+                own = call.get("id") or (results[number] if number < len(results) else f"{index}.{number}")
+                calls.append({**call, "id": short_id(own)})
+            message = message | {"tool_calls": calls}
+        elif message["role"] == "tool":
+            message = message | {"tool_call_id": short_id(message["tool_call_id"])}
+        found.append(Fitted(index, message))
+    return found
+
+
+def short_id(given: str) -> str:
+    """An id of NINE letters and digits: the given one if it is of that form, else a hash of it."""
+    if len(given) == NINE and given.isascii() and given.isalnum():
+        return given
+    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:NINE]

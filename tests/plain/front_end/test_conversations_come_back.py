@@ -1,0 +1,225 @@
+"""Answers come back as history: for each template and format, whole, cut off anywhere, and as clients dump them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from openai.types.chat import ChatCompletionMessage
+from openai.types.responses import Response
+from support.front_end import chat_templates
+from support.front_end.scripted_model import folder_with
+
+from blinkpy.config import ModelOptions
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.chat_fields import parse_chat
+from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.response_fields import parse_response
+from blinkpy.dpu.http.message_answer import message_of
+from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.text.chat_template import ChatTemplate
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.request_parameters import RequestParameters
+
+USER = {"role": "user", "content": "Hi"}
+NAMES = ("get_weather", "ns.get_weather", "from_city")
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {
+        "city": {"type": "string"}, "from": {"type": "string"}}}}}
+    for name in ("get_weather", "from_city")
+]  # fmt: skip
+CALLS = {  # two calls, with text and reasoning where the format has them
+    "hermes": 'Let me see.\n<tool_call>\n{"name": "ns.get_weather", "arguments": {"city": "A"}}\n</tool_call>\n<tool_call>'
+    '\n{"name": "from_city", "arguments": [1, "x"]}\n</tool_call>',
+    "llama3_json": '{"name": "get_weather", "parameters": {"city": "A"}}; {"name": "from_city", "parameters": null}',
+    "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "A"}}, {"name": "n.x", "arguments": "y"}]',
+    "mistral_v11": '[TOOL_CALLS]get_weather[ARGS]{"city": "A"}[TOOL_CALLS]n.x[ARGS]{"city": {"a": [1]}}',
+    "phi4_mini": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "A"}}, {"name": "n.x"}]<|/tool_call|>',
+    "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "A"}}, {"name": "n.x"}]',
+    "pythonic": "[get_weather(city='A\nB'), from_city(from='x', q=[1, None])]",
+    "openai": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.ns.get_weather "
+    '<|constrain|>json<|message|>{"city": "A"}<|call|>',
+}
+CASES = {
+    **{name: (source, name) for name, source in chat_templates.FORMATS.items()},
+    "harmony": (chat_templates.HARMONY, "openai"),
+    "thinking": (chat_templates.THINKING, "hermes"),
+    **chat_templates.RAISING,
+}
+
+
+def dialect_of(case: str) -> ChatDialect:
+    source, parser = CASES[case]
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, 100_000)
+    return ChatDialect(template, ModelOptions(tool_call_parser=parser), "")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(folder_with(tmp_path_factory.mktemp("model"), chat_templates.HERMES))
+
+
+def chat(messages: list[Any], **fields: Any) -> Request:
+    return parse_chat(orjson.dumps({"messages": messages, **fields}), RequestParameters())
+
+
+def shown(dialect: ChatDialect, tokenizer: Tokenizer, request: Request) -> str:
+    return tokenizer.specials.unmark(dialect.prompt(request, tokenizer.specials)[0])
+
+
+def cuts(text: str) -> Iterator[str]:
+    """The text, and its beginnings."""
+    yield from (text[:size] for size in (*range(0, len(text), 3), len(text)))
+
+
+def dumps(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The forms in which clients send a message back."""
+    parsed = ChatCompletionMessage.model_validate(message)
+    yield message
+    yield parsed.model_dump()
+    yield parsed.model_dump(exclude_none=True)
+    yield {key: value for key, value in message.items() if value}
+
+
+def results_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls") or []
+    return [{"role": "tool", "tool_call_id": call["id"], "content": f"result {i}"} for i, call in enumerate(calls)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_of_chats_come_back(case: str, tokenizer: Tokenizer) -> None:
+    dialect = dialect_of(case)
+    tools = TOOLS if case not in chat_templates.WITHOUT_TOOLS else []
+    asked = chat([USER], tools=tools)
+    _, expected = dialect.prompt(asked, tokenizer.specials)
+    whole = CALLS[CASES[case][1]]
+    if dialect.tags is not None:
+        whole = f"{'' if expected and expected.inside else '<think>'}\nHm.\n</think>\n\n{whole}"
+    seen = set()
+    for text in cuts(whole):
+        given = text
+        for name, mark in dialect.shown.marks:
+            given = given.replace(name, mark)
+        message = message_of(given, expected)
+        for one in dumps(message):
+            one["role"] = "assistant"
+            history = [USER, one, *results_of(message)]
+            for later in (history, [*history, USER], [*history, {"role": "assistant", "content": "ok"}, USER]):
+                prompt = shown(dialect, tokenizer, chat(later, tools=tools))
+                for call in message.get("tool_calls") or ():
+                    assert call["function"]["name"] in prompt, (text, prompt)
+                    seen.add(call["function"]["name"])
+                for result in results_of(message):
+                    assert result["content"] in prompt, (text, prompt)
+    assert len(seen) >= (0 if not tools else 1 if case == "harmony" else 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_of_responses_come_back(case: str, tokenizer: Tokenizer) -> None:
+    dialect = dialect_of(case)
+    tools = [] if case in chat_templates.WITHOUT_TOOLS else [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body = {"input": [USER], "tools": tools}
+    asked = parse_response(orjson.dumps(body), RequestParameters())
+    asked.expected = dialect.prompt(asked, tokenizer.specials)[1]
+    whole = CALLS[CASES[case][1]]
+    if dialect.tags is not None:
+        whole = f"{'' if asked.expected and asked.expected.inside else '<think>'}\nHm.\n</think>\n\n{whole}"
+    for text in cuts(whole):
+        for name, mark in dialect.shown.marks:
+            text = text.replace(name, mark)
+        for reason in ("stop", "length"):
+            answer = json.loads(ResponseAnswer(asked, "m", tokenizer.spell).whole([Choice(0, text, reason)], Usage(1, 1)))
+            parsed = Response.model_validate(answer)
+            for output in (answer["output"], parsed.model_dump()["output"], parsed.model_dump(exclude_none=True)["output"]):
+                calls = [item for item in output if item["type"] == "function_call"]
+                results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "found"} for call in calls]
+                request = parse_response(orjson.dumps({"input": [USER, *output, *results], "tools": tools}), RequestParameters())
+                prompt = shown(dialect, tokenizer, request)
+                assert all(call["name"] in prompt for call in calls), (text, prompt)
+                assert prompt.count("found") == len(calls)
+
+
+ARGUMENTS = ("", "{}", "null", "{\"city\": ", "[\"Oslo\"]", "\"Oslo\"", "Oslo", "{\"a\": 1}", "\"{\\\"city\\\": 1}\"", None,
+             {"city": "Oslo"}, ["Oslo"], "1e999", "{\"a\": 1}}")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_arguments_and_ids_come_back(case: str, tokenizer: Tokenizer) -> None:
+    dialect = dialect_of(case)
+    for arguments in ARGUMENTS:
+        for ids in (
+            ("call_1", "call_2"),
+            ("toolu_01ABCDEFGHJKLMNOPQRSTUVW", "x"),
+            ("a" * 9, "b" * 9),
+            ("ünï", "chatcmpl-tool-1"),
+        ):
+            calls = [{"id": one, "type": "function", "function": {"name": "n.x", "arguments": arguments}} for one in ids]
+            for some in (calls, calls[:1]):
+                message = {"role": "assistant", "content": None, "tool_calls": some}
+                prompt = shown(dialect, tokenizer, chat([USER, message, *results_of(message)]))
+                assert prompt.count("n.x") >= len(some)
+                assert "result 0" in prompt
+    assert "Oslo" in shown(dialect, tokenizer, chat([USER, {**message, "tool_calls": [
+        {"id": "a" * 9, "function": {"name": "n", "arguments": "\"Oslo\""}}]}]))  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_instructions_anywhere_reach_the_model(case: str, tokenizer: Tokenizer) -> None:
+    """In the template's own form: as they are, joined, as the system's, or in a user's message."""
+    dialect = dialect_of(case)
+    said = {"role": "assistant", "content": "said"}
+    for first in ("system", "developer"):
+        for second in ("system", "developer"):
+            one, other = {"role": first, "content": "told 1"}, {"role": second, "content": [{"type": "text", "text": "told 2"}]}
+            for messages in ([one, USER], [one, other, USER], [one, USER, said, other, USER], [one, USER, other], [one, other],
+                             [USER, said, other]):  # fmt: skip
+                prompt = shown(dialect, tokenizer, chat(messages))
+                assert all(f"told {i + 1}" in prompt for i, given in enumerate((one, other)) if given in messages), prompt
+                if USER in messages and messages[0] is not USER:
+                    assert prompt.index("told") < prompt.index("Hi")
+            request = {"instructions": "told 0", "input": [one, other, USER]}
+            prompt = shown(dialect, tokenizer, parse_response(orjson.dumps(request), RequestParameters()))
+            assert all(f"told {i}" in prompt for i in range(3))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turns_in_any_order_reach_the_model(case: str, tokenizer: Tokenizer) -> None:
+    dialect = dialect_of(case)
+    for roles in ("uu", "uuu", "au", "uaau", "aa", "uauu", "uaua"):
+        messages = [{"role": {"u": "user", "a": "assistant"}[role], "content": f"turn {i}"} for i, role in enumerate(roles)]
+        prompt = shown(dialect, tokenizer, chat(messages))
+        assert all(f"turn {i}" in prompt for i in range(len(roles))), (roles, prompt)
+
+
+def test_a_refusal_names_the_message(tokenizer: Tokenizer) -> None:
+    """Where no form fits."""
+    source = (
+        "{% for m in messages %}{% if 'secret' in m.content %}{{ raise_exception('no secrets') }}{% endif %}"
+        "[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    )
+    dialect = ChatDialect(ChatTemplate(source, {}, 1000), ModelOptions(), "")
+    for at in range(5):
+        messages = [{"role": "user", "content": "secret" if i == at else "x"} for i in range(5)]
+        with pytest.raises(ApiError, match="no secrets") as refused:
+            shown(dialect, tokenizer, chat(messages))
+        assert refused.value.param is not None and refused.value.param.startswith(f"messages[{at}].")
+
+
+def test_a_call_is_forced_without_tools_in_the_template(tokenizer: Tokenizer) -> None:
+    """A grammar holds it; it comes back as text, as its result does."""
+    dialect = dialect_of("no_tools")
+    wanted = {"type": "function", "function": {"name": "get_weather"}}
+    request = chat([USER], tools=TOOLS, tool_choice=wanted)
+    text, expected = dialect.prompt(request, tokenizer.specials)
+    assert text.endswith('<tool_call>\n{"name": "get_weather", "arguments": ')
+    assert request.grammar is not None and request.grammar.needed
+    message = message_of('{"city": "Oslo"}}\n</tool_call>', expected)
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "get_weather", "arguments": '{"city": "Oslo"}'}]
+    prompt = shown(dialect, tokenizer, chat([USER, message, *results_of(message)]))
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>' in prompt
+    assert "<|start|>user\n<tool_response>\nresult 0\n</tool_response>" in prompt
+    with pytest.raises(ApiError, match="'required'"):
+        shown(dialect, tokenizer, chat([USER], tools=TOOLS))
