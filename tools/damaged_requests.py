@@ -46,6 +46,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 2, "store": False},
     "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/messages": {"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/tokenize": {"prompt": "the dog", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

@@ -11,6 +11,14 @@ TYPES = {  # of other statuses: invalid_request_error
     502: "server_error",
     503: "service_unavailable",
 }
+ANTHROPIC_TYPES = {  # of other statuses: invalid_request_error, or api_error from 500
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 MAX_MESSAGE = 1000  # characters
 
 
@@ -53,6 +61,14 @@ class ApiError(Exception):
         param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
         kind = TYPES.get(self.status, "invalid_request_error")
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
+
+
+def anthropic_error(error: ApiError, request_id: str = "") -> bytes:
+    """The JSON object of an error in the form of Anthropic's API."""
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    message = error.message.encode("utf-8", "replace").decode()
+    told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or None}
+    return orjson.dumps(told)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -206,6 +206,11 @@ class Generation:
             self.error = failure(finish, token, self.excluding)
         return False
 
+    @property
+    def stop_text(self) -> str:
+        """The stop string that ended it, "" if none did."""
+        return "" if self._stops is None else self._stops.found
+
     def flush(self) -> None:
         """Pass pending output to the sink."""
         if not self.open:

@@ -20,6 +20,8 @@ KINDS = {
     "/v1/completions": "completion",
     "/v1/responses": "response",
     "/v1/responses/input_tokens": "input_tokens",
+    "/v1/messages": "message",
+    "/v1/messages/count_tokens": "message_tokens",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }

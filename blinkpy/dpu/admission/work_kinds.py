@@ -76,4 +76,8 @@ WORK_KINDS = (
         "tools",
     ),
     WorkKind("response", LOOP, "ask through /v1/responses", True, "POST", "/v1/responses", _INPUT),
+    WorkKind(
+        "message", LOOP, "ask through /v1/messages", True, "POST", "/v1/messages",
+        {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}, "messages",
+    ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ import orjson
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Turns, Usage, likeliest
+from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
@@ -17,6 +18,7 @@ from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 
+AnyAnswer = Answer | ResponseAnswer | AnthropicAnswer
 LINE_END = b"\r\n"
 SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # of chunks, made beforehand
 BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events, where nobody says it
@@ -34,7 +36,7 @@ class Collector:
 
     def __init__(
         self,
-        answer: Answer | ResponseAnswer,
+        answer: AnyAnswer,
         n: int = 1,
         with_logprobs: bool = True,
         shows_prompt: bool = False,
@@ -89,6 +91,7 @@ class Collector:
 
     def ended(self, generation: Generation) -> None:
         self._ended += 1
+        self.answer.stop_sequence = generation.stop_text
         if generation.error is not None and self.error is None:
             self.error = generation.error
         if (self._ended == len(self.generations) or self.error is not None) and not self.done.done():
@@ -157,7 +160,7 @@ class Streamer(Collector):
 
     def __init__(
         self,
-        answer: Answer | ResponseAnswer,
+        answer: AnyAnswer,
         connection: Connection,
         max_backlog: int,
         usage: StreamUsage,
@@ -195,6 +198,7 @@ class Streamer(Collector):
             generation.plain = frame and PlainText(generation.detokenizer, frame, self._chunks)
 
     def ended(self, generation: Generation) -> None:
+        self.answer.stop_sequence = generation.stop_text
         if generation.error is None and generation.finish_reason is not None:
             self._add(self.answer.last_event(generation.index, generation.finish_reason))
         super().ended(generation)

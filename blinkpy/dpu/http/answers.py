@@ -94,6 +94,8 @@ class Answer:
     answers with log probabilities. request_id: the client's own. service_tier: what it names; None: nothing. null_usage: events
     have the field of the last one, which alone has token counts."""
 
+    stop_sequence = ""  # that ended the choice that ended last, if any
+
     def __init__(
         self,
         chat: bool,

@@ -41,7 +41,7 @@ STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
-CONVERSIONS = ("tokenize", "detokenize", "input_tokens")
+CONVERSIONS = ("tokenize", "detokenize", "input_tokens", "message_tokens")
 BYTES_OF_TOKEN = 4  # of a body, for which a tenant is charged a token where the engine makes none
 OBJECT_COST = 8  # bytes of Python's objects for a byte of JSON
 LONG_SCORES = 64  # tokens of scored prompts whose answer takes more than a millisecond to be written
@@ -85,10 +85,12 @@ class App:
             self._gets["/"] = lambda: (HTML, live_page())
         self._later: dict[str, Callable[[Exchange], None]] = {"/metrics": self.metrics_page.answer}  # GETs that take their time
         self._posts: dict[str, Handler] = {
-            "/v1/chat/completions": partial(self._generate, "chat", True),
-            "/v1/completions": partial(self._generate, "completion", False),
-            "/v1/responses": partial(self._generate, "response", None),
-            "/v1/responses/input_tokens": self._count_input,
+            "/v1/chat/completions": partial(self._generate, "chat"),
+            "/v1/completions": partial(self._generate, "completion"),
+            "/v1/responses": partial(self._generate, "response"),
+            "/v1/responses/input_tokens": partial(self._count_input, "input_tokens", {"object": "response.input_tokens"}),
+            "/v1/messages": partial(self._generate, "message"),
+            "/v1/messages/count_tokens": partial(self._count_input, "message_tokens", {}),
             "/tokenize": partial(self._convert, "tokenize"),
             "/detokenize": partial(self._convert, "detokenize"),
         }
@@ -178,7 +180,8 @@ class App:
 
     def _authenticate(self, exchange: Exchange) -> None:
         """Note whose request it is. Raises ApiError with status 401."""
-        given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
+        headers = dict(exchange.headers)  # authorization once at most
+        given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         tenant = exchange.tenant = self.service.admission.tenant_of(given)
         connection = exchange.connection
         if tenant.name:
@@ -241,16 +244,16 @@ class App:
         await exchange.drained()
         exchange.write(200, JSON, converted)
 
-    async def _count_input(self, exchange: Exchange) -> None:
-        """The tokens of what would be a request to /v1/responses."""
-        request, count = await self._prepare("input_tokens", exchange)
+    async def _count_input(self, kind: str, head: dict[str, str], exchange: Exchange) -> None:
+        """The tokens of a request's prompt. kind: of JOBS; head: fields of the answer before the number."""
+        request, count = await self._prepare(kind, exchange)
         if self.service.needs_automaton(request):
             await exchange.unless_gone(self.service.compile_grammar(request, exchange.asker))
         await exchange.drained()
-        exchange.write(200, JSON, orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
+        exchange.write(200, JSON, orjson.dumps({**head, "input_tokens": count}))
 
-    async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
-        """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""
+    async def _generate(self, kind: str, exchange: Exchange) -> None:
+        """Answer a request that generates. kind: of JOBS."""
         service = self.service
         request, prompts = await self._prepare(kind, exchange)
         if exchange.own_id and request.request_id is None:
@@ -268,14 +271,12 @@ class App:
         try:
             if not ticket.inside:
                 await exchange.unless_gone(admission.wait(ticket))
-            await self._answer(request, prompts, chat, exchange, ticket)
+            await self._answer(request, prompts, kind, exchange, ticket)
         finally:
             admission.leave(ticket)
             exchange.connection.all.answers.release(exchange)
 
-    async def _answer(
-        self, request: Request, prompts: list[Int32], chat: bool | None, exchange: Exchange, ticket: Ticket
-    ) -> None:
+    async def _answer(self, request: Request, prompts: list[Int32], kind: str, exchange: Exchange, ticket: Ticket) -> None:
         """Submit a request that was let in, and write what comes."""
         service, connection = self.service, exchange.connection
 
@@ -287,7 +288,7 @@ class App:
 
         if connection.gone:  # since the last wait was over: nobody would cancel what is submitted now
             raise ClientGone
-        answer = service.answer(request, chat)
+        answer = service.answer(request, kind)
         if request.stream:
             options, slow = self.options, partial(drop, "slow_clients")
             most, most_bytes = options.max_output_backlog, options.max_output_backlog_mib << 20

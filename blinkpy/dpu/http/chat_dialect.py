@@ -201,6 +201,7 @@ class ChatDialect:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
             message = f"The chat template of this model has no variable '{name}'; {has}."
             raise bad_request(message, f"chat_template_kwargs.{name}"[:200], "unsupported_parameter")
+        self._wish(request, known, values)
         if request.reasoning_effort is not None:
             if self._whole and request.reasoning_effort not in CHANNEL_EFFORTS:
                 message = f"'{request.effort_field}' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
@@ -218,6 +219,16 @@ class ChatDialect:
                 raise bad_request(f"'{request.effort_field}' is given twice.", request.effort_field, "invalid_value")
             values["reasoning_effort"] = request.reasoning_effort
         return values
+
+    def _wish(self, request: Request, known: frozenset[str], values: dict[str, Any]) -> None:
+        """Set the variables for wishes of clients that do not know the model, if the template has such variables."""
+        switch = next((name for name in SWITCHES if name in known), None)
+        if request.thinking is not None and switch is not None:
+            values.setdefault(switch, request.thinking)
+        effort = request.wished_effort or ("low" if request.thinking is False and self._whole else None)
+        if effort is not None and "reasoning_effort" in known:
+            fits = not self._whole or effort in CHANNEL_EFFORTS
+            values.setdefault("reasoning_effort", effort if fits else CHANNEL_EFFORTS[-1])
 
 
 def _check_continued(request: Request) -> None:

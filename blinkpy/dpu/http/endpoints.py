@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from blinkpy.dpu.http.fields.anthropic_fields import AnthropicBody, CountTokensBody
 from blinkpy.dpu.http.fields.body_model import Body, rows, schemas
 from blinkpy.dpu.http.fields.chat_fields import ChatBody
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
@@ -41,6 +42,8 @@ ENDPOINTS = (
         False,
         ResponseBody,
     ),
+    Endpoint("POST", "/v1/messages", "in Anthropic's form: whole, or streamed as named events", False, AnthropicBody),
+    Endpoint("POST", "/v1/messages/count_tokens", '`{"input_tokens": N}`, even if N exceeds the context', False, CountTokensBody),
     Endpoint("POST", "/tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt", False, TokenizeBody),
     Endpoint("POST", "/detokenize", "`prompt`: the text of `tokens`", False, DetokenizeBody),
     Endpoint("GET", "/v1/models", "the model, with `max_model_len`"),

@@ -24,6 +24,8 @@ PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}  # of ids
 class ResponseAnswer:
     """The envelope of one answer, with one choice. The interface is that of blinkpy.dpu.http.answers.Answer."""
 
+    stop_sequence = ""
+
     def __init__(self, request: Request, model: str, spell: TokenSpeller):
         self._unique = request.request_id or secrets.token_hex(12)
         self.id = f"resp_{self._unique}"

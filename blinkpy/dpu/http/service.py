@@ -21,8 +21,9 @@ from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
-from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.answer_sinks import AnyAnswer, Collector
 from blinkpy.dpu.http.answers import Answer
+from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
@@ -133,16 +134,18 @@ class Service:
         param = next(name for name in ("logit_bias", "allowed_token_ids", "bad_words") if getattr(request, name))
         return bad_request(f"'{param}': {error}.", param, "invalid_value")
 
-    def answer(self, request: Request, chat: bool | None) -> Answer | ResponseAnswer:
-        """The envelope of a request's answer, once it has its prompts. chat: None for /v1/responses."""
+    def answer(self, request: Request, kind: str) -> AnyAnswer:
+        """The envelope of a request's answer, once it has its prompts. kind: of JOBS."""
         spell = self.tokenizer.spell
-        if chat is None:
+        if kind == "message":
+            return AnthropicAnswer(request, self.model)
+        if kind == "response":
             return ResponseAnswer(request, self.model, spell)
         usage = request.stream_usage
         shared = (request.request_id, request.service_tier, usage.at_end and not usage.with_each_event)
         if request.expected is not None:
             return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, *shared)
-        return Answer(chat, self.model, spell, *shared)
+        return Answer(kind == "chat", self.model, spell, *shared)
 
     def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
         """The request's place in the queue for slots, as that of a tenant: see Admission.enter. Raises ApiError."""

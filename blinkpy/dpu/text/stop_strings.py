@@ -38,7 +38,7 @@ class StopStrings:
     include: also send the stop string.
     """
 
-    __slots__ = ("_failures", "_held", "_include", "_matched", "_starts", "_stops", "stopped")
+    __slots__ = ("_failures", "_held", "_include", "_matched", "_starts", "_stops", "found", "stopped")
 
     def __init__(self, stops: tuple[str, ...], include: bool = False):
         self._stops, self._include = stops, include
@@ -46,11 +46,11 @@ class StopStrings:
         self._starts = _starts(stops)
         self._matched = [0] * len(stops)  # characters of each stop string that the text ends with
         self._held = ""
-        self.stopped = False
+        self.stopped, self.found = False, ""
 
     def push(self, text: str, may_stop: bool = True) -> str:
-        """Add text, and return the text that may be sent now. At a stop string, `stopped` is set, and the
-        rest is dropped.
+        """Add text, and return the text that may be sent now. At a stop string, `stopped` and `found` are set,
+        and the rest is dropped.
 
         may_stop: False treats stop strings that end here as ordinary text, because the output must continue.
         """
@@ -74,7 +74,7 @@ class StopStrings:
             if ended and may_stop:
                 self.stopped = True
                 whole = self._held + text[:position]
-                self._held = ""
+                self._held, self.found = "", whole[len(whole) - ended :]
                 return whole if self._include else whole[: len(whole) - ended]
         whole, keep = self._held + text, max(matched)
         self._held = whole[len(whole) - keep :]

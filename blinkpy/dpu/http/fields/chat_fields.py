@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, hints, rule
+from blinkpy.dpu.http.fields.call_fields import Call
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_nul
 from blinkpy.dpu.http.fields.shared_fields import (
@@ -22,7 +23,6 @@ from blinkpy.dpu.http.fields.tool_fields import (
     MAX_DEPTH,
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
-    Call,
     ChatChoice,
     ChatTools,
     Effort,

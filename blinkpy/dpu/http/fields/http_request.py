@@ -22,6 +22,7 @@ class Request:
     model: str | None = None
     messages: list[Message] | None = None
     prompts: list[str | list[int]] = field(default_factory=list)  # texts or lists of token ids
+    prompt_tokens: int = 0  # of all prompts together, once they are made
     max_tokens: int | None = None  # None leaves it to the context
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # the request's own
@@ -52,6 +53,8 @@ class Request:
     parallel_tool_calls: bool = True
     template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template
     reasoning_effort: str | None = None
+    wished_effort: str | None = None  # an effort that only counts for templates that know efforts
+    thinking: bool | None = None  # whether the template's switch for reasoning is to be on, if it has one
     include_reasoning: bool = True
     expected: Expected | None = None  # parts of the answer other than content; known with its prompt
     grammar: GrammarField | None = None  # of the output

@@ -13,7 +13,7 @@ TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
 KEPT_SLASH = "%2F"  # as it is in the path that path_of gives
 # Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
-SINGLE = (b"authorization", b"content-type", b"origin")
+SINGLE = (b"authorization", b"x-api-key", b"content-type", b"origin")
 # What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.
 OTHER_PROTOCOL = re.compile(rb"(?:RTSP|ICE)/[0-9]\.[0-9]\r?\n")
 MOST_OTHERS = 64  # in one piece: bodies here are JSON, which has no such line

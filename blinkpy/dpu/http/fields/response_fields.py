@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_model import Body, SentBack, doc, hints, only, rule
+from blinkpy.dpu.http.fields.call_fields import CallItem, ItemPart, ResultItem
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart, refuse_refusals
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, FlatFormat, TextFormat, format_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
@@ -20,12 +21,9 @@ from blinkpy.dpu.http.fields.shared_fields import (
 )
 from blinkpy.dpu.http.fields.tool_fields import (
     MAX_TOOLS_BYTES,
-    CallItem,
     Effort,
     FlatChoice,
     FlatTools,
-    ItemPart,
-    ResultItem,
     check_choice,
     check_size,
     flat_tools,

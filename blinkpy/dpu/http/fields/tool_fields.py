@@ -1,19 +1,17 @@
-"""The fields about tools and templates: tools, the choice among them, calls and results in messages, and reasoning effort.
+"""The fields about tools and templates: tools, the choice among them, and reasoning effort.
 
 Chats and /v1/responses spell them differently: /v1/responses has no `function` around a tool's description ("flat" here), and has
 namespaces and hosted searches.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import orjson
 from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, only, rule
+from blinkpy.dpu.http.fields.body_model import Body, only, rule
 from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 
 MAX_TOOLS = 128  # of a request; also calls of one message
@@ -27,9 +25,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 # `$` alone would accept a line's end behind the name.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]
-MAX_CALLED = 512
-# The name in a call that comes back: models also call functions that do not exist, and the server passes those on.
-CalledName = Annotated[str, Meta(min_length=1, max_length=MAX_CALLED), rule(f"1 to {MAX_CALLED} characters")]
 Mode = Literal["auto", "required"]
 Word = Literal["none", "auto", "required"]
 
@@ -84,12 +79,13 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def tool(self, where: str, namespace: Namespace | None = None) -> Tool:
-        """The tool. where: the path of the function. Raises ApiError for parameters that are not an object's."""
+    def tool(self, where: str, namespace: Namespace | None = None, field: str = "parameters") -> Tool:
+        """The tool. where: the path of the function; field: the name of its parameters in the request. Raises ApiError for
+        parameters that are not an object's."""
         parameters = NO_PARAMETERS if self.parameters is None else self.parameters
         kinds = parameters.get("type", "object")
         if kinds != "object" and not (type(kinds) is list and "object" in kinds):
-            place = f"{where}.parameters.type"
+            place = f"{where}.{field}.type"
             raise bad_request(f"'{place}' must be 'object': the arguments of a call are an object.", place, "invalid_value")
         name = self.name if namespace is None else namespace.full(self.name)
         if len(name) > MAX_NAME:
@@ -100,7 +96,7 @@ class Function(Body):
             function["description"] = self.description
         function["parameters"] = parameters
         described = {"type": "function", "function": function}
-        return Tool(name, parameters, self.strict is True, described, namespace, f"{where}.parameters")
+        return Tool(name, parameters, self.strict is True, described, namespace, f"{where}.{field}")
 
 
 _Defer = Annotated[Any, only(False, why="tools are never loaded later")]
@@ -161,7 +157,7 @@ def chat_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
     for i, tool in enumerate(given):
         refuse_unsupported(tool, f"tools[{i}]")
         found.append((f"tools[{i}].function", tool.function.tool(f"tools[{i}].function")))
-    return _distinct(found)
+    return distinct(found)
 
 
 def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
@@ -182,10 +178,11 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
         raise bad_request(message, "tools[0].type", "invalid_value")
     if len(found) > MAX_TOOLS:
         raise bad_request(f"'tools' must hold at most {MAX_TOOLS} functions, not {len(found)}.", "tools", "invalid_value")
-    return _distinct(found)
+    return distinct(found)
 
 
-def _distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
+def distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
+    """The tools. found: each with its path. Raises ApiError for two of one name."""
     names = set[str]()
     for where, tool in found:
         if tool.name in names:
@@ -196,14 +193,20 @@ def _distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
 
 def check_size(name: str, value: Any, most_bytes: int) -> None:
     """Raise ApiError for a JSON value beyond the limits of depth and size."""
-    if depth_of(value) > MAX_DEPTH:
-        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
+    depth_checked(name, value)
     try:
         size = len(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
     except orjson.JSONEncodeError as error:
         raise bad_request(f"'{name}' has a number beyond 64 bits.", name, "invalid_value") from error
     if size > most_bytes:
         raise bad_request(f"'{name}' must have at most {most_bytes} bytes as JSON, not {size}.", name, "invalid_value")
+
+
+def depth_checked(name: str, value: Any) -> Any:
+    """The value, unless it is nested too deep. Raises ApiError."""
+    if depth_of(value) > MAX_DEPTH:
+        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
+    return value
 
 
 def depth_of(value: Any) -> int:
@@ -300,98 +303,3 @@ def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
     for name in (choice.name,) if choice.name is not None else choice.allowed or ():
         if name not in known:
             raise bad_request(f"'tool_choice' names '{name}', which is not in 'tools'.", "tool_choice", "invalid_value")
-
-
-# ---- calls and results in a conversation -----------------------------------------------------------------------------
-
-
-class Called(Body):
-    """The function of a call. OpenAI's client makes `parsed_arguments` from `arguments`."""
-
-    name: CalledName
-    arguments: str | dict[str, Any] | list[Any] | None = None
-    parsed_arguments: Any = None
-
-
-class Call(SentBack):
-    """A call in an assistant's message."""
-
-    function: Called
-    id: str | None = None
-    type: Literal["function"] | None = None
-    index: Any = None
-
-    def message(self, where: str) -> dict[str, Any]:
-        """The call as chat templates expect it. Raises ApiError."""
-        call = _call(where + ".function", self.function.name, self.function.arguments)
-        return call if self.id is None else {"id": self.id, **call}
-
-
-class CallItem(Body, tag_field="type", tag="function_call"):
-    """A call as an input item of /v1/responses."""
-
-    call_id: str
-    name: CalledName
-    namespace: Name | None = None
-    arguments: str | dict[str, Any] | list[Any] | None = None
-    id: Any = None
-    status: Any = None
-
-    def message(self, where: str) -> dict[str, Any]:
-        """The call as chat templates expect it. Raises ApiError."""
-        name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
-        return {"id": self.call_id, **_call(where, name, self.arguments)}
-
-
-class _ResultText(Part, tag_field="type"):
-    text: str
-    cache_control: Any = None
-    prompt_cache_breakpoint: Any = None
-    annotations: Any = None
-    logprobs: Any = None
-
-
-class InputTextPart(_ResultText, tag="input_text"):
-    """A text."""
-
-
-class OutputTextPart(_ResultText, tag="output_text"):
-    """A text that a model wrote."""
-
-
-class PlainTextPart(_ResultText, tag="text"):
-    """A text, as chats have it."""
-
-
-ItemPart = InputTextPart | OutputTextPart | PlainTextPart
-
-
-class ResultItem(Body, tag_field="type", tag="function_call_output"):
-    """The result of a call as an input item of /v1/responses."""
-
-    call_id: str
-    output: str | list[ItemPart]
-    id: Any = None
-    status: Any = None
-    name: Any = None
-    namespace: Any = None
-
-    def message(self) -> dict[str, Any]:
-        """The result as a message."""
-        output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
-        return {"role": "tool", "content": output, "tool_call_id": self.call_id}
-
-
-def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:
-    """A call for templates, with its arguments as an object. Arguments that are no object stay text: an answer may have been cut
-    off within them."""
-    written = json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given or ""
-    arguments: Any = written
-    for _ in range(2):  # some clients write the text of an object as a string of JSON
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    arguments = {} if arguments is None else arguments
-    if depth_of(arguments) > MAX_DEPTH:
-        place = f"{where}.arguments"
-        raise bad_request(f"'{place}' is nested more than {MAX_DEPTH} deep.", place, "invalid_value")
-    return {"type": "function", "function": {"name": name, "arguments": arguments if type(arguments) is dict else written}}

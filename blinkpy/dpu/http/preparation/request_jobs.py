@@ -18,6 +18,7 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.anthropic_fields import parse_anthropic, parse_count
 from blinkpy.dpu.http.fields.chat_fields import parse_chat
 from blinkpy.dpu.http.fields.completion_fields import parse_completion, parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.fields.http_request import Echo, Request
@@ -158,6 +159,7 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         request = read(body, reader.defaults)
         reader.check_model(request.model)
         prompts = reader.prompts(request, limits)
+        request.prompt_tokens = sum(map(len, prompts))
         request.rules = reader.token_rules(request, limits)
         request.echoes = reader.echoes(request, prompts, limits)
         # What made the prompts is not needed any more, and may be large.
@@ -167,15 +169,18 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
     return job
 
 
-def _input_tokens(reader: RequestReader, body: Body, limits: EngineLimits) -> tuple[Request, int]:
-    """A body of /v1/responses, and how many tokens its prompt has, which may be more than fit into the context."""
-    reader.check(body)
-    request = parse_response(body, reader.defaults)
-    reader.check_model(request.model)
-    (prompt,) = reader.prompts(request, None)
-    reader.token_rules(request, limits)
-    request.messages = []
-    return request, len(prompt)
+def _count(read: Callable[[Body, RequestParameters], Request]) -> Callable[[RequestReader, Body, EngineLimits], Any]:
+    def job(reader: RequestReader, body: Body, limits: EngineLimits) -> tuple[Request, int]:
+        """A body, and the number of tokens of its prompt, which may exceed the context."""
+        reader.check(body)
+        request = read(body, reader.defaults)
+        reader.check_model(request.model)
+        (prompt,) = reader.prompts(request, None)
+        reader.token_rules(request, limits)
+        request.messages = []
+        return request, len(prompt)
+
+    return job
 
 
 def _tokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> bytes:
@@ -208,7 +213,9 @@ JOBS: dict[str, Callable[[RequestReader, Body, EngineLimits], Any]] = {
     "chat": _generation(parse_chat),
     "completion": _generation(parse_completion),
     "response": _generation(parse_response),
-    "input_tokens": _input_tokens,
+    "message": _generation(parse_anthropic),
+    "input_tokens": _count(parse_response),
+    "message_tokens": _count(parse_count),
     "tokenize": _tokenize,
     "detokenize": _detokenize,
 }

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from blinkpy.dpu.admission.tenant import NOBODY
-from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.api_errors import ApiError, anthropic_error
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.fields.request_head import path_of
 from blinkpy.dpu.http.wire.cross_origin import Headers
@@ -19,6 +19,7 @@ LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't continue
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 CLOSE = (b"connection", b"close")
+ANTHROPIC_PATH, ANTHROPIC_VERSION = "/v1/messages", b"anthropic-version"  # the marks of clients of Anthropic's API
 WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -231,7 +232,9 @@ class Exchange:
             headers.append((b"allow", error.allow.encode()))
         if error.status in CLOSING or error.code in CLOSING_CODES or (self.expects_continue and not self.body_arrived):
             headers.append(CLOSE)
-        self.write(error.status, JSON, error.body(), *headers)
+        of_anthropic = ANTHROPIC_PATH in self.path or ANTHROPIC_VERSION in dict(self.headers)
+        body = anthropic_error(error, self.request_id) if of_anthropic else error.body()
+        self.write(error.status, JSON, body, *headers)
 
     def refuse(self, error: ApiError) -> None:
         """Write an error object, and count the limit that it is about."""

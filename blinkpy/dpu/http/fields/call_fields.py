@@ -1,0 +1,104 @@
+"""Calls and their results in a conversation: in messages of chats, and as input items of /v1/responses."""
+
+import json
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, rule
+from blinkpy.dpu.http.fields.tool_fields import Name, Namespace, depth_checked
+
+MAX_CALLED = 512
+# The name in a call that comes back: models also call functions that do not exist, and the server passes those on.
+CalledName = Annotated[str, Meta(min_length=1, max_length=MAX_CALLED), rule(f"1 to {MAX_CALLED} characters")]
+
+
+class Called(Body):
+    """The function of a call. OpenAI's client makes `parsed_arguments` from `arguments`."""
+
+    name: CalledName
+    arguments: str | dict[str, Any] | list[Any] | None = None
+    parsed_arguments: Any = None
+
+
+class Call(SentBack):
+    """A call in an assistant's message."""
+
+    function: Called
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: Any = None
+
+    def message(self, where: str) -> dict[str, Any]:
+        """The call as chat templates expect it. Raises ApiError."""
+        call = _call(where + ".function", self.function.name, self.function.arguments)
+        return call if self.id is None else {"id": self.id, **call}
+
+
+class CallItem(Body, tag_field="type", tag="function_call"):
+    """A call as an input item of /v1/responses."""
+
+    call_id: str
+    name: CalledName
+    namespace: Name | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
+    id: Any = None
+    status: Any = None
+
+    def message(self, where: str) -> dict[str, Any]:
+        """The call as chat templates expect it. Raises ApiError."""
+        name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
+        return {"id": self.call_id, **_call(where, name, self.arguments)}
+
+
+class _ResultText(Part, tag_field="type"):
+    text: str
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class InputTextPart(_ResultText, tag="input_text"):
+    """A text."""
+
+
+class OutputTextPart(_ResultText, tag="output_text"):
+    """A text that a model wrote."""
+
+
+class PlainTextPart(_ResultText, tag="text"):
+    """A text, as chats have it."""
+
+
+ItemPart = InputTextPart | OutputTextPart | PlainTextPart
+
+
+class ResultItem(Body, tag_field="type", tag="function_call_output"):
+    """The result of a call as an input item of /v1/responses."""
+
+    call_id: str
+    output: str | list[ItemPart]
+    id: Any = None
+    status: Any = None
+    name: Any = None
+    namespace: Any = None
+
+    def message(self) -> dict[str, Any]:
+        """The result as a message."""
+        output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+        return {"role": "tool", "content": output, "tool_call_id": self.call_id}
+
+
+def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:
+    """A call for templates, with its arguments as an object. Arguments that are no object stay text: an answer may have been cut
+    off within them."""
+    written = json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given or ""
+    arguments: Any = written
+    for _ in range(2):  # some clients write the text of an object as a string of JSON
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments = {} if arguments is None else arguments
+    depth_checked(f"{where}.arguments", arguments)
+    return {"type": "function", "function": {"name": name, "arguments": arguments if type(arguments) is dict else written}}

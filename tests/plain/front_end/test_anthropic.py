@@ -1,0 +1,210 @@
+"""/v1/messages, against shapes that were written by hand (tests/clients has the official client)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from support.front_end import chat_templates
+from support.front_end.anthropic_shapes import ERROR, has_shape, is_message, message_of_events
+from support.front_end.scripted_model import ARGUMENTS, CALL, SECOND, Served, served_with
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.fields.anthropic_fields import parse_anthropic
+from blinkpy.queues.request_parameters import RequestParameters
+
+USER = {"role": "user", "content": "Hi"}
+TOOLS = [
+    {"name": "get_weather", "description": "Weather of a city", "input_schema": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}, "cache_control": {"type": "ephemeral"}},
+    {"type": "custom", "name": "get_time", "input_schema": {"type": "object", "properties": {}}},
+]  # fmt: skip
+INPUT = orjson.loads(ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("thinking"), chat_templates.THINKING_BY_ITSELF) as served:
+        yield served
+
+
+def post(served: Served, path: str = "/v1/messages", **fields: Any) -> Any:
+    body = {"messages": [USER], **({"max_tokens": 500} if path == "/v1/messages" else {}), **fields}
+    return served.server.client.post(path, json=body, headers={"anthropic-version": "2023-06-01"})
+
+
+def message(served: Served, text: str, **fields: Any) -> dict[str, Any]:
+    """The answer, whole, which a stream must equal."""
+    served.says(text)
+    answer = post(served, **fields)
+    assert answer.status_code == 200, answer.text
+    whole, streamed = is_message(answer.json()), message_of_events(post(served, **fields, stream=True).text)
+    ids = [[block.pop("id") for block in one["content"] if "id" in block] for one in (whole, streamed)]
+    assert all(len(set(some)) == len(some) == len(ids[0]) for some in ids)
+    for count in ("input_tokens", "cache_read_input_tokens"):  # the second one finds the first one's pages
+        whole["usage"].pop(count), streamed["usage"].pop(count)
+    assert {**whole, "id": ""} == {**streamed, "id": ""}
+    for block, own in zip([block for block in whole["content"] if block["type"] == "tool_use"], ids[0], strict=True):
+        block["id"] = own
+    return whole
+
+
+def test_a_text(thinking: Served) -> None:
+    answer = message(thinking, "Well, well.")
+    assert answer["content"] == [{"type": "text", "text": "Well, well."}]
+    assert (answer["stop_reason"], answer["model"]) == ("end_turn", thinking.server.chat().json()["model"])
+    assert answer["usage"]["output_tokens"] > 0
+    assert message(thinking, "")["content"] == [{"type": "text", "text": ""}]
+
+
+def test_why_it_stopped(thinking: Served) -> None:
+    answer = message(thinking, "One, two, three", stop_sequences=["five", " three"])
+    assert (answer["content"][0]["text"], answer["stop_reason"], answer["stop_sequence"]) == (
+        "One, two,",
+        "stop_sequence",
+        " three",
+    )
+    assert message(thinking, "One, two, three", max_tokens=2)["stop_reason"] == "max_tokens"
+    assert message(thinking, CALL, tools=TOOLS)["stop_reason"] == "tool_use"
+
+
+def test_calls_and_results(thinking: Served) -> None:
+    answer = message(thinking, f"Let me see.\n{CALL}\n{SECOND}", tools=TOOLS)
+    text, first, second = answer["content"]
+    assert text == {"type": "text", "text": "Let me see."}
+    assert (first["name"], first["input"], second["name"], second["input"]) == ("get_weather", INPUT, "get_time", {})
+    results = [
+        {"type": "tool_result", "tool_use_id": first["id"], "content": [{"type": "text", "text": "Snow"}], "cache_control": None},
+        {"type": "tool_result", "tool_use_id": second["id"], "is_error": True, "content": "no clock"},
+        {"type": "text", "text": "Go on."},
+    ]
+    history = [USER, {"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
+    message(thinking, "Cold.", messages=history, tools=TOOLS, system=[{"type": "text", "text": "Be brief."}])
+    prompt = thinking.prompt()
+    places = [prompt.index(part) for part in ("Be brief.", "Let me see.", "get_weather", "Snow", "Error: no clock", "Go on.")]
+    assert sorted(places[:2]) == places[:2] and sorted(places[3:]) == places[3:]
+    assert "Altstadt" in prompt
+
+
+def test_thinking(thinking: Served) -> None:
+    """It is shown where the client asks for it, and goes back to the model."""
+    said = "<think>\nHm.\n</think>\n\nWell."
+    blocks = message(thinking, said, thinking={"type": "enabled", "budget_tokens": 1024})["content"]
+    assert blocks == [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Well."}]
+    assert message(thinking, said)["content"] == blocks[1:]
+    assert message(thinking, "Well.", thinking={"type": "disabled"})["content"] == blocks[1:]
+    assert thinking.prompt().endswith("<think>\n\n</think>\n\n"), "the template's switch is off"
+    message(thinking, "x", messages=[USER, {"role": "assistant", "content": blocks}, USER])
+    assert "<think>\nHm.\n</think>\n\nWell." in thinking.prompt()
+
+
+def test_calls_that_are_cut_off_come_back(thinking: Served) -> None:
+    for size in range(1, len(CALL), 5):
+        answer = message_at(thinking, CALL[:size])
+        blocks = answer["content"]
+        results = [{"type": "tool_result", "tool_use_id": one["id"]} for one in blocks if one["type"] == "tool_use"]
+        history = [
+            USER,
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": [*results, {"type": "text", "text": "x"}]},
+        ]
+        assert post(thinking, messages=history, tools=TOOLS).status_code == 200, blocks
+
+
+def message_at(served: Served, text: str) -> dict[str, Any]:
+    served.says(text)
+    return is_message(post(served, tools=TOOLS).json())
+
+
+def test_the_answer_continues_an_assistant(thinking: Served) -> None:
+    message(thinking, " two", messages=[USER, {"role": "assistant", "content": "One,"}])
+    assert thinking.prompt().endswith("<|start|>assistant\nOne,")
+
+
+def test_choices_of_tools(thinking: Served) -> None:
+    rest = CALL.removeprefix('<tool_call>\n{"name": "')
+    (call,) = message(thinking, rest, tools=TOOLS, tool_choice={"type": "any"})["content"]
+    assert call["input"] == INPUT
+    (call,) = message(
+        thinking, rest.partition('"arguments": ')[2], tools=TOOLS, tool_choice={"type": "tool", "name": "get_weather"}
+    )["content"]
+    assert call["input"] == INPUT
+    assert message(thinking, CALL, tools=TOOLS, tool_choice={"type": "none"})["content"][0]["type"] == "text"
+    both = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(message(thinking, f"{CALL}\n{SECOND}", tools=TOOLS, tool_choice=both)["content"]) == 1
+    hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    message(thinking, "x", tools=[*TOOLS, hosted])
+    assert "web_search" not in thinking.prompt()
+
+
+def test_counting(thinking: Served) -> None:
+    counted = post(thinking, "/v1/messages/count_tokens", tools=TOOLS, system="Be brief.")
+    assert counted.json() == {"input_tokens": counted.json()["input_tokens"]}
+    usage = post(thinking, tools=TOOLS, system="Be brief.").json()["usage"]
+    assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]}, "assistant's"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "user's"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no hosted tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "'other'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "any"}}, "tools"),
+    ({"temperature": -1}, "temperature"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"n": 2}, "unknown field 'n'"),
+    ({"model": "claude-x"}, "claude-x"),
+]
+
+
+def test_errors_have_anthropics_form(thinking: Served) -> None:
+    for fields, words in REFUSED:
+        answer = post(thinking, **fields)
+        assert answer.status_code == (404 if "model" in fields else 400), (fields, answer.text)
+        has_shape(answer.json(), ERROR)
+        error = answer.json()["error"]
+        assert error["type"] == ("not_found_error" if "model" in fields else "invalid_request_error")
+        assert words in error["message"], fields
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    get = thinking.server.client.get("/v1/messages")
+    assert get.status_code == 405
+    has_shape(get.json(), ERROR)
+
+
+def test_the_key_may_come_in_either_header(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with served_with(tmp_path_factory.mktemp("keyed"), chat_templates.HERMES, api_key="secret") as served:
+        served.says("x")
+        for headers, status in (
+            ({"x-api-key": "secret"}, 200), ({"authorization": "Bearer secret"}, 200), ({"x-api-key": "other"}, 401), ({}, 401),
+        ):  # fmt: skip
+            client = served.server.client
+            answer = client.post(
+                "/v1/messages", json={"messages": [USER], "max_tokens": 5}, headers={"authorization": "", **headers}
+            )
+            assert answer.status_code == status, headers
+            if status == 401:
+                assert answer.json()["error"]["type"] == "authentication_error"
+
+
+def test_values_of_the_request() -> None:
+    body = {"messages": [USER], "max_tokens": 7, "temperature": 0.5, "top_p": 0, "top_k": 3, "stop_sequences": ["a", "a"],
+            "metadata": {"user_id": "u"}, "service_tier": "standard_only"}  # fmt: skip
+    request = parse_anthropic(orjson.dumps(body), RequestParameters())
+    parameters = request.parameters
+    assert (parameters.temperature, parameters.top_p, parameters.top_k, request.stop) == (0.5, 1.0, 3, ("a",))
+    assert (request.max_tokens, request.service_tier) == (7, "default")
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    for fields in ({"output_format": schema}, {"output_config": {"format": schema}}):
+        grammar = parse_anthropic(orjson.dumps(body | fields), RequestParameters()).grammar
+        assert grammar is not None and grammar.grammar == {"schema": {"type": "object"}}
+    with pytest.raises(ApiError, match="contradict"):
+        parse_anthropic(orjson.dumps(body | {"output_format": schema, "output_config": {"format": schema}}), RequestParameters())
