@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from blinkpy.peer_options import PEER_OPTIONS
+
 Options = TypeVar("Options")
 
 TRANSPORTS: dict[str, str] = {}
@@ -795,7 +797,10 @@ def option_values(content: Mapping[str, Any], path: str | Path) -> dict[str, Any
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown name, to append to a message, or ""."""
+    """A suggestion for an unknown name, to append to a message, or "". An option of vLLM or SGLang gets advice by its name."""
+    advice = PEER_OPTIONS.get(name.lstrip("-").replace("_", "-"))
+    if advice is not None:
+        return f": {advice}"
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -225,6 +225,8 @@ class ChatDialect:
         switch = next((name for name in SWITCHES if name in known), None)
         if request.thinking is not None and switch is not None:
             values.setdefault(switch, request.thinking)
+        if request.verbosity is not None and "verbosity" in known:
+            values.setdefault("verbosity", request.verbosity)
         effort = request.wished_effort or ("low" if request.thinking is False and self._whole else None)
         if effort is not None and "reasoning_effort" in known:
             fits = not self._whole or effort in CHANNEL_EFFORTS

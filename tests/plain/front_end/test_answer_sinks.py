@@ -63,7 +63,7 @@ class Scene:
         answer = Answer(False, "demo", lambda token: ("", b""))
         self.streamer = make(answer, self.wire, max_backlog, usage or StreamUsage(), lambda: self.slow.append("slow"))
         self.choices: list[Any] = [
-            SimpleNamespace(index=i, error=None, finish_reason="stop", is_plain=False) for i in range(CHOICES)
+            SimpleNamespace(index=i, error=None, finish_reason="stop", stop_text="", is_plain=False) for i in range(CHOICES)
         ]
         self.streamer.generations = self.choices
 

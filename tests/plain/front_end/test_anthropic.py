@@ -16,7 +16,8 @@ from blinkpy.queues.request_parameters import RequestParameters
 USER = {"role": "user", "content": "Hi"}
 TOOLS = [
     {"name": "get_weather", "description": "Weather of a city", "input_schema": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}, "cache_control": {"type": "ephemeral"}},
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "cache_control": {"type": "ephemeral"}},
     {"type": "custom", "name": "get_time", "input_schema": {"type": "object", "properties": {}}},
 ]  # fmt: skip
 INPUT = orjson.loads(ARGUMENTS)

@@ -14,6 +14,8 @@ FIELDS = {
         "/v1/chat/completions",
         "/v1/responses",
         "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/tokenize",
         "/detokenize",
     )

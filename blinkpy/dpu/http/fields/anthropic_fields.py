@@ -199,7 +199,7 @@ class CountTokensBody(Body, kw_only=True):
     messages: Annotated[
         Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), rule(f"1 to {MAX_MESSAGES} messages")],
         doc(
-            f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `ROLE` one of user, assistant and system. Content may '
+            f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `ROLE` one of user, assistant, system. Content may '
             "be a list of blocks: `text`, of an assistant also `tool_use` and `thinking`, of a user also `tool_result`. The "
             "answer continues a last message of an assistant"
         ),
@@ -247,9 +247,7 @@ class AnthropicBody(CountTokensBody, kw_only=True):
     top_p: Annotated[Annotated[float, Meta(ge=0, le=1), rule("0 to 1")] | None, doc("0 to 1; 0 and 1 are off", "the model's")] = (
         None
     )
-    top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None, doc("at least -1; -1 and 0 are off", "the model's")
-    ] = None
+    top_k: Annotated[Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None, doc("at least -1; -1 and 0 are off", "the model's")] = None
     metadata: Annotated[AnthropicMetadata | None, doc("accepted, without effect")] = None
     service_tier: Annotated[
         Literal["auto", "standard_only", "priority", "flex"] | None,

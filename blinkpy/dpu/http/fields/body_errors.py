@@ -19,6 +19,7 @@ from blinkpy.dpu.http.fields.body_model import (
     options_of,
     structs_of,
 )
+from blinkpy.dpu.http.fields.peer_fields import PEER_FIELDS
 
 SHORT_LIST = 12  # known fields that an error about an unknown one lists; of more it names the nearest
 MAX_SHOWN = 100  # characters of a client's value in an error
@@ -140,7 +141,10 @@ def _unknown(where: str, known: Sequence[str]) -> ApiError:
     shown = where[: 2 * MAX_SHOWN]
     near = difflib.get_close_matches(where.rpartition(".")[2][:MAX_SHOWN], known, 3)
     advice = "/openapi.json lists the known fields."
-    if len(known) <= SHORT_LIST:
+    peer = PEER_FIELDS.get(where) if "." not in where else None
+    if peer is not None:
+        advice = f"{peer}."
+    elif len(known) <= SHORT_LIST:
         advice = f"known fields: {', '.join(known)}."
     elif near:
         advice = f"did you mean {_listed([repr(name) for name in near])}?"

@@ -26,6 +26,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     ChatChoice,
     ChatTools,
     Effort,
+    Verbosity,
     chat_tools,
     check_choice,
     check_size,
@@ -208,8 +209,12 @@ class ChatBody(_Base, kw_only=True):
     chat_template_kwargs: TemplateValues = None
     reasoning_effort: Annotated[
         Effort | None,
-        doc(f"{', '.join(EFFORTS)}; needs a chat template with this variable; `none` is accepted for models without reasoning"),
+        doc(
+            f"{', '.join(EFFORTS)}; needs a chat template with this variable; `none` also for models without reasoning, and for "
+            "templates with `enable_thinking` or `thinking`"
+        ),
     ] = None
+    verbosity: Annotated[Verbosity | None, doc("low, medium or high, for a chat template with this variable")] = None
     include_reasoning: Annotated[bool | None, doc("false: no `reasoning_content` in the answer", "true")] = None
     prompt_logprobs: PromptLogprobs = None
 
@@ -242,6 +247,7 @@ def _request(fields: Mapping[str, Any], defaults: RequestParameters) -> Request:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_values=template_values(body.chat_template_kwargs),
         reasoning_effort=body.reasoning_effort,
+        verbosity=body.verbosity,
         include_reasoning=body.include_reasoning is not False,
         prompt_logprobs=body.prompt_logprobs,
     )

@@ -47,7 +47,9 @@ class AnyText(_Format, tag="text"):
 
 
 class JsonObject(_Format, tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object, or one of a schema, as llama.cpp and Together have it."""
+
+    schema: Schema | None = None
 
 
 class NamedSchema(Body):
@@ -94,7 +96,7 @@ def format_grammar(name: str, given: ResponseFormat | FlatFormat) -> GrammarFiel
     if isinstance(given, AnyText):
         return None
     if isinstance(given, JsonObject):
-        return GrammarField(name, OBJECT)
+        return GrammarField(name, OBJECT) if given.schema is None else schema_grammar(f"{name}.schema", given.schema)
     where, named = (f"{name}.json_schema", given.json_schema) if isinstance(given, SchemaFormat) else (name, given)
     if named.schema is None:
         return GrammarField(f"{where}.schema", OBJECT)

@@ -53,6 +53,7 @@ class Request:
     parallel_tool_calls: bool = True
     template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template
     reasoning_effort: str | None = None
+    verbosity: str | None = None  # for templates with this variable
     wished_effort: str | None = None  # an effort that only counts for templates that know efforts
     thinking: bool | None = None  # whether the template's switch for reasoning is to be on, if it has one
     include_reasoning: bool = True

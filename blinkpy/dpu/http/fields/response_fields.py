@@ -24,6 +24,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     Effort,
     FlatChoice,
     FlatTools,
+    Verbosity,
     check_choice,
     check_size,
     flat_tools,
@@ -129,8 +130,8 @@ class ReasoningOptions(Body):
     """How the model reasons. Reasoning is never summarized."""
 
     effort: Effort | None = None
-    summary: Annotated[Any, only("auto")] = None
-    generate_summary: Annotated[Any, only("auto")] = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Annotated[Any, only("auto")] = None
     mode: Annotated[Any, only("standard")] = None
 
@@ -139,7 +140,7 @@ class TextOptions(Body):
     """The format of the answer's text."""
 
     format: FlatFormat | None = None
-    verbosity: Annotated[Any, only("medium", why="ask for it in the input")] = None
+    verbosity: Verbosity | None = None
 
 
 class ResponseStreamOptions(Body):
@@ -179,13 +180,17 @@ class ResponseBody(_Base, kw_only=True):
     ] = None
     top_logprobs: Annotated[TopLogprobs | None, doc("0 to 20, with `include`")] = None
     reasoning: Annotated[
-        ReasoningOptions | None, doc('`effort`: as `reasoning_effort`; `summary`, `context`: `"auto"`, without effect')
+        ReasoningOptions | None,
+        doc(
+            "`effort`: as `reasoning_effort`; `summary`: `auto`, `concise` or `detailed`, without effect, as reasoning comes in "
+            'the clear; `context`: `"auto"`'
+        ),
     ] = None
     text: Annotated[
         TextOptions | None,
         doc(
             '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '
-            '`verbosity`: `"medium"`'
+            "`verbosity`: low, medium or high, for a template with this variable"
         ),
     ] = None
     tools: Annotated[
@@ -238,6 +243,7 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
         parallel_tool_calls=given.parallel_tool_calls is not False,
         template_values=template_values(given.chat_template_kwargs),
         reasoning_effort=given.reasoning.effort if given.reasoning else None,
+        verbosity=given.text.verbosity if given.text else None,
     )
     if given.text is not None:
         request.text_format = _text_format(given.text, fields["text"])

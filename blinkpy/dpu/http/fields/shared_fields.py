@@ -156,7 +156,8 @@ class Generation(_Sampling):
     response_format: Annotated[
         ResponseFormat | None,
         doc(
-            '`{"type": "text"}`, `json_object`, or `{"type": "json_schema", "json_schema": {"name": NAME, "schema": SCHEMA}}`: '
+            '`{"type": "text"}`, `json_object` (also with a `schema`), or '
+            '`{"type": "json_schema", "json_schema": {"name": NAME, "schema": SCHEMA}}`: '
             "[structured output](structured-output.md)",
             "none",
         ),

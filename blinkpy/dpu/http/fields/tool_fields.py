@@ -22,6 +22,7 @@ MAX_NAME = 64
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 # `$` alone would accept a line's end behind the name.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]

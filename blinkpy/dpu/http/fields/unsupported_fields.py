@@ -70,7 +70,7 @@ UNSUPPORTED = (
     Unsupported(
         "prompt_cache_retention",
         (CHAT, RESPONSES),
-        ("in_memory", "in-memory"),
+        ("in_memory", "in-memory", "24h"),
         "prefixes are cached until their pages are evicted",
     ),
     Unsupported("prompt_embeds", (COMPLETIONS,), ([],), "prompts are text or token ids"),
@@ -89,7 +89,6 @@ UNSUPPORTED = (
     Unsupported("truncation", (RESPONSES,), ("disabled",), "no prompt is shortened"),
     Unsupported("truncation_side", GENERATING, ("left", "right"), "no prompt is shortened"),
     Unsupported("use_beam_search", GENERATING, (False,), _OF_BEAMS),
-    Unsupported("verbosity", (CHAT,), ("medium",), "ask for it in the messages"),
     Unsupported("vllm_xargs", ALL, ({},), "extensions are not implemented"),
     Unsupported("watermarking", GENERATING, (False,), "texts have no watermarks"),
     Unsupported("web_search_options", (CHAT,), (), _HOSTED),
