@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
+from blinkpy.dpu.http.fields.anthropic_fields import AnthropicBody
 from blinkpy.dpu.http.fields.body_model import Row, rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
@@ -24,6 +25,7 @@ GENERATING = {"all": COMMON, "chat": own(ChatBody), "completions": own(Completio
 TABLES = {
     "common": COMMON,
     **{name: table for name, table in GENERATING.items() if name != "all"},
+    "messages": rows(AnthropicBody),
     "tokenize": rows(TokenizeBody),
     "detokenize": rows(DetokenizeBody),
 }
