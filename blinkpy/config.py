@@ -300,7 +300,7 @@ class EngineOptions:
         high=4096,
     )
     grammar_kib: int = option(
-        256, "maximum size of a request's token rules, and of its compiled grammar (256 at most), in KiB", low=1, high=1 << 14
+        256, "maximum size of a request's token rules, and of its compiled grammar (1024 at most), in KiB", low=1, high=1 << 14
     )
     restart: bool = option(True, "restart an engine that died; off: the server exits with code 1", commands="serve")
     engine_hang_s: int = option(

@@ -15,7 +15,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
 MOST_EMBEDDED = 1024  # automata whose pieces are kept
-MOST_SUBSETS = 16_000  # of its nodes, before equivalent ones are merged
+MOST_SUBSETS = 24_000  # of its nodes, before equivalent ones are merged
 
 
 class ByteNfa:

@@ -22,6 +22,7 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.grammar_size import located
 from blinkpy.dpu.grammar.minimal_automaton import difference
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
@@ -33,8 +34,8 @@ Grammar = dict[str, Any]
 
 ANY = {"type": "object"}
 OBJECT_DEPTH = 5  # of containers in {"object": true}, the object itself included
-MOST_STATES = 8192
-MOST_BYTES = 256 << 10  # of a packed automaton
+MOST_STATES = 1 << 14
+MOST_BYTES = 1 << 20  # of a packed automaton; an engine may take less (--grammar-kib)
 MOST_CHOICES = 10_000
 MOST_REPEATS = 1000
 TOKEN_BYTE = b"\xff"  # before a special token's name; UTF-8 has no such byte, so only {"token": T} allows it
@@ -48,13 +49,16 @@ def token_bytes(name: str) -> bytes:
 def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS) -> ByteAutomaton:
     """The automaton of a grammar. digits: the limit of a number's digits before the point, and behind it. Raises GrammarError for
     what is not supported, fits nothing, or is too large."""
-    automaton = automaton_of(_piece(grammar, "#", digits))
-    if automaton is None:
-        raise GrammarError("No output matches the grammar.")
-    size = len(automaton.words()) * 4
-    if automaton.states > MOST_STATES or size > MOST_BYTES:
-        limits = f"the limits are {MOST_STATES} states and {MOST_BYTES} bytes"
-        raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
+    try:
+        automaton = automaton_of(_piece(grammar, "#", digits))
+        if automaton is None:
+            raise GrammarError("No output matches the grammar.")
+        size = len(automaton.words()) * 4
+        if automaton.states > MOST_STATES or size > MOST_BYTES:
+            limits = f"the limits are {MOST_STATES} states and {MOST_BYTES} bytes"
+            raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
+    except GrammarTooLargeError as error:
+        raise located(grammar, error) from None
     return automaton
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.compile_server import ANSWER, EXHAUSTED, FAILURE
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooHeavyError, GrammarTooLargeError, GrammarTooSlowError
+from blinkpy.dpu.grammar.grammar_size import located
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -65,7 +67,8 @@ class GrammarCompiler:
         else:
             found = await self._compiled(key, content, asker)
         if isinstance(found, GrammarError):
-            raise type(found)(found.message, found.path, found.keyword, found.part)
+            error = type(found)(found.message, found.path, found.keyword, found.part)
+            raise located(grammar, error) if isinstance(error, GrammarTooLargeError) else error
         return found
 
     async def _compiled(self, key: bytes, content: bytes, asker: Asker) -> ByteAutomaton | GrammarError:
@@ -104,8 +107,11 @@ class GrammarCompiler:
 
     async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
         """Have a separate process compile a grammar. content: its JSON."""
+        began = time.monotonic()
         answer = await self._forks.run(content)
         if not answer:
+            if time.monotonic() - began >= self.compile_s + MARGIN_S:  # it did not get its CPU time: the machine is busy
+                raise GrammarBusyError
             return _TOO_LONG
         if answer[:1] == ANSWER:
             return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))

@@ -26,7 +26,7 @@ from blinkpy.dpu.grammar.schema_shapes import (
 )
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
-MOST_LENGTH = 512  # of a string
+MOST_LENGTH = 2000  # of a string
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as the specification says
@@ -151,7 +151,7 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 def _length(place: Place, keyword: str, value: Any) -> int:
     length = checked_count(place, keyword, value)
     if length > MOST_LENGTH:
-        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {length}: each character needs 14 states.")
+        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {length}: lower it, or leave it out.")
     return length
 
 
@@ -298,8 +298,8 @@ KEYWORDS = {
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
     "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
-    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH}"),
-    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH}; each character takes 14 states"),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}"),
+    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH:,}; a character takes 8 states"),
     "pattern": Keyword(
         _pattern, "regular expressions without backreferences, word boundaries and `\\p`; lookahead only at the start, after `^`"
     ),

@@ -5,7 +5,8 @@ from functools import lru_cache
 
 from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
-from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text
+from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text, union
+from blinkpy.dpu.grammar.character_sets import intersection as common
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
@@ -13,6 +14,10 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 QUOTE = byte_nfa.literal(b'"')
 ANY_CHARACTER = byte_nfa.embedded(automaton_of(json_character(ALL)))
+# Characters that are counted: without control characters that have no short escape, and without private characters of the last
+# plane, they need 8 states each instead of 14.
+COUNTED = common(ALL, union([(0x08, 0x0A), (0x0C, 0x0D), (0x20, 0xFFFFF)]))
+COUNTED_CHARACTER = byte_nfa.embedded(automaton_of(json_character(COUNTED)))
 MOST_PATTERNS = 256  # kept as automata
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -98,7 +103,10 @@ class StringRules:
         if self == StringRules():
             return byte_nfa.embedded(ANY_STRING)
         if self == StringRules(self.least, self.most):
-            return byte_nfa.sequence(QUOTE, byte_nfa.repeat(ANY_CHARACTER, self.least, self.most), QUOTE)
+            if self.most is None:
+                more = byte_nfa.repeat(ANY_CHARACTER, 0, None)
+                return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, self.least, self.least), more, QUOTE)
+            return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, self.least, self.most), QUOTE)
         return byte_nfa.embedded(_automaton(self))
 
     def holds(self, text: str) -> bool:

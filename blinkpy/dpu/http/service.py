@@ -20,7 +20,8 @@ from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.grammar_size import located
 from blinkpy.dpu.http.answer_sinks import AnyAnswer, Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
@@ -130,7 +131,9 @@ class Service:
     def _unfit(request: Request, error: ValueError) -> ApiError:
         """The error for a grammar or token rules that never fit."""
         if request.grammar is not None:
-            return bad_request(f"'{request.grammar.param}': {error}.", request.grammar.param, "invalid_grammar")
+            too_large = GrammarTooLargeError(f"{error}; '--grammar-kib' of the server sets it.")
+            param, message = located(request.grammar.grammar, too_large).told(request.grammar.param)
+            return bad_request(message, param, "invalid_grammar")
         param = next(name for name in ("logit_bias", "allowed_token_ids", "bad_words") if getattr(request, name))
         return bad_request(f"'{param}': {error}.", param, "invalid_value")
 

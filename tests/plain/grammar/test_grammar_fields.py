@@ -82,7 +82,11 @@ def test_the_automaton_is_in_each_submission(
 REFUSED = [
     (as_openai({"properties": {"a": {"uniqueItems": True}}}), "response_format.json_schema.schema", "#/properties/a"),
     (as_openai({"type": "integer", "minimum": 2, "maximum": 1}), "response_format.json_schema.schema", "contradict"),
-    (as_openai({"type": "string", "maxLength": 10_000}), "response_format.json_schema.schema", "'maxLength' must be at most 512"),
+    (
+        as_openai({"type": "string", "maxLength": 10_000}),
+        "response_format.json_schema.schema",
+        "'maxLength' must be at most 2000",
+    ),
     (as_openai({"type": "array", "minItems": 1000}), "response_format.json_schema.schema", "too many states"),
     (as_openai([]), "response_format.json_schema.schema", "must be a JSON Schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),

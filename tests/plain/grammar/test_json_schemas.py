@@ -152,7 +152,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"format": "regex"}, "#", "format"),
     ({"type": "object", "minProperties": 3}, "#", "minProperties"),
     ({"unevaluatedProperties": False}, "#", "unevaluatedProperties"),
-    ({"type": "array", "items": {"type": "string", "maxLength": 200}, "maxItems": 200}, "#", ""),
+    ({"type": "array", "items": {"type": "string", "maxLength": 200}, "maxItems": 200}, "#/items", "maxLength"),
     ("a schema", "#", "#"),
 ]
 

@@ -1,0 +1,97 @@
+"""The part of a grammar that probably needs most states, for errors about grammars that are too large.
+
+An estimate from the keywords alone: compiling each part would take as long as the grammar that was too large.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+
+CHARACTER_STATES, TEXT_STATES, NUMBER_STATES, OTHER_STATES = 8, 16, 50, 6
+MOST_SCHEMAS = 5000  # looked at
+REMEDIES = {
+    "maxLength": "lower 'maxLength', or leave it out",
+    "minLength": "lower 'minLength', or leave it out",
+    "maxItems": "lower 'maxItems', or leave it out",
+    "minItems": "lower 'minItems'",
+    "enum": "shorten 'enum', or use a string",
+    "pattern": "simplify 'pattern'",
+}
+
+
+class Part(NamedTuple):
+    """A part of a schema. keyword: that needs the states."""
+
+    states: int
+    path: str
+    keyword: str
+
+
+def located(grammar: Mapping[str, Any], error: GrammarError) -> GrammarError:
+    """The error with the tool and the field that need most states, and with what to do about them, unless it has a place."""
+    if error.path != "#" or error.part is not None:
+        return error
+    found = max(_parts(grammar, None), key=lambda one: one[0].states, default=None)
+    if found is None or not found[0].keyword:
+        return error
+    part, of = found
+    error.message += f" Most of it is for '{part.keyword}': {REMEDIES[part.keyword]}."
+    error.path, error.keyword, error.part = part.path, part.keyword, of
+    return error
+
+
+def _parts(grammar: Any, of: list[str] | None) -> Iterator[tuple[Part, list[str] | None]]:
+    """The heaviest part of each schema in a grammar, with the field and the tool that it belongs to."""
+    if isinstance(grammar, list):
+        for one in grammar:
+            yield from _parts(one, of)
+    elif isinstance(grammar, dict):
+        if "schema" in grammar:
+            budget = [MOST_SCHEMAS]
+            yield _heaviest(grammar["schema"], grammar.get("path", "#"), 1, budget), of
+            return
+        own = grammar.get("of") if "part" in grammar else None
+        for value in grammar.values():
+            yield from _parts(value, own or of)
+
+
+def _heaviest(schema: Any, path: str, times: int, budget: list[int]) -> Part:
+    """The heaviest part below a schema that an output has a number of times."""
+    budget[0] -= 1
+    if type(schema) is not dict or budget[0] < 0:
+        return Part(OTHER_STATES, path, "")
+    parts = [_own(schema, path, times)]
+    items = schema.get("items")
+    if isinstance(items, dict):
+        counts = [schema[name] for name in ("maxItems", "minItems") if type(schema.get(name)) is int]
+        count = max(counts, default=1)
+        inner = _heaviest(items, f"{path}/items", times * max(1, count), budget)
+        keyword = next((name for name in ("maxItems", "minItems") if schema.get(name) == count), "")
+        parts.append(inner if inner.keyword or count < 8 else Part(inner.states, path, keyword))
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        below = schema.get(name)
+        if isinstance(below, dict):
+            parts += [_heaviest(one, f"{path}/{name}/{_escaped(key)}", times, budget) for key, one in below.items()]
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        below = schema.get(name)
+        if isinstance(below, list):
+            parts += [_heaviest(one, f"{path}/{name}/{i}", times, budget) for i, one in enumerate(below)]
+    return max(parts)
+
+
+def _own(schema: Mapping[str, Any], path: str, times: int) -> Part:
+    lengths = {name: schema[name] for name in ("maxLength", "minLength") if type(schema.get(name)) is int}
+    if lengths:
+        keyword = max(lengths, key=lambda name: lengths[name])
+        return Part(lengths[keyword] * CHARACTER_STATES * times, path, keyword)
+    if isinstance(schema.get("enum"), list):
+        return Part(sum(len(str(value)) for value in schema["enum"]) * times, path, "enum")
+    if isinstance(schema.get("pattern"), str):
+        return Part(len(schema["pattern"]) * TEXT_STATES * times, path, "pattern")
+    states = {"string": TEXT_STATES, "number": NUMBER_STATES, "integer": NUMBER_STATES // 2}
+    return Part(states.get(str(schema.get("type")), OTHER_STATES) * times, path, "")
+
+
+def _escaped(key: object) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,72 @@
+"""Errors about grammars that are too large name the tool, the field, and what to do."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compiled_grammars import automaton_of_schema
+
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
+from blinkpy.dpu.grammar.grammar_size import located
+
+
+def obj(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+HEAVY: list[tuple[Any, str]] = [
+    ({"type": "string", "maxLength": 1999}, "maxLength"),
+    ({"type": "string", "minLength": 1999}, "minLength"),
+    ({"type": "array", "items": obj(a={"type": "number"}, b={"type": "string"}), "maxItems": 900}, "maxItems"),
+    ({"type": "array", "items": {"type": "string", "maxLength": 300}, "maxItems": 60}, "maxLength"),
+]
+
+
+@pytest.mark.parametrize(("heavy", "keyword"), HEAVY, ids=lambda value: str(value)[:30])
+def test_the_heaviest_field_is_named(heavy: Any, keyword: str, rng: np.random.Generator) -> None:
+    light = {f"light{i}": {"type": "string", "maxLength": 30} for i in range(5)}
+    names = list(light)
+    names.insert(int(rng.integers(6)), "heavy")
+    parts = {name: light.get(name, heavy) for name in names}
+    schema = obj(outer=obj(**parts), **({} if keyword == "maxItems" else {"twin": heavy}))
+    with pytest.raises(GrammarTooLargeError) as refused:
+        automaton_of_schema(obj(all=schema, **{f"more{i}": heavy for i in range(2)}))
+    error = refused.value
+    assert error.keyword == keyword
+    assert any(name in error.path for name in ("heavy", "twin", "more")), error.path
+    assert f"'{keyword}'" in error.message and ("lower" in error.message or "leave it out" in error.message)
+
+
+def test_the_tool_is_named() -> None:
+    def part(name: str, schema: Any) -> Any:
+        return {"part": {"schema": schema}, "of": [f"tools[{name}].function.parameters", name]}
+
+    tools = [part("light", obj(a={"type": "string"})), part("heavy", obj(a={"type": "string", "maxLength": 1900}))]
+    grammar = {"sequence": [{"text": "["}, {"any": [*tools, part("other", obj(b={"type": "integer"}))]}, {"text": "]"}]}
+    heavy = {"sequence": [grammar] * 3}
+    with pytest.raises(GrammarTooLargeError) as refused:
+        automaton_of_grammar(heavy)
+    param, message = refused.value.told("tools")
+    assert param == "tools[heavy].function.parameters"
+    assert "'tools[heavy].function.parameters' of 'heavy'" in message and message.endswith("At #/properties/a.")
+
+
+def test_any_grammar_has_an_error(rng: np.random.Generator) -> None:
+    """Whatever the schema is: the estimate looks at keywords that nobody has checked."""
+    odd: list[Any] = [None, True, -1, 1e300, "x", [], {}, [{}], {"a": 1}, 3]
+    for _ in range(200):
+        keys = rng.choice(
+            ["maxLength", "items", "maxItems", "properties", "anyOf", "enum", "pattern", "$defs", "type"], 3
+        ).tolist()
+        schema = {key: odd[rng.integers(len(odd))] for key in keys}
+        error = located({"any": [{"schema": schema}, {"schema": True}]}, GrammarTooLargeError("Too large."))
+        assert error.message.startswith("Too large.")
+
+
+def test_long_strings_fit() -> None:
+    """The alphabet of a long string still has what people write."""
+    automaton = automaton_of_schema({"type": "string", "maxLength": 1000})
+    for text in ("x" * 1000, 'é😀中한ไ\\n\\t\\"\\\\' * 100, "\\r\\b\\f"):
+        assert automaton.accepts(b'"%b"' % text.encode())
+    assert not automaton.accepts(b'"%b"' % (b"x" * 1001))
