@@ -127,12 +127,18 @@ class Service:
         except GrammarBusyError as error:
             raise busy("too many grammars are waiting for compilation") from error
 
-    @staticmethod
-    def _unfit(request: Request, error: ValueError) -> ApiError:
+    def _unfit(self, request: Request, error: ValueError) -> ApiError:
         """The error for a grammar or token rules that never fit."""
         if request.grammar is not None:
-            too_large = GrammarTooLargeError(f"{error}; '--grammar-kib' of the server sets it.")
-            param, message = located(request.grammar.grammar, too_large).told(request.grammar.param)
+            refusal, pair = GrammarTooLargeError(f"{error}."), self.engine.pair
+            if (
+                request.automaton is not None
+                and pair is not None
+                and len(request.automaton.words()) > pair.facts.grammar_words > 0
+            ):
+                refusal.message = f"{error}; the server's option '--grammar-kib' sets it."
+                located(request.grammar.grammar, refusal)
+            param, message = refusal.told(request.grammar.param)
             return bad_request(message, param, "invalid_grammar")
         param = next(name for name in ("logit_bias", "allowed_token_ids", "bad_words") if getattr(request, name))
         return bad_request(f"'{param}': {error}.", param, "invalid_value")

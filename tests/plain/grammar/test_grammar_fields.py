@@ -144,3 +144,12 @@ def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitte
         thread.join()
     assert [answer.status_code for answer in answers] == [400] * len(exploding)
     assert server.chat(max_tokens=2, **as_openai(SCHEMA)).status_code == 200
+
+
+def test_a_grammar_beyond_the_engines_limit_names_field_and_option(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string", "maxLength": 2000}}}
+    error = server.complete(guided_json=schema).json()["error"]
+    assert error["param"] == "guided_json"
+    assert "--grammar-kib" in error["message"] and "'maxLength'" in error["message"]
+    assert error["message"].endswith("At #/properties/text.")
+    server.idle()
