@@ -12,6 +12,7 @@ from blinkpy.queues.request_parameters import PARAMETERS
 PACKAGE = Path(__file__).parents[3] / "blinkpy"
 # Independent references and explanations of what the scheduler does must know each limit, and the simulator draws it.
 CHECKS = ("verify", "kv/invariants")
+ADVICE = "dpu/http/fields/peer_fields.py"  # its errors name fields to use instead of those of other servers
 # Sizes of memory and steps, which models and devices need, too; the policy has a language and checks of its own.
 WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy"}
 
@@ -35,7 +36,7 @@ def test_a_scheduler_option_reaches_its_use_through_four_files(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["max_completion_tokens", "guided_regex", "include_stop_str_in_output", "return_token_strs"])
 def test_a_field_of_http_bodies_is_declared_in_one_file(name: str) -> None:
-    assert len(files_with(name)) == 1, files_with(name)
+    assert len(files_with(name, ADVICE)) == 1, files_with(name)
 
 
 @pytest.mark.parametrize("name", ["min_p", "presence_penalty", "frequency_penalty"])
@@ -43,5 +44,5 @@ def test_a_sampling_parameter_has_its_row_its_field_and_its_samplers(name: str) 
     """The row and the field are in one file; the samplers of GPU and CPU apply it."""
     assert name in {p.name for p in PARAMETERS}
     declared = ["queues/request_parameters.py"]
-    assert files_with(name, "kernels/sampling", "models/cpu") == declared
+    assert files_with(name, ADVICE, "kernels/sampling", "models/cpu") == declared
     assert files_with(name) != declared, "the samplers apply it"
