@@ -30,9 +30,9 @@ Message = dict[str, Any]
 
 
 class Fitted(NamedTuple):
-    """A message for the template. index: of the given message that it comes from."""
+    """A message for the template. source: index of the given message."""
 
-    index: int
+    source: int
     message: Message
 
 
@@ -225,13 +225,13 @@ class TemplateProbe:
         first, later = messages[:leading], messages[leading:]
         if leading > 1 and not self._takes_several:
             whole = "\n\n".join(text_of(one.message["content"]) for one in first)
-            first = [Fitted(first[0].index, first[0].message | {"content": whole})]
+            first = [Fitted(first[0].source, first[0].message | {"content": whole})]
         if not self._folds:
             return first + later
         if not self._takes_system and not self._takes_developers:
             return _folded(first + later)
         if first and not later and not self._system_alone:  # the template writes instructions with the next message
-            return [*first, Fitted(first[-1].index, {"role": "user", "content": ""})]
+            return [*first, Fitted(first[-1].source, {"role": "user", "content": ""})]
         return first + (later if self._takes_late else _folded(later))
 
     # ---- calls and results
@@ -241,7 +241,7 @@ class TemplateProbe:
         for one in messages:
             if one.message["role"] == "tool" and not self._writes_results:
                 text = f"<tool_response>\n{text_of(one.message['content'])}\n</tool_response>"
-                yield Fitted(one.index, {"role": "user", "content": text})
+                yield Fitted(one.source, {"role": "user", "content": text})
             else:
                 yield one
 
@@ -269,7 +269,7 @@ class TemplateProbe:
             for result in results:
                 name = result.message["tool_call_id"]
                 if known.count(name) != 1:
-                    where = f"messages[{result.index}].tool_call_id"
+                    where = f"messages[{result.source}].tool_call_id"
                     raise ChatError(f"'{where}' must be the id of a call in the message before, not {name[:100]!r}.")
             for call in calls:
                 yield Fitted(index, message | {"tool_calls": [call]})
@@ -284,16 +284,16 @@ class TemplateProbe:
         for one in messages:
             role = one.message["role"]
             if last is None and role == "assistant" and self._opens_with_user:
-                yield Fitted(one.index, {"role": "user", "content": ""})
+                yield Fitted(one.source, {"role": "user", "content": ""})
             if last is not None:
                 before = last.message["role"]
                 joins = self._joins_users if role == "user" else role == "assistant" and self._joins_assistants
                 if joins and before == role and "tool_calls" not in last.message:
-                    last = Fitted(last.index, _joined(last.message, one.message))
+                    last = Fitted(last.source, _joined(last.message, one.message))
                     continue
                 yield last
                 if before == "tool" and role == "user" and self._answers_results:
-                    yield Fitted(one.index, {"role": "assistant", "content": ""})
+                    yield Fitted(one.source, {"role": "assistant", "content": ""})
             last = one
         if last is not None:
             yield last
@@ -346,9 +346,9 @@ def _folded(messages: Sequence[Fitted]) -> list[Fitted]:
         if waiting:
             told = "\n\n".join(text_of(instruction.message["content"]) for instruction in waiting)
             if one is not None and one.message["role"] == "user":
-                one = Fitted(one.index, one.message | {"content": f"{told}\n\n{text_of(one.message['content'])}"})
+                one = Fitted(one.source, one.message | {"content": f"{told}\n\n{text_of(one.message['content'])}"})
             else:
-                found.append(Fitted(waiting[0].index, {"role": "user", "content": told}))
+                found.append(Fitted(waiting[0].source, {"role": "user", "content": told}))
             waiting = []
         if one is not None:
             found.append(one)

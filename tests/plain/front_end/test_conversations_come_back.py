@@ -26,7 +26,7 @@ from blinkpy.queues.request_parameters import RequestParameters
 
 USER = {"role": "user", "content": "Hi"}
 NAMES = ("get_weather", "ns.get_weather", "from_city")
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {
         "city": {"type": "string"}, "from": {"type": "string"}}}}}
     for name in ("get_weather", "from_city")
