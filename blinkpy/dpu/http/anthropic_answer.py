@@ -8,7 +8,7 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, anthropic_error
 from blinkpy.dpu.generation import LENGTH
-from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.answers import Choice, Turns, Usage
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.text.conversation_fit import as_object
 from blinkpy.dpu.token_logprobs import TokenLogprobs
@@ -72,8 +72,9 @@ class AnthropicAnswer:
             "usage": usage,
         }
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: Usage) -> Turns[bytes]:
         """The body of an answer that is not streamed."""
+        yield
         (choice,) = choices
         self.event(choice.index, choice.text)
         self.last_event(choice.index, choice.finish_reason)

@@ -13,7 +13,7 @@ from support.front_end.scripted_model import folder_with
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.answers import Choice, Usage, at_once
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.chat_fields import parse_chat
 from blinkpy.dpu.http.fields.http_request import Request
@@ -131,7 +131,8 @@ def test_answers_of_responses_come_back(case: str, tokenizer: Tokenizer) -> None
         for name, mark in dialect.shown.marks:
             text = text.replace(name, mark)
         for reason in ("stop", "length"):
-            answer = json.loads(ResponseAnswer(asked, "m", tokenizer.spell).whole([Choice(0, text, reason)], Usage(1, 1)))
+            whole_answer = ResponseAnswer(asked, "m", tokenizer.spell).whole([Choice(0, text, reason)], Usage(1, 1))
+            answer = json.loads(at_once(whole_answer))
             parsed = Response.model_validate(answer)
             for output in (answer["output"], parsed.model_dump()["output"], parsed.model_dump(exclude_none=True)["output"]):
                 calls = [item for item in output if item["type"] == "function_call"]
