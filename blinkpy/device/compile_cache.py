@@ -107,6 +107,13 @@ class _SharedCache(FunctionCache):
         except Exception:  # a damaged file, which is compiled again and overwritten
             return None
 
+    def has(self, signature: Any, codegen: Any) -> bool:
+        """Whether the index names a file for this signature."""
+        try:
+            return self._index_key(signature, codegen) in self._cache_file._load_index()
+        except Exception:  # a damaged index
+            return False
+
     def _acquire(self, signature: Any) -> None:
         """Wait until no other process compiles this, for at most WAIT_S. A process that ends releases its
         locks.
@@ -158,6 +165,12 @@ def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, .
     compiled = _keep(CFunc(function, normalize_signature(signature), locals={}, options=options), function, key)
     compiled.compile()
     return compiled
+
+
+def is_kept(function: Any, kinds: tuple[Any, ...]) -> bool:
+    """Whether the cache has an njit function's code for arguments of these types; the code may be damaged."""
+    cache = function._cache
+    return isinstance(cache, _SharedCache) and cache.has(kinds, function.targetctx.codegen())
 
 
 def compiled_for(function: Any, kinds: tuple[Any, ...]) -> Any:

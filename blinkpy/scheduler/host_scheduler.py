@@ -9,7 +9,7 @@ from numba import njit, types
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.invariants.check_state import check_scratch, state_faults, table_faults
+from blinkpy.kv.invariants.check_state import check_scratch, compiled_check, state_faults, table_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import EngineViews, QueueLayout, QueueSizes, engine_views
@@ -23,6 +23,13 @@ def compiled_turn(policy: Policy) -> Any:
     """The turn as an njit function. It takes Tables (device/table_codegen.py), and releases the GIL."""
     schedule, digest = make_turn(policy), policy_digest(policy)
     return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
+
+
+def table_kinds(limits: Limits, state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Numba's types of the arguments of a turn, and of a check."""
+    own = ArgumentTable(limits).kind, ArgumentTable(state).kind
+    queues = ArgumentTable(_some_views(), strided=True).kind
+    return (own[0], queues, own[1], types.int64, types.int64, types.int64), own
 
 
 class Scheduler:
@@ -42,8 +49,7 @@ class Scheduler:
         if mode == "njit":
             self._limits, self.state_argument = ArgumentTable(limits), ArgumentTable(state)
             self._queues = ArgumentTable(_some_views(), strided=True)
-            kinds = (self._limits.kind, self._queues.kind, self.state_argument.kind, types.int64, types.int64, types.int64)
-            self._function = compiled_for(compiled_turn(policy), kinds)
+            self._function = compiled_for(compiled_turn(policy), table_kinds(limits, state)[0])
             self._scratch = check_scratch(limits)
         else:
             self._limits, self.state_argument = limits, as_memoryviews(state)
@@ -69,6 +75,13 @@ class Scheduler:
         if self.mode == "njit":
             return table_faults(self.state, self._limits, self.state_argument, self._scratch)
         return state_faults(self.limits, self.state)
+
+    def load_check(self) -> None:
+        """Compile or load the check, so that the first check takes no longer than others."""
+        compiled_check(table_kinds(self.limits, self.state)[1])
+
+    def close(self) -> None:
+        """Free what is not memory."""
 
 
 def _some_views() -> EngineViews:

@@ -8,6 +8,8 @@ from blinkpy.config import STEP_TOKENS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 
 if TYPE_CHECKING:
+    from blinkpy.kv.state import State
+    from blinkpy.models.cpu.cpu_step import CpuStep
     from blinkpy.models.cpu.step_progress import StepProgress
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.weights.array_weights import ArrayWeights
@@ -72,6 +74,19 @@ class CpuDevice(HostDevice):
 
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
+        from blinkpy.scheduler.starting_scheduler import start_scheduler
+
+        state = setup.recorder.attach(setup.make_state(), share_inputs=True)
+        if setup.config.engine.check_integrity == "always":  # a check of each turn needs compiled code
+            return HostLoop(setup, state, *self._step(setup, state))
+        scheduler = start_scheduler(setup.limits, state, setup.policy)  # a process compiles it while this one prepares the step
+        try:
+            return HostLoop(setup, state, *self._step(setup, state), scheduler)
+        except BaseException:
+            scheduler.close()
+            raise
+
+    def _step(self, setup: Setup, state: State) -> tuple[CpuStep, StepProgress]:
         from blinkpy.models.cache_scales import choose_scales
         from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
         from blinkpy.models.paged_cache import ring_sizes
@@ -82,12 +97,10 @@ class CpuDevice(HostDevice):
         page_size = sizes.page_size
         scales = choose_scales(setup.config, model, weights.layers, lambda: measure_cache(model, weights, page_size, progress))
         tokens = setup.config.scheduler.max_num_batched_tokens
-        state = setup.make_state()
         grammars = state.grammars if setup.limits.grammar_share else None
         pages, rings = (sizes.num_pages, sizes.page_size), ring_sizes(setup.config, model)
         step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings, scales)
-        setup.report("allocating queues and pages")
-        return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
+        return step, progress
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:
         """(The model's weights, the progress of their products). piece: multiply-adds between two updates."""

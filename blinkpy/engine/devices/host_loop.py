@@ -36,16 +36,21 @@ class HostLoop:
     step: run(batch, requests) writes keys and values of the batch's tokens, and batch.sampled for the emitting
         rows. Without it, the creator sets `compute`.
     progress: advances its word during a step.
+    scheduler: bound to `state`; without it, it is compiled first.
     """
 
     faults: tuple[type[BaseException], ...] = (BaseException,)
     pair_memory: QueueMemory | None = None
 
-    def __init__(self, setup: Setup, state: State, step: Any = None, progress: Any = None):
-        self.setup, self.state, self._recorder, self._when = setup, state, setup.recorder, setup.config.engine.check_integrity
-        setup.report("compiling the scheduler")
-        self.scheduler = Scheduler(setup.limits, self.state, setup.policy)
-        self.step, self.progress = step, progress
+    def __init__(
+        self, setup: Setup, state: State, step: Any = None, progress: Any = None, scheduler: Scheduler | None = None
+    ) -> None:
+        self.setup, self.state = setup, state
+        self._recorder, self._when = setup.recorder, setup.config.engine.check_integrity
+        if scheduler is None:
+            setup.report("compiling the scheduler")
+            scheduler = Scheduler(setup.limits, self.state, setup.policy)
+        self.scheduler, self.step, self.progress = scheduler, step, progress
         self.compute: Compute = lambda began_ns: self.step.run(self.state.batch, self.state.requests)
         self._integrity_due = 0
 
@@ -94,4 +99,4 @@ class HostLoop:
         return self.scheduler.check()
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        self.scheduler.close()
