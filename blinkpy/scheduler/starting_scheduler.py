@@ -63,7 +63,8 @@ class StartingScheduler(Scheduler):
         if self.mode == "njit":
             return super().check()
         fault = 0 if isinstance(self.state.fault, NoFaultWord) else int(self.state.fault[0])
-        fault = fault or check_state(self.limits, self.state_argument, *map(memoryview, check_scratch(self.limits)))
+        references, seen = check_scratch(self.limits)
+        fault = fault or check_state(self.limits, self.state_argument, memoryview(references), memoryview(seen))
         return [describe_fault(fault)] if fault else []
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def started(world: World, command: list[str]) -> StartingScheduler:
 
 @pytest.mark.parametrize("compiler", [COMPILER, ["sleep", "1000"]], ids=["compiles", "is killed"])
 def test_turns_go_on_with_the_same_state(compiler: list[str], seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Claim start/interpreted: A scheduler that is interpreted until its code is compiled has the same state, bit for bit."""
+    """Claim state/interpreted: A scheduler that is interpreted until its code is compiled has the same state, bit for bit."""
     world = make_world(seed, TURNS)
     scheduler = started(world, compiler)
     turn, modes = 0, list[str]()
@@ -47,7 +47,7 @@ def test_turns_go_on_with_the_same_state(compiler: list[str], seed: int, caplog:
 
     storm, compiled = Simulation(seed, TURNS, world=world, scheduler=play), Simulation(seed, TURNS)
     for each in (storm, compiled):
-        assert all(each.advance() for _ in range(TURNS)), each.failure
+        assert all(each.advance() for _ in range(TURNS))
     scheduler.close()
     assert modes[0] == "python" and modes[-1] == "njit"
     first, second = snapshot(storm.world.state), snapshot(compiled.world.state)
