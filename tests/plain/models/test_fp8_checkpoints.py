@@ -81,9 +81,9 @@ FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 REFUSED: list[tuple[Any, str]] = [
     *(
         (({"quant_method": name, "bits": 4}), f"quant_method '{name}' is not supported for Llama")
-        for name in ("awq", "gptq", "x")
+        for name in ("hqq", "bitsandbytes", "x")
     ),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4' is not supported"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
     ({"quant_method": "modelopt", "quant_algo": "FP8", "weights": 4}, "weights not supported"),
     ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "num_bits '4'"),
     (7, "must be an object"),
@@ -98,7 +98,7 @@ REFUSED: list[tuple[Any, str]] = [
     (FP8 | {"modules_to_not_convert": [""]}, "names of 1 to 1000 characters"),
     (FP8 | {"modules_to_not_convert": ["x" * 1001]}, "names of 1 to 1000 characters"),
     (FP8 | {"modules_to_not_convert": ["("]}, "not a regular expression"),
-    (changed("format", "pack-quantized"), "format 'pack-quantized'"),
+    (changed("format", "pack-quantized"), "weights: num_bits '8' is not supported"),
     (changed("format", "mixed-precision"), "format 'mixed-precision'"),
     (changed("quantization_status", "frozen"), "quantization_status 'frozen'"),
     (changed("sparsity_config", {"format": "sparse-bitmask"}), "sparsity_config is not supported"),
