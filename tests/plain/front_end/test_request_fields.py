@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": json.loads('{"a":' * 40 + "1" + "}" * 40)}}
 LARGE_TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 300_000}}
-BAD_CALLS = [{"name": "f", "arguments": {}}, {"name": "f", "arguments": "[" * 40 + "]" * 40}, {"name": "f", "arguments": "a\0"}]
+BAD_CALLS = [{"name": "f", "arguments": 5}, {"name": "f", "arguments": "[" * 40 + "]" * 40}, {"name": "f", "arguments": "a\0"}]
 DEFAULTS = RequestParameters(temperature=0.6, top_p=0.9)
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -244,10 +244,13 @@ def test_fields_that_do_not_fit_others(fields, param) -> None:
         (".tool_calls", [{"role": "assistant", "tool_calls": 5}, {"role": "assistant", "tool_calls": [{}] * 129}]),
         (".tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "x"}]}]),
         (".tool_calls[0].type", [{"role": "assistant", "tool_calls": [{"type": "x"}]}]),
-        (".tool_calls[0].function.name", [{"role": "assistant", "tool_calls": [{"function": {"name": "a b"}}]}]),
+        (
+            ".tool_calls[0].function.name",
+            [{"role": "assistant", "tool_calls": [{"function": {"name": name}}]} for name in ("", "a" * 513)],
+        ),
         (".tool_calls[0].function.arguments", [{"role": "assistant", "tool_calls": [{"function": call}]} for call in BAD_CALLS]),
         (".reasoning_content", [{"role": "assistant", "content": "x", "reasoning_content": 5}]),
-        (".content", [{"role": "assistant", "tool_calls": []}, {"role": "tool", "tool_call_id": "a"}]),
+        (".content", [{"role": "assistant", "tool_calls": [], "content": 5}, {"role": "tool", "tool_call_id": "a"}]),
         (".name", [{"role": "user", "content": "x", "name": 5}]),
     ],
 )
