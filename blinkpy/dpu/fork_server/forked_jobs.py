@@ -2,6 +2,9 @@
 
 It receives jobs from a socket: one byte and the job's own socket each. A fork ends immediately if the other
 side closes the job's socket. The end of the parent closes the socket of jobs, and so ends the process.
+
+While no other fork runs, a fork has the normal priority for `brief_s` of CPU time, so that a short job is fast on a
+busy machine. Many forks slow no event loop down, even if their clients leave and ask again.
 """
 
 import contextlib
@@ -26,7 +29,7 @@ class ForkBudget(NamedTuple):
 
     cpu_s: CPU time, s.
     memory_bytes: address space in addition to the process's own.
-    brief_s: CPU time after which the job's priority is lowered, s.
+    brief_s: CPU time after which the priority of a job without others is lowered, s; side by side, jobs begin with it.
     """
 
     cpu_s: float
@@ -62,7 +65,7 @@ def serve_jobs(control_fd: int, work: Callable[[bytes], bytes], budget: ForkBudg
                         for other in jobs.values():
                             other.close()
                         control.close()
-                        _run(job, work, budget)
+                        _run(job, work, budget, alone=not jobs)
                     finally:
                         os._exit(0)
                 jobs[pid] = job
@@ -92,9 +95,9 @@ def _end_killed(job: socket.socket) -> None:
         job.sendall(KILLED)
 
 
-def _run(job: socket.socket, work: Callable[[bytes], bytes], budget: ForkBudget) -> None:
-    """Run one job in its fork."""
-    if budget.brief_s:  # CPU time, not wall time: small jobs run immediately even on a busy machine
+def _run(job: socket.socket, work: Callable[[bytes], bytes], budget: ForkBudget, alone: bool) -> None:
+    """Run one job in its fork. alone: no other fork runs."""
+    if budget.brief_s and alone:
         signal.signal(signal.SIGVTALRM, lambda *_: os.nice(NICENESS))
         signal.setitimer(signal.ITIMER_VIRTUAL, budget.brief_s)
     else:

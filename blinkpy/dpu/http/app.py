@@ -22,7 +22,7 @@ from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.answers import at_once
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below
+from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below, without_slash
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.metrics_page import MetricsPage
 from blinkpy.dpu.http.service import Service
@@ -148,6 +148,7 @@ class App:
         if not path:
             exchange.write(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
             return None
+        path = without_slash(path, OPEN_PATHS)
         preflight = exchange.method == "OPTIONS" and self.cross_origin.preflight(exchange.method, exchange.headers)
         if preflight:
             exchange.write(200, TEXT, b"", *preflight)

@@ -19,6 +19,7 @@ from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fork_server.forked_jobs import NICENESS
 from blinkpy.dpu.grammar import grammar_compiler
+from blinkpy.dpu.grammar.compile_server import ANSWER, BRIEF_S
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -65,6 +66,15 @@ def nice_of(session: int) -> dict[int, int]:
             if int(owner) == session and state != "Z":
                 found[int(path.parent.name)] = int(more[12])
     return found
+
+
+def computed(pid: int) -> float:
+    """CPU time of a process, s; 0 after its end."""
+    try:
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def choices(*texts: str) -> dict[str, list[str]]:
@@ -116,6 +126,88 @@ def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
         wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
 
     run(work, compile_s=60.0)
+
+
+def test_compiles_that_run_side_by_side_have_a_lower_priority() -> None:
+    """From their start: clients that leave at once and ask again slow no event loop down."""
+
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        server = compiler._forks.process
+        assert server is not None
+        own = nice_of(server.pid)[server.pid]
+        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
+        first = asyncio.create_task(compiler.automaton(SLOW, ASKER))
+        wait, loop = asyncio.get_running_loop().time() + 60, asyncio.get_running_loop()
+        while len(nice_of(server.pid)) < 2:
+            assert loop.time() < wait
+            await asyncio.sleep(0.001)
+        (alone,) = set(nice_of(server.pid)) - {server.pid}
+        others = [
+            asyncio.create_task(compiler.automaton({"sequence": [*SLOW["sequence"], {"regex": f"x{i}"}]}, ASKER))
+            for i in range(grammar_compiler.OF_ONE - 1)
+        ]
+        while len(seen := nice_of(server.pid)) < 1 + grammar_compiler.OF_ONE:
+            assert loop.time() < wait
+            await asyncio.sleep(0.001)
+        beside = {pid: nice for pid, nice in seen.items() if pid not in (server.pid, alone)}
+        while not all(nice == min(own + NICENESS, MOST_NICE) for nice in beside.values()):
+            for pid in beside:  # a fork that has computed for less than BRIEF_S steps back for this reason alone
+                assert computed(pid) < BRIEF_S / 2, "it has not stepped back at its start"
+            await asyncio.sleep(0.001)
+            beside = {pid: nice for pid, nice in nice_of(server.pid).items() if pid in beside}
+        for task in (first, *others):
+            task.cancel()
+        await asyncio.gather(first, *others, return_exceptions=True)
+
+    run(work, compile_s=60.0)
+
+
+def test_a_tenant_leaves_another_its_half_of_the_compiles(rng: np.random.Generator) -> None:
+    """A greedy tenant's compiles take any time, and its clients leave at any time; another tenant always has compiles waiting. In
+    simulated time, its compiles get at least 45 % of the time of all compiles."""
+    served = {"greedy": 0, "modest": 0}  # ticks of compiles that ran
+    answer = ANSWER + automaton_of_texts(["a"]).words().tobytes()
+
+    async def work(compiler: GrammarCompiler) -> None:
+        running = dict[asyncio.Future[bytes], tuple[str, int]]()  # its tenant, and the tick at which it ends
+        tick = 0
+
+        async def fork(content: bytes) -> bytes:
+            tenant = "greedy" if b"greedy" in content else "modest"
+            done = asyncio.get_running_loop().create_future()
+            running[done] = tenant, tick + int(rng.integers(1, 200 if tenant == "greedy" else 20))
+            try:
+                return await done
+            finally:
+                running.pop(done, None)
+
+        compiler._forks.run = fork  # type: ignore[assignment,method-assign]
+        asked = {"greedy": list[asyncio.Task[Any]](), "modest": list[asyncio.Task[Any]]()}
+        for tick in range(1000):
+            for tenant, tasks in asked.items():
+                ended = [task for task in tasks if task.done()]
+                await asyncio.gather(*ended, return_exceptions=True)
+                tasks[:] = [task for task in tasks if task not in ended]
+                wanted = 70 if tenant == "greedy" else 12
+                for number in range(wanted - len(tasks)):
+                    grammar = choices(f"{tenant} {tick} {number}")
+                    tasks.append(asyncio.create_task(compiler.automaton(grammar, Asker(tenant))))
+            if rng.random() < 0.3:
+                for task in asked["greedy"][: int(rng.integers(1, 60))]:
+                    task.cancel()
+            for _ in range(4):
+                await asyncio.sleep(0)
+            for done, (tenant, end) in list(running.items()):
+                served[tenant] += 1
+                if tick >= end and not done.done():
+                    done.set_result(answer)
+        for task in (*asked["greedy"], *asked["modest"]):
+            task.cancel()
+        await asyncio.gather(*asked["greedy"], *asked["modest"], return_exceptions=True)
+
+    run(work)
+    assert served["modest"] >= 0.45 * sum(served.values()), served
 
 
 def test_a_tenant_with_any_number_of_slow_grammars_leaves_others_their_places() -> None:

@@ -2,16 +2,24 @@
 this server may understand differently."""
 
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 
 # uri-host [":" port] of RFC 3986, except the comma: two Host headers that somebody has joined.
 AUTHORITY = rb"(?:\[[0-9A-Za-z:.~_-]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
 HOST = re.compile(AUTHORITY)
-TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
+ORIGIN = rb"(?:https?://" + AUTHORITY + rb")?"
+TARGET = re.compile(ORIGIN + rb"/[^#]*", re.IGNORECASE)
+TARGET_PATH = re.compile(ORIGIN + rb"([^?]*)", re.IGNORECASE)
+# Paths of RFC 3986, section 3.3. Of plain ones, every segment begins with a letter, a digit, "_", "~" or "-".
+PATH = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+")
+PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
+# An escape that needs none: of an unreserved character (section 2.3).
+NEEDLESS = re.compile(rb"%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
-KEPT_SLASH = "%2F"  # as it is in the path that path_of gives
+KEPT_SLASH = "%2F"  # of an escaped slash, in what path_of returns
+SHOWN_PATH = 200  # characters of a path in a message
 # Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
 SINGLE = (b"authorization", b"x-api-key", b"content-type", b"origin")
 # What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.
@@ -82,11 +90,47 @@ def _before_spaces(data: bytes, end: int) -> int:
     return end
 
 
-def path_of(raw: bytes) -> str:
-    """The decoded path. An escaped slash separates nothing: it stays KEPT_SLASH. raw: ASCII."""
-    return unquote(SLASH.sub(b"%252F", raw).decode("ascii"))
+def path_of(target: bytes) -> str:
+    """The decoded path of a request target that check_head has accepted. An escaped slash stays KEPT_SLASH.
+
+    A path must be in its normal form by RFC 3986, section 6.2.2, so that a proxy matches its rules against the same path, whether
+    it normalises paths or not: no escaped unreserved characters, no dot segments, no empty segments except at the end. Raises
+    ApiError with status 400.
+    """
+    match = TARGET_PATH.match(target)
+    assert match is not None  # it also matches nothing
+    raw = match[1]
+    if PLAIN_PATH.fullmatch(raw):
+        return raw.decode("ascii")
+    if raw == b"*":  # of OPTIONS
+        return "*"
+    if not PATH.fullmatch(raw):
+        raise _invalid_path(raw, "has a character that must be escaped, or an incomplete escape")
+    if NEEDLESS.search(raw):
+        raise _invalid_path(raw, "escapes a letter, a digit, '-', '.', '_' or '~'")
+    try:
+        path = unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise _invalid_path(raw, "is not UTF-8") from None
+    if not path.isprintable():
+        raise _invalid_path(raw, "has an invisible character")
+    *segments, last = path[1:].split("/")  # escaped slashes separate, too, since they do for some proxies
+    if "" in segments or not {".", ".."}.isdisjoint((*segments, last)):
+        raise _invalid_path(raw, "has an empty segment, '.' or '..'")
+    return unquote_to_bytes(SLASH.sub(b"%252F", raw)).decode()
+
+
+def _invalid_path(raw: bytes, what: str) -> ApiError:
+    shown = raw[:SHOWN_PATH].decode("latin-1")
+    return bad_request(f"The path {shown} {what}; send it in its normal form.", code="invalid_path")
 
 
 def path_below(path: str, root: str) -> str:
-    """A path without that below which a proxy shows the server, which the proxy may have left, or taken off."""
+    """A path without --root-path, which a proxy keeps or removes."""
     return path.removeprefix(root) if root and (path + "/").startswith(root + "/") else path
+
+
+def without_slash(path: str, exact: frozenset[str]) -> str:
+    """A path without the slash at its end. exact: paths that are not meant with a slash."""
+    bare = path[:-1] if len(path) > 1 and path.endswith("/") else path
+    return path if bare in exact else bare

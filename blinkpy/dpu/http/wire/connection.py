@@ -16,7 +16,7 @@ import httptools
 
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within
+from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within, path_of
 from blinkpy.dpu.http.wire.connections import Connections
 from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNREAD_BODY, Exchange
 
@@ -269,6 +269,7 @@ class Connection:
                 check_protocol(bytes(self._first_line))
             elif self._may_be_other():
                 raise not_http()
+            path = path_of(self.url)
         except ApiError as error:
             self._refusal = error
             raise
@@ -282,7 +283,7 @@ class Connection:
         self._stop_timer()
         if self.transport.is_closing():
             return
-        exchange = Exchange(self, self.parser.get_method(), httptools.parse_url(self.url).path, version, self.headers)
+        exchange = Exchange(self, self.parser.get_method(), path, version, self.headers)
         exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.leaving
         exchange.expects_continue = self._expects_continue and version != "1.0"  # that version does not know the status
         self.exchange = exchange
@@ -352,7 +353,7 @@ class Connection:
             self.all.metrics.refused(error.limit)
         if not self.is_answering:
             self._disconnect()
-            refused = Exchange(self, b"GET", b"/", "1.1", [] if self._between else self.headers)
+            refused = Exchange(self, b"GET", "/", "1.1", [] if self._between else self.headers)
             refused.keep_alive = False
             refused.write_error(error)
         self.transport.close()

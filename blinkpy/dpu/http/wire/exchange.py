@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from blinkpy.dpu.admission.tenant import NOBODY
 from blinkpy.dpu.api_errors import ApiError, anthropic_error
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.http.fields.request_head import path_of
 from blinkpy.dpu.http.wire.cross_origin import Headers
 from blinkpy.dpu.watch.access_log import request_id_of
 
@@ -39,11 +38,11 @@ def _too_large(limit: int) -> ApiError:
 class Exchange:
     """One request, from its head on, until its answer is written."""
 
-    def __init__(self, connection: Connection, method: bytes, raw_path: bytes, http_version: str, headers: Headers):
+    def __init__(self, connection: Connection, method: bytes, path: str, http_version: str, headers: Headers):
         self.arrival = time.monotonic()
         self.connection = connection
         self.client = connection.client
-        self.method, self.path, self.http_version = method.decode("ascii"), path_of(raw_path), http_version
+        self.method, self.path, self.http_version = method.decode("ascii"), path, http_version
         self.headers = headers
         self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
         self.status = 0  # of the answer; 0 before
