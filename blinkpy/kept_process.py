@@ -75,9 +75,9 @@ class KeptProcess:
     """A process and its successors: watched, killed if stuck, and restarted after a pause.
 
     The pause doubles with each death within `pauses_s` (first, maximum). A process that was ready for
-    STEADY_S resets it to the first.
+    STEADY_S resets it to the first. A process that the machine can't start counts as a death.
 
-    launch: starts a process.
+    launch: starts a process. Raises ChildError.
     silence_s: maximum time between two reports of a starting process.
     stuck: returns why a ready process must be killed, or "".
     """
@@ -98,6 +98,7 @@ class KeptProcess:
         self.pause_s = 0.0  # between the last death and the next start
         self.due = 0.0  # time of the next start, monotonic s
         self._killed = ""  # the reason
+        self._unstarted = ""  # the reason, until look() returns it
         self._started_at = 0.0
 
     @property
@@ -115,14 +116,17 @@ class KeptProcess:
         return self.ready_at is not None
 
     def start(self) -> None:
-        """Start a process. The previous one must have ended."""
+        """Start a process. The previous one must have ended. If that fails, the next look() returns a death."""
         self.starts += 1
         self.ready_at, self._killed, self._started_at = None, "", time.monotonic()
-        self.child = self._launch()
+        try:
+            self.child = self._launch()
+        except ChildError as error:
+            self._unstarted = str(error)
 
     def restart_if_due(self) -> bool:
         """Start a successor if the pause after a death is over. Returns whether it did."""
-        due = self.child is None and time.monotonic() >= self.due
+        due = self.child is None and not self._unstarted and time.monotonic() >= self.due
         if due:
             self.start()
         return due
@@ -132,6 +136,10 @@ class KeptProcess:
         dead.
         """
         child = self.child
+        if child is None and self._unstarted:
+            error, self._unstarted = self._unstarted, ""
+            self._plan_restart(0.0)
+            return Death("", 1, "could not be started", error, False)
         if child is None:
             time.sleep(timeout_s)
             return None
@@ -148,9 +156,12 @@ class KeptProcess:
         was_ready, served_s = self.ready, 0.0 if self.ready_at is None else now - self.ready_at
         self.child = self.ready_at = None
         child.end(0)
-        self.pause_s = pause_before_start(self.pause_s, served_s, self._pauses_s)
-        self.due = now + self.pause_s
+        self._plan_restart(served_s)
         return Death(child.entry, code, self._killed or describe_exit(code), child.error, was_ready)
+
+    def _plan_restart(self, served_s: float) -> None:
+        self.pause_s = pause_before_start(self.pause_s, served_s, self._pauses_s)
+        self.due = time.monotonic() + self.pause_s
 
     def end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """End the process if one runs; see Child.end."""

@@ -94,6 +94,8 @@ class Child:
     fds: open files that it inherits, under their numbers.
     own_session: Ctrl-C at a terminal reaches only the parent, which then ends its children in order.
     environment: variables in addition to this process's.
+
+    Raises ChildError if the machine lacks descriptors, processes or memory.
     """
 
     def __init__(
@@ -111,18 +113,28 @@ class Child:
         self.drained = False  # it was asked to end, and has finished its work
         self.error = ""  # the error that it reported
         self.heard_at = time.monotonic()  # time of the last report, or of the start
-        self._socket, theirs = multiprocessing.Pipe()
-        with theirs, hang_up_ignored():
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, entry, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *fds),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output belongs to the parent
-                start_new_session=own_session,
-                env=child_environment() | dict(environment or {}),
-            )
+        try:
+            self._start(module, fds, child_environment() | dict(environment or {}))
+        except OSError as error:
+            raise ChildError(f"can't start the {entry} process: {error.strerror or error}") from error
         with contextlib.suppress(ConnectionError):  # it died immediately, which the next wait reports
             self._socket.send((as_table(config), orders or {}))
+
+    def _start(self, module: str, fds: tuple[int, ...], environment: dict[str, str]) -> None:
+        self._socket, theirs = multiprocessing.Pipe()
+        try:
+            with theirs, hang_up_ignored():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, self.entry, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(), *fds),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # standard output belongs to the parent
+                    start_new_session=self._own_session,
+                    env=environment,
+                )
+        except BaseException:
+            self._socket.close()
+            raise
 
     @property
     def pid(self) -> int:

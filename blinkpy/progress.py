@@ -1,5 +1,6 @@
 """Progress of a start or a batch: one updated line on a terminal, one line per phase elsewhere."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -94,8 +95,9 @@ class Progress:
         self._phase = ""
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        with contextlib.suppress(OSError):  # a full disk, or a closed pipe: progress is not worth a failure
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class OutputCount:

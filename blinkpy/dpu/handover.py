@@ -117,7 +117,7 @@ class HandoverListener:
         called regularly.
         """
         if self._successor is None:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # no successor, or no descriptor for its connection: the next call tries again
                 self._send_sockets(self._listener.accept()[0])
             return False
         try:

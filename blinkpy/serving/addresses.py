@@ -2,6 +2,7 @@
 server is ready.
 """
 
+import contextlib
 import json
 import shlex
 import socket
@@ -80,8 +81,9 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if any(keys_of(config)[:2]) else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
-    print(
-        f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
-        f"curl -N{way} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
-        flush=True,
-    )
+    with contextlib.suppress(OSError):  # a full disk, or a closed pipe: the server serves nevertheless
+        print(
+            f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
+            f"curl -N{way} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
+            flush=True,
+        )

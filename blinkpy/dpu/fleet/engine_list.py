@@ -113,7 +113,7 @@ class EnginesFile(Generic[T]):
     def __init__(self, config: Config, entry: Callable[[str, Config], T]):
         self._config, self._entry = config, entry
         self._path = Path(config.extension(FleetOptions).engines_file)
-        self._seen = self._signature()
+        self._seen: tuple[int, ...] | None = self._signature()
         self.entries = self._read()
 
     def look(self) -> Sequence[T]:
@@ -126,6 +126,8 @@ class EnginesFile(Generic[T]):
                 logger.info("%s: %d engines", self._path, len(self.entries))
             except ConfigError as error:
                 logger.error("%s; keeping the previous engines", error)
+                if isinstance(error.__cause__, OSError):  # perhaps no descriptor is free: the next look tries again
+                    self._seen = None
         return self.entries
 
     async def watch(self, take: Callable[[Sequence[T]], None]) -> None:

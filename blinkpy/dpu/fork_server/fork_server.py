@@ -17,6 +17,7 @@ from blinkpy.processes import child_environment
 
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
 PIECE = 1 << 16  # bytes per read
+DEATH_LOOKS, DEATH_LOOK_S = 5, 0.01
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # OpenBLAS threads don't survive a fork
 
 
@@ -72,16 +73,29 @@ class ForkServer:
                 self.close()
                 socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
             theirs.close()
-            loop, answer = asyncio.get_running_loop(), bytearray()
-            with contextlib.suppress(TimeoutError, ConnectionError):
+            server, loop, answer = self.process, asyncio.get_running_loop(), bytearray()
+            try:
                 async with asyncio.timeout(self._limit_s):
-                    for part in parts:
-                        await loop.sock_sendall(ours, part)
-                    ours.shutdown(socket.SHUT_WR)
+                    with contextlib.suppress(ConnectionError):  # a fork that was killed reads nothing; KILLED is its answer
+                        for part in parts:
+                            await loop.sock_sendall(ours, part)
+                        ours.shutdown(socket.SHUT_WR)
                     while piece := await loop.sock_recv(ours, PIECE):
                         answer += piece
-                    return bytes(answer)
-            return b""
+            except TimeoutError:
+                return b""
+            except ConnectionError:  # the answer, if any, is incomplete
+                if not answer.endswith(KILLED):
+                    answer.clear()
+            return bytes(answer) if answer or not await self._has_died(server) else KILLED
+
+    async def _has_died(self, server: "subprocess.Popen[bytes] | None") -> bool:
+        """Whether the process that got a job died, and was not ended by close()."""
+        for _ in range(DEATH_LOOKS):  # its sockets close a moment before it can be waited for
+            if self.process is None or server is None or server.poll() is not None:
+                break
+            await asyncio.sleep(DEATH_LOOK_S)
+        return self.process is not None and server is not None and server.poll() is not None
 
     def _connected(self) -> socket.socket:
         if self._control is None:

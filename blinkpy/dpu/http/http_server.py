@@ -26,12 +26,14 @@ from blinkpy.dpu.http.wire.door import Door
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
+from blinkpy.dpu.started_threads import started_threads
 
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 CLOSE_S = 2.0  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
 END_POLL_S = 0.02
+BLOCKING_CALLS = 8  # threads for these: connecting to engines, reading files, writing long answers
 SWEEP_S = 1.0  # between two looks at all connections
 YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
 
@@ -65,6 +67,7 @@ class Server:
     async def serve(self, sockets: list[socket.socket]) -> None:
         """The same on a running event loop."""
         with self._signals():
+            asyncio.get_running_loop().set_default_executor(started_threads(BLOCKING_CALLS, "blocking"))
             await self._start(sockets)
             ticks = 0
             while not self.should_exit:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -411,7 +412,10 @@ def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(
     assert outcomes == {False, True}
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "0<&- 1>&- 2>&-"])
+CLOSED = [" ".join(f"{fd}<&-" if fd == 0 else f"{fd}>&-" for fd in fds) for n in (1, 2, 3) for fds in combinations(range(3), n)]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
 def test_a_front_end_serves_without_standard_descriptors(folder, closed: str) -> None:
     """As some supervisors start it: its sockets must not get their numbers."""
     with FakeEngine() as engine, socket.socket() as probe:
@@ -433,3 +437,17 @@ def test_a_front_end_serves_without_standard_descriptors(folder, closed: str) ->
         finally:
             process.terminate()
             process.wait(30)
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("fault", ["--port none", "--model /nowhere"], ids=["an option", "a model"])
+def test_without_standard_descriptors_the_end_has_its_reason(closed: str, fault: str) -> None:
+    """On standard error if it is open, and nothing anywhere else. The exit code always says that the options are at fault."""
+    command = ["sh", "-c", f"exec {sys.executable} -m blinkpy frontend {fault} {closed}"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended
+    assert ended.stdout == ""
+    if "2>&-" not in closed:
+        assert re.search(r"^blinkpy: error: .+\n\Z", ended.stderr, re.MULTILINE), ended.stderr
+    else:
+        assert ended.stderr == ""

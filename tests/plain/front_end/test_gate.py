@@ -374,7 +374,14 @@ def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder
 def test_work_alone_is_refused_for_load(folder, monkeypatch) -> None:
     """What is answered by its head alone is not; probes may be posted, too."""
     probes = (b"/ping", b"/ping?a=/v1", b"/llm/ping", b"http://x/ping")
-    expected = {**dict.fromkeys(probes, 200), b"/v1/models": 405, b"/pings": 404, b"/llm": 307, b"/%70ing": 400, b"/v1/completions": 503}
+    expected = {
+        **dict.fromkeys(probes, 200),
+        b"/v1/models": 405,
+        b"/pings": 404,
+        b"/llm": 307,
+        b"/%70ing": 400,
+        b"/v1/completions": 503,
+    }
     with FakeEngine() as engine, serving(engine, folder, root_path="/llm") as server:
         monkeypatch.setattr(server.server.app.service.gate, "late", lambda asker: True)
         for target, status in expected.items():

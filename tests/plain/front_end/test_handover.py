@@ -4,6 +4,7 @@ Claim fleet/handover: A front end replaces another one without a failed request.
 """
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -15,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.front_end.fake_engine import FakeEngine
+from support.front_end.attack_crowd import AttackCrowd
+from support.front_end.fake_engine import FACTS, FakeEngine
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
@@ -25,6 +27,8 @@ from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.queues.layout import QueueSizes
 
 BOTH = QueueSizes(4, 8, 8, 64, 512, 128)  # queue pairs for two front ends of two workers
+MANY = QueueSizes(4, 32, 32, 256, 4096, 1024)
+STREAMED = 3000  # tokens; a minute with steps of 20 ms
 ONE = QueueSizes(2, 8, 8, 64, 512, 128)
 
 
@@ -66,6 +70,12 @@ def front_ends() -> Iterator[Any]:
 
 def complete(client: httpx.Client, tokens: int = 2) -> httpx.Response:
     return client.post("/v1/completions", json={"prompt": [7], "max_tokens": tokens})
+
+
+def said(stream: str) -> str:
+    """The text of a stream."""
+    lines = [line.removeprefix("data: ") for line in stream.split("\n\n") if line.startswith("data: {")]
+    return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
 
 
 def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_path: Path) -> None:
@@ -133,6 +143,74 @@ def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Pa
             wait_for(is_last)
             assert first.code.result(60) == 0
             assert complete(idle).status_code == 200
+
+
+def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> None:
+    """50 connections that attack in ten ways, 8 streams, and clients that ask again and again."""
+    stop, statuses = threading.Event(), list[int]()
+
+    def ask(url: str, keeps: bool) -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not stop.is_set():
+                if keeps:
+                    answer = complete(client)
+                else:
+                    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=60)
+                statuses.append(answer.status_code)
+
+    facts = FACTS._replace(max_model_len=100_000, num_pages=100_000)
+    slow = {"header_timeout_s": 1, "body_timeout_s": 1, "keep_alive_s": 60, "max_lag_ms": 60_000}
+    with FakeEngine(sizes=MANY, facts=facts, step_s=0.02) as engine, front_ends() as start, ThreadPoolExecutor(10) as clients:
+        config = options(engine, tmp_path / "door", **slow)
+        first = start(config, folder)
+        assert first.ready.wait(60)
+        url, stream = f"{first.url}/v1/completions", {"prompt": [70, 71, 72], "max_tokens": STREAMED, "stream": True}
+        expected = httpx.post(url, json={**stream, "max_tokens": 3}, timeout=60).text
+        streams = [clients.submit(httpx.post, url, json=stream, timeout=300) for _ in range(8)]
+        wait_for(lambda: len(engine.submitted) > 8)
+        with AttackCrowd(first.supervisor.port, 5) as crowd:
+            asking = [clients.submit(ask, first.url, keeps) for keeps in (True, False)]
+            try:
+                wait_for(lambda: min(crowd.opened.values()) >= 5 and len(statuses) > 10)
+                second = start(config, folder)
+                assert second.ready.wait(60)
+                wait_for(lambda: first.supervisor._handed_over)
+                assert not any(one.done() for one in streams), "they ran while one front end followed another"
+                count = len(statuses)
+                wait_for(lambda: len(statuses) > count + 20)
+                engine.step_s = 0.0005
+                texts = [one.result(300).text for one in streams]
+                assert first.code.result(60) == 0
+                count = len(statuses)
+                wait_for(lambda: len(statuses) > count + 20)
+            finally:
+                stop.set()
+            for one in asking:
+                one.result(60)
+    assert set(statuses) == {200}
+    assert crowd.refused == 0
+    for text in texts:
+        assert text.endswith("data: [DONE]\n\n")
+        assert said(text) == said(expected) * (STREAMED // 3)
+
+
+def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_path: Path) -> None:
+    """After handover_s the front end that was replaced ends, and the other one serves."""
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(1) as clients:
+        config = options(engine, tmp_path / "door", handover_s=1)
+        first = start(config, folder)
+        assert first.ready.wait(60)
+        engine.hold = True
+        stream = {"prompt": [9], "max_tokens": 5, "stream": True}
+        begun = clients.submit(httpx.post, f"{first.url}/v1/completions", json=stream, timeout=60)
+        wait_for(lambda: engine.submitted)
+        second = start(config, folder)
+        assert second.ready.wait(60)
+        assert first.code.result(60) == 0
+        assert '"error"' in begun.result(60).text
+        engine.hold = False
+        with httpx.Client(base_url=second.url, timeout=20) as client:
+            assert complete(client).status_code == 200
 
 
 def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -129,10 +129,9 @@ def test_every_proxy_sees_the_route_that_is_chosen(target: str) -> None:
 def test_names_of_any_letters_come_through(name: str, slash: bool, origin: str, query: str) -> None:
     target = f"{origin}/v1/models/{quote(name, safe='', errors='ignore')}{'/' * slash}{query}"
     name = unquote(quote(name, safe="", errors="ignore"))
-    parts = name.split("/")
-    good = name.isprintable() and name and not {"", ".", ".."} & set(parts[:-1]) and parts[-1] not in (".", "..")
-    good = good and (parts[-1] or not slash)
-    if good:
+    *segments, last = name.split("/")
+    good = name.isprintable() and "" not in segments and not {".", ".."} & {*segments, last} and bool(last or not slash)
+    if name and good:
         assert route_of(target) == "/v1/models/" + name.replace("/", "%2F")
     elif name:
         assert route_of(target) is None

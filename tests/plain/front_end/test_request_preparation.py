@@ -275,6 +275,28 @@ def test_a_dead_process_for_jobs_is_replaced(engine, folder) -> None:
             process.wait()
 
 
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_preparation_that_the_kernel_kills_runs_once_more(folder, kills: int) -> None:
+    """As it does when memory runs out. After a second time the client may try later: the request is not at fault."""
+    facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
+    with (
+        FakeEngine(facts=facts) as engine,
+        serving(engine, folder, max_body_bytes=1 << 24) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(server.client.post, "/tokenize", json={"prompt": secrets.token_urlsafe(1 << 20)})
+        killed = set[int]()
+        for _ in range(kills):
+            wait_for(lambda: set(forks(server)) - killed)
+            (fork,) = set(forks(server)) - killed
+            os.kill(fork, signal.SIGKILL)
+            killed.add(fork)
+        answer = asked.result(60)
+        assert answer.status_code == (200 if kills == 1 else 503)
+        assert kills == 1 or answer.json()["error"]["code"] == "out_of_resources"
+        assert server.complete([7], max_tokens=1, user="u" * LARGE).status_code == 200
+
+
 def test_large_bodies_leave_the_event_loop_alone(engine, folder) -> None:
     """H4: bodies of many empty lists, which take seconds in all. A parser on the loop would make them its own."""
     body = b'{"metadata":{"a":[' + b"[]," * 800_000 + b"[]]}}"

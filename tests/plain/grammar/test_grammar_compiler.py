@@ -320,6 +320,36 @@ def test_a_job_that_the_kernel_kills_runs_once_more() -> None:
     run(work, compile_s=60.0)
 
 
+def test_a_job_whose_server_dies_before_it_begins_runs_in_the_next_one() -> None:
+    """It is no grammar that takes too long, though it has no answer."""
+
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        server = compiler._forks.process
+        assert server is not None
+        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
+        os.kill(server.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(compiler.automaton(choices("b"), ASKER))
+        await asyncio.sleep(0.05)  # until it is sent
+        os.kill(server.pid, signal.SIGKILL)
+        assert (await asked).accepts(b"b")
+
+    run(work)
+
+
+def test_a_server_that_is_closed_starts_no_other_one() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
+        await asyncio.sleep(0.05)
+        compiler._forks.close()
+        with pytest.raises(GrammarError, match="too long"):
+            await asked
+        assert compiler._forks.process is None
+
+    run(work)
+
+
 def test_without_descriptors_a_compile_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"), ASKER)

@@ -14,7 +14,7 @@ import pytest
 from support.waiting import wait_for
 
 from blinkpy.engine.link import handshake_server
-from blinkpy.engine.link.handshake_server import HandshakeServer
+from blinkpy.engine.link.handshake_server import MOST_HANDSHAKES, MOST_OF_ADDRESS, HandshakeServer
 from blinkpy.queues.layout import LayoutError
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import (
@@ -140,6 +140,29 @@ def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monk
             alive.recv(1)
     for _ in range(10):
         assert introduce(*opened.address, hello(), 2.0).pair == 7, "however many are silent"
+
+
+@pytest.mark.parametrize("bound", ["of an address", "of all"])
+def test_each_bound_on_handshakes_binds_alone(
+    opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """An address has one share, whatever its ports; many addresses have one bound together, though each is within its share."""
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
+    opened = opening()
+    most, addresses = MOST_OF_ADDRESS, ["127.0.0.1"]
+    if bound == "of all":
+        most, addresses = (
+            MOST_HANDSHAKES,
+            [f"127.0.1.{number}" for number in range(1, 2 * MOST_HANDSHAKES // MOST_OF_ADDRESS + 2)],
+        )
+    silent = [opened.stranger(addresses[number % len(addresses)]) for number in range(most)]
+    assert len({each.getsockname() for each in silent}) == most, "each has its own port"
+    assert opened.stranger("127.0.2.1" if bound == "of all" else addresses[0])
+    assert b"too many concurrent handshakes" in end_of(silent[0])
+    for each in silent[1:]:
+        each.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            each.recv(1)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""What the head of an HTTP request must be, beside what the parser checks: valid by RFC 9112, and nothing that a proxy before
-this server may understand differently."""
+"""Checks of the head of an HTTP request, in addition to those of the parser: it is valid by RFC 9112, and every proxy understands
+it in the same way."""
 
 import re
 from urllib.parse import unquote_to_bytes
@@ -15,10 +15,10 @@ TARGET_PATH = re.compile(ORIGIN + rb"([^?]*)", re.IGNORECASE)
 # Paths of RFC 3986, section 3.3. Of plain ones, every segment begins with a letter, a digit, "_", "~" or "-".
 PATH = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+")
 PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
-# An escape that needs none: of an unreserved character (section 2.3).
+# An escaped unreserved character (section 2.3).
 NEEDLESS = re.compile(rb"%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
-KEPT_SLASH = "%2F"  # of an escaped slash, in what path_of returns
+KEPT_SLASH = "%2F"  # of an escaped slash, in a decoded path
 SHOWN_PATH = 200  # characters of a path in a message
 # Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
 SINGLE = (b"authorization", b"x-api-key", b"content-type", b"origin")
@@ -70,7 +70,7 @@ def not_http() -> ApiError:
 
 
 def others_within(data: bytes) -> set[tuple[bytes, bytes]]:
-    """Methods and targets of what may be requests of RTSP and ICE in bytes where it is not known where requests begin. The time
+    """Methods and targets of possible requests of RTSP and ICE in bytes in which the begin of requests is unknown. The time
     is that of reading the bytes once or twice, whatever they are. Raises ApiError for more than MOST_OTHERS."""
     found = set()
     for number, match in enumerate(OTHER_PROTOCOL.finditer(data)):
@@ -93,9 +93,9 @@ def _before_spaces(data: bytes, end: int) -> int:
 def path_of(target: bytes) -> str:
     """The decoded path of a request target that check_head has accepted. An escaped slash stays KEPT_SLASH.
 
-    A path must be in its normal form by RFC 3986, section 6.2.2, so that a proxy matches its rules against the same path, whether
-    it normalises paths or not: no escaped unreserved characters, no dot segments, no empty segments except at the end. Raises
-    ApiError with status 400.
+    A path must be in its normal form by RFC 3986, section 6.2.2: no escaped unreserved characters, no dot segments, no empty
+    segments except at the end. So a proxy applies its rules to the same path, whether it normalises paths or not. Raises ApiError
+    with status 400.
     """
     match = TARGET_PATH.match(target)
     assert match is not None  # it also matches nothing

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.preparation.job_forks import JobForks
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.started_threads import started_threads
 
 THREAD_BYTES = 1 << 16  # of one that a thread prepares: under 0.1 s, and it can't be stopped; a larger one gets a process
 AT_ONCE = max(1, min(4, os.cpu_count() or 1))  # threads, and processes
@@ -31,7 +32,7 @@ class PreparationQueue:
     def __init__(self, reader: RequestReader, config: Config, folder: Path, metrics: Metrics):
         options = config.frontend
         self._reader, self._metrics = reader, metrics
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prepare")
+        self._threads = started_threads(AT_ONCE, "prepare")
         self._forks = JobForks(config, folder)
         half = body_room(options)
         self._middling = Places(AT_ONCE, options.max_preparing, half)
