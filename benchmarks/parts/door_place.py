@@ -30,7 +30,7 @@ from benchmarks.serving.null_server import START_S, STOP_S
 from blinkpy.config import Config
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.watch.log_output import start_logging
-from blinkpy.engine.link.handshake_door import HANDSHAKE_S, HandshakeDoor
+from blinkpy.engine.link.handshake_server import HANDSHAKE_S, HandshakeServer
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.processes import Child, Reporter, child_main
 from blinkpy.queues.request_parameters import RequestParameters
@@ -50,10 +50,10 @@ POINT = Endpoint(17, 1, "::ffff:127.0.0.1", 3, 5, 16)
 WELCOME = Welcome(b"BLINKPYQ" * 16, 0, POINT, Region(0, 1, 8192), Region(0, 7, 4096), Region(0, 7, 4096))
 
 
-def opened_door() -> tuple[HandshakeDoor, int]:
+def opened_door() -> tuple[HandshakeServer, int]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    door = HandshakeDoor(listening, lambda hello: WELCOME, lambda: None, KEY)
+    door = HandshakeServer(listening, lambda hello: WELCOME, lambda: None, KEY)
     door.start()
     return door, listening.getsockname()[1]
 

@@ -32,7 +32,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fleet.engine_list import EnginesFile
 from blinkpy.dpu.fork_server.fork_server import LACKS, ForkServer
-from blinkpy.dpu.handover import Door
+from blinkpy.dpu.handover import HandoverListener
 from blinkpy.dpu.http.preparation.preparation_queue import THREAD_BYTES
 from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.kept_process import KeptProcess
@@ -276,7 +276,7 @@ def test_a_front_end_that_can_start_no_worker_gives_up(folder: Path, monkeypatch
 
 def test_the_door_of_a_handover_waits_for_a_descriptor(tmp_path: Path) -> None:
     with socket.socket() as listening:
-        door = Door(str(tmp_path / "door"), [listening])
+        door = HandoverListener(str(tmp_path / "door"), [listening])
         listener = door._listener
         for name in (*OF_START, "ENOBUFS", "ECONNABORTED"):
             door._listener = Mock(accept=Mock(side_effect=lack(name)))
@@ -284,7 +284,7 @@ def test_the_door_of_a_handover_waits_for_a_descriptor(tmp_path: Path) -> None:
         door._listener = listener
         with socket.socket(socket.AF_UNIX) as knocking:
             knocking.connect(str(tmp_path / "door"))
-            wait_for(lambda: door.look() or door._line is not None)
+            wait_for(lambda: door.look() or door._successor is not None)
         door.close()
 
 

@@ -10,13 +10,13 @@ import pytest
 from blinkpy.config import option_type, options
 from blinkpy.dpu.admission.keys_file import TenantTable
 from blinkpy.dpu.metrics import LIMITS
-from blinkpy.engine.link import handshake_door
+from blinkpy.engine.link import handshake_server
 from blinkpy.serving.option_choices import load_choices
 
 TESTS = Path(__file__).parents[2]
 FRONT = "plain/front_end"
 BUDGETS = f"{FRONT}/test_budgets.py::test_beyond_a_limit_one_is_told_which_and_others_are_served"
-ADMISSION, DOOR = f"{FRONT}/test_admission.py", "plain/link/test_handshake_door.py"
+ADMISSION, DOOR = f"{FRONT}/test_admission.py", "plain/link/test_handshake_server.py"
 UNREAD = f"{FRONT}/test_connections.py::test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not"
 
 # Options of front ends, queues and engines, and the test in which each alone binds.
@@ -134,7 +134,7 @@ def test_limits_of_tenants_have_cases() -> None:
 
 
 def test_limits_of_handshakes_have_cases() -> None:
-    bounds = {name for name in vars(handshake_door) if re.match(r"MOST_|HANDSHAKE_S$|\w+_LIMIT$", name)}
+    bounds = {name for name in vars(handshake_server) if re.match(r"MOST_|HANDSHAKE_S$|\w+_LIMIT$", name)}
     assert bounds == set(DOOR_CASES)
 
 
