@@ -33,7 +33,8 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fleet.engine_list import EnginesFile
 from blinkpy.dpu.fork_server.fork_server import LACKS, ForkServer
 from blinkpy.dpu.handover import HandoverListener
-from blinkpy.dpu.http.preparation.preparation_queue import THREAD_BYTES
+from blinkpy.dpu.http.http_server import BLOCKING_CALLS
+from blinkpy.dpu.http.preparation.preparation_queue import AT_ONCE, THREAD_BYTES
 from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.kept_process import KeptProcess
 from blinkpy.processes import Child, ChildError
@@ -135,7 +136,8 @@ def test_a_fork_that_fails_is_tried_once_more(name: str, monkeypatch: pytest.Mon
 def test_a_worker_starts_no_thread_after_its_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So no request fails, and no watch ends, because the machine can't start one."""
     with attacked(folder) as (server, victim):
-        begin = victim.events
+        begin, names = victim.events, [thread.name.partition("_")[0] for thread in threading.enumerate()]
+        assert (names.count("blocking"), names.count("prepare")) == (BLOCKING_CALLS, AT_ONCE)
         monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         for _ in range(3):
             assert server.client.post("/tokenize", json={"prompt": MIDDLING}).status_code == 200
