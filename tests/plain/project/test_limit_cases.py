@@ -16,7 +16,7 @@ from blinkpy.serving.option_choices import load_choices
 TESTS = Path(__file__).parents[2]
 FRONT = "plain/front_end"
 BUDGETS = f"{FRONT}/test_budgets.py::test_beyond_a_limit_one_is_told_which_and_others_are_served"
-ADMISSION, DOOR = f"{FRONT}/test_admission.py", "plain/link/test_handshake_server.py"
+ADMISSION, DOOR = f"{FRONT}/test_admission.py", "plain/link/test_handshake_door.py"
 UNREAD = f"{FRONT}/test_connections.py::test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not"
 
 # Options of front ends, queues and engines, and the test in which each alone binds.
