@@ -22,7 +22,6 @@ UNREAD = f"{FRONT}/test_connections.py::test_who_takes_nothing_of_an_answer_is_l
 # Options of front ends, queues and engines, and the test in which each alone binds.
 CASES = {
     "answer_room_mib": f"{FRONT}/test_budgets.py::test_whole_answers_have_a_room_together_and_the_largest_goes",
-    "body_mib_per_s": f"{FRONT}/test_budgets.py::test_bodies_have_a_pace_together_and_others_do_not_wait_for_them",
     "body_room_mib": f"{FRONT}/test_request_preparation.py::test_unfinished_bodies_have_a_room_together",
     "body_timeout_s": BUDGETS,
     "close_timeout_s": UNREAD,
