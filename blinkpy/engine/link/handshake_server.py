@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 import threading
 from collections.abc import Callable
 
@@ -31,7 +30,6 @@ BACKLOG = 128
 HANDSHAKE_S = 2.0  # deadline of a handshake
 MOST_HANDSHAKES, MOST_OF_ADDRESS = 128, 32  # concurrent, in total and from one address
 WATCH_S = 0.5
-SWITCH_S = 0.0005  # until the thread of handshakes gives way to the engine's loop; Python's default is ten times as long
 
 logger = logging.getLogger("blinkpy.engine")
 
@@ -55,7 +53,6 @@ class HandshakeServer:
 
     def start(self) -> None:
         """Accept front ends."""
-        sys.setswitchinterval(SWITCH_S)
         self._socket.listen(BACKLOG)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="handshakes", daemon=True)
