@@ -33,6 +33,7 @@ CASES = {
     "grammar_cache_mib": "plain/grammar/test_grammar_compiler.py::test_the_cache_is_bounded_and_keeps_what_is_used",
     "grammar_compile_mib": BUDGETS,
     "grammar_compile_ms": BUDGETS,
+    "grammar_digits": "plain/grammar/test_values_end.py::test_the_limit_of_digits_is_an_option",
     "grammar_kib": "end_to_end/test_grammar_outputs.py::test_a_grammar_that_is_too_large_is_told",
     "grammar_slots": f"{FRONT}/test_shared_slots.py::test_token_rules_that_lack_a_place_hold_back_no_plain_request",
     "handover_s": f"{FRONT}/test_handover.py::test_requests_that_outlast_a_handover_end_with_an_error",
