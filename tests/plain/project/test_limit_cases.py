@@ -86,6 +86,7 @@ DOOR_CASES = {
 # Names under which tests know an option.
 ALSO = {
     "grammar_cache_mib": "cache_bytes",
+    "grammar_digits": "digits",
     "max_moves": "most_moves",
     "prompt_arena_tokens": "prompt_tokens",
     "grammar_slots": "grammar_share",
