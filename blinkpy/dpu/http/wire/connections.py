@@ -20,7 +20,7 @@ Exchange = Any
 
 MOST_NEW = 64  # connections whose first bytes have arrived and wait in the gate
 MOST_LOOKED_AT = 64  # connections, in the search for one to close
-GRACE_S = 1.0  # for the first bytes of a new connection, before it may be closed for another
+GRACE_S = 0.4  # for the first bytes of a new connection, before it may be closed for another
 
 
 class Application(Protocol):
