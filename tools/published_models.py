@@ -442,8 +442,6 @@ OF_2026 = (
         GLM_AIR | GLM_V_ROPE | {"max_position_embeddings": 65536}, "glm4v_moe_text"), 106_852_251_264),
     Published("zai-org/GLM-4-9B-0414", config("Glm4ForCausalLM", 4096, 13696, 40, 32, 2, 151552, 32768,
         attention_bias=True, **GLM_0414), 9_400_279_040),
-    Published("zai-org/GLM-4-32B-0414", config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768,
-        attention_bias=False, **GLM_0414), 32_566_081_536),
     Published("zai-org/glm-4-9b-chat-hf", config("GlmForCausalLM", 4096, 13696, 40, 32, 2, 151552, 131072,
         attention_bias=True, **GLM_0414 | {"model_type": "glm", "rms_norm_eps": 1.5625e-7}), 9_399_951_360),
     Published("ByteDance-Seed/Seed-OSS-36B-Instruct", SEED_OSS, 36_151_104_512),
@@ -816,10 +814,15 @@ MODELS = (
     ),
 )
 
-FOUR_BITS = (
+ON_CPU = (
+    Published(
+        "zai-org/GLM-4-32B-0414",
+        config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),
+        32_566_081_536,
+    ),
     Published("Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | {"quantization_config": AWQ}, 7_615_616_512),
     Published("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4", QWEN25_32B | {"quantization_config": GPTQ}, 32_763_876_352),
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models with 4-bit weights, which only the CPU serves."""
+"""Models that only the CPU serves: with 4-bit weights, or with more query heads for a key head than the GPU's kernels take."""

@@ -21,7 +21,7 @@ def glm(c: HfConfig) -> DecoderDescription:
     return pre_norm_decoder(c, attention, gated_mlp(c), tensors=NAMES)
 
 
-@family("Glm4ForCausalLM", models="GLM-4 and GLM-Z1 0414, 9B and 32B", model_type="glm4", defaults=DEFAULTS)
+@family("Glm4ForCausalLM", models="GLM-4 and GLM-Z1 0414: 9B, and on the CPU 32B", model_type="glm4", defaults=DEFAULTS)
 def glm4(c: HfConfig) -> DecoderDescription:
     names = NAMES._replace(attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm")
     return replace(glm(c), placement=NormPlacement.SANDWICH, tensors=names)

@@ -15,7 +15,7 @@ from blinkpy.models.weights.weight_parts import weight_elements
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = runpy.run_path(str(ROOT / "tools" / "published_models.py"))
-MODELS: list[Any] = [*PUBLISHED["MODELS"], *PUBLISHED["FOUR_BITS"]]
+MODELS: list[Any] = [*PUBLISHED["MODELS"], *PUBLISHED["ON_CPU"]]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.hub_id)
