@@ -176,10 +176,12 @@ class TemplateProbe:
             else:
                 taken = middle
         index, message = fitted[refused - 1]
+        before = [one.message for one in fitted[: refused - 1]]
         if "tool_calls" not in message:
+            if self._render([*before, message | {"content": "x"}], tools or ()) is not None:
+                return index, "content"
             return index, "tool_call_id" if message["role"] == "tool" else "role"
         without = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": "x"}
-        before = [one.message for one in fitted[: refused - 1]]
         return index, "role" if self._render([*before, without], tools or ()) is None else "tool_calls"
 
     def _message(self, given: Message) -> Message:

@@ -188,8 +188,8 @@ def test_errors_of_requests(server, engine) -> None:
     assert error(server.complete([7, 600], max_tokens=1), 400)["param"] == "prompt"
     assert error(server.complete([-1], max_tokens=1), 400)["param"] == "prompt"
     refused = error(server.chat("refuse"), 400)
-    assert refused["param"] == "messages[0].role"
-    assert refused["message"] == "'messages[0].role' does not fit this model's chat template: refused by the template"
+    assert refused["param"] == "messages[0].content"
+    assert refused["message"] == "'messages[0].content' does not fit this model's chat template: refused by the template"
     assert error(server.complete(stop_token_ids=list(range(10, 18))), 400)["param"] == "stop_token_ids"
     assert error(server.complete(nonsense=1), 400)["param"] == "nonsense"
     assert error(server.client.post("/v1/completions", content=b"[" * 5000, headers=JSON), 400)["code"] == "too_deep"
