@@ -57,6 +57,17 @@ class Site:
 
     def get(self, path: str) -> str:
         """The body of an answer. Raises OSError after ANSWER_S."""
+        return self._ask("GET", path)[1]
+
+    def serves(self) -> bool:
+        """Whether a request of the victim's tenant gets its token now. Raises OSError after ANSWER_S."""
+        headers = {"Content-Type": "application/json"}
+        if self.goal.neighbour_key:
+            headers["Authorization"] = f"Bearer {self.goal.neighbour_key}"
+        return self._ask("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 1}', headers)[0] == 200
+
+    def _ask(self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Status and body of an answer. Raises OSError after ANSWER_S."""
         context = self.goal.context()
         where, timeout = ("127.0.0.1", self.goal.port), ANSWER_S
         if context:
@@ -65,8 +76,9 @@ class Site:
         else:
             connection = http.client.HTTPConnection(*where, timeout=timeout)
         with contextlib.closing(connection):
-            connection.request("GET", path)
-            return str(connection.getresponse().read().decode())
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, str(answer.read().decode())
 
     def losses(self) -> int:
         """Times that the worker lost the engine or its lease."""
@@ -79,12 +91,12 @@ class Site:
         return False
 
     def rest(self) -> bool:
-        """Wait until no request runs; False after REST_S."""
+        """Wait until no request runs and new requests are served; False after REST_S."""
         deadline = time.monotonic() + REST_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 found = LOAD.search(self.get("/load"))
-                if found and found[1] == "0":
+                if found and found[1] == "0" and self.serves():
                     return True
             time.sleep(0.2)
         return False
