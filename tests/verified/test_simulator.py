@@ -18,6 +18,9 @@ from blinkpy.verify.sim.runs import BLOCK, RunReport, Storm, run
 from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
 from blinkpy.verify.sim.simulation import ENDLESS, Failure, Outcome, Simulation, simulate
 from blinkpy.verify.sim.synthetic_model import draw, start_draws
+from blinkpy.verify.sim.world import uneven_world
+
+UNEVEN = 60  # worlds
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
@@ -36,6 +39,36 @@ def test_every_decision_is_that_of_the_rules(seed: int) -> None:
     """Claim decisions/rules: Each decision follows the rules below."""
     report = run(list(SHIPPED.values()), seed, steps=40_000, turns=1000, oracle=True)
     assert not report.failures, report.failures
+
+
+def test_decisions_in_uneven_worlds(seed: int) -> None:
+    """Steps take as long as their batches are large, with jitter, and each class has its own pace."""
+    policies = list(SHIPPED.values())
+    for world in range(seed, seed + UNEVEN):
+        outcome = simulate(world, 200, policies[world % len(policies)], oracle=True, world=uneven_world(world, 200))
+        assert not outcome.failure, outcome.failure
+
+
+WRONG_PACES = [
+    Bug("an estimate is capped at the other class's pace", "pace",
+        "min(slowest, limits.best_effort_pace_ns)", "min(slowest, limits.pace_ns)"),
+    Bug("both classes have one pace", "pace",
+        "pace_ns = limits.best_effort_pace_ns if best_effort else limits.pace_ns", "pace_ns = limits.pace_ns"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", WRONG_PACES, ids=lambda bug: bug.what)
+def test_uneven_worlds_find_a_wrong_pace(bug: Bug) -> None:
+    """Among worlds with even steps, the first to find them is the 34th."""
+    policies = list(SHIPPED.values())
+    with planted(bug):
+        make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
+    for seed in range(1, 20):
+        policy, world = policies[seed % len(policies)], uneven_world(seed, 200)
+        scheduler = make_turn(policy)
+        if simulate(seed, 200, policy, mode="python", checks="python", oracle=True, scheduler=scheduler, world=world).failure:
+            return
+    raise AssertionError("no world finds it")
 
 
 def test_every_turn_is_repeated_from_its_record(seed: int) -> None:

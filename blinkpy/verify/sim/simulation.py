@@ -100,6 +100,9 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
         if fault != 0:
             return -fault
     sim.clock[0] += TICK_NS
+    if bucket >= 0 and turn > 0:
+        start_draws(sim.draws, sim.seed, turn, limits.pairs + 2)
+        sim.clock[0] += sim.step_ns[0] * state.batch.counts[S.TOKENS] + draw(sim.draws, sim.step_ns[1] + 1)
     return sim.clock[0]
 
 

@@ -23,7 +23,8 @@ from blinkpy.verify.sim.synthetic_model import LOG, LOG_WORDS
 WIRE = 128  # undelivered writes of a front end; a power of two
 STEMS = 3  # sequences with which prompts begin, so that prefixes are shared
 TICK_NS = 50_000
-PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes one tick, unless time jumps
+PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes one tick, but in uneven worlds
+UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
@@ -128,6 +129,7 @@ class Sim(NamedTuple):
     muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
     draws: Int64  # [1]
     clock: Int64  # [1] ns
+    step_ns: Int64  # [2] duration of a step beyond one tick: for each token of its batch, and the largest jitter
     poison: Int64  # [1] row of the next batch that gets an invalid token, or -1
     flight: Int64  # [2] of a cut step: the next group, or 0, and a checksum of its input
     references: Int64  # [max(S, N)] scratch
@@ -286,6 +288,7 @@ def make_world(
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
         draws=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),
+        step_ns=np.zeros(2, np.int64),
         poison=np.full(1, -1, np.int64),
         flight=np.zeros(2, np.int64),
         references=np.zeros(scratch, np.int64),
@@ -322,3 +325,12 @@ def _make_observed(limits: Limits) -> Observed:
     sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields}
     sizes |= {"step": 3, "best": 3}
     return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})
+
+
+def uneven_world(seed: int, turns: int) -> World:
+    """A world of make_world in which both classes have a pace, and the duration of a step depends on its batch and has jitter."""
+    draw = random.Random(f"uneven {seed}")
+    world = make_world(seed, turns)
+    world.sim.step_ns[:] = draw.choice((0, 1000, 4000)), draw.choice((0, TICK_NS // 2, 2 * TICK_NS))
+    paces = dict(zip(("pace_ns", "best_effort_pace_ns"), sorted(draw.sample(UNEVEN_PACES_NS, 2)), strict=True))
+    return world._replace(limits=world.limits._replace(**paces))
