@@ -163,7 +163,7 @@ class ChatDialect:
         grammar = None if field is None else field.grammar
         of_content = field is not None and field.param.startswith(FORMATS)  # other fields are about all of the output
         if tools and self.calls is not None and (strict or of_content or field is None):
-            grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar)
+            grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar, self.tags if inside is False else None)
         assert grammar is not None
         if self.tags is not None and inside is not None:
             grammar = after_reasoning(grammar, self.tags, inside)

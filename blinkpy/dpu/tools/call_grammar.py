@@ -53,17 +53,21 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     return ForcedCalls(prefix, _calls(text, heads, bodies, parallel, bodies[0] if only else None))
 
 
-def held_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool, content: Grammar | None) -> Grammar:
-    """An answer with or without calls, each call as it has to be: where one begins, nothing else may follow. Tools that are not
-    strict get any object. content: what an answer without calls is; None for any text, which may then stand around calls, too."""
+def held_calls(
+    calls: CallFormat, tools: Sequence[CallableTool], parallel: bool, content: Grammar | None, tags: ReasoningTags | None = None
+) -> Grammar:
+    """An answer with or without valid calls of the tools: the text that begins a call is followed by a call. Tools that are not
+    strict get any object. content: the grammar of an answer without calls; None for any text, also around calls. tags: of
+    reasoning that may come before; a text does not begin with them, otherwise the automaton would follow calls in both."""
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
     bodies = [_arguments(tool, text.arguments) if tool.strict or text.arguments else ANY_OBJECT for tool in tools]
     one = _sequence(text.begin + text.open, _calls(text, [tool.name + text.middle for tool in tools], bodies, parallel))
     plain: Grammar = {"without": begins}
+    first: Grammar = plain if tags is None else {"without": rf"^[ \t\r\n]{{0,8}}{re.escape(tags.open)}|{begins}"}
     if content is not None or begins.startswith("^"):
-        return {"any": [plain if content is None else content, one]}
-    return _sequence(plain, {"repeat": _sequence(one, plain), "low": 0, "high": None if parallel else 1})
+        return {"any": [first if content is None else content, one]}
+    return _sequence(first, {"repeat": _sequence(one, plain), "low": 0, "high": None if parallel else 1})
 
 
 def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Grammar:
