@@ -20,8 +20,8 @@ LINEAR = re.compile(r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|m
 KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
     "qkv": r"self_attn\.(q|k|v|qkv)_proj",
     "o": r"self_attn\.o_proj",
-    "shared gate and up": r"shared_experts?\.(gate|up)_proj",
-    "shared down": r"shared_experts?\.down_proj",
+    "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
+    "shared down": r"shared_(experts?|mlp)\.down_proj",
     "experts' gate and up": r"experts\..*(gate|up)_proj|experts\..*w[13]\b|experts\.gate_up_proj",
     "experts' down": r"experts\..*down_proj|experts\..*w2\b|experts\.down_proj",
     "gate and up": r"(gate|up|gate_up)_proj|shared_mlp\.input_linear",
