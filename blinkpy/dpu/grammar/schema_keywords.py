@@ -149,10 +149,9 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _length(place: Place, keyword: str, value: Any) -> int:
-    length = checked_count(place, keyword, value)
-    if length > MOST_LENGTH:
-        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {length}: lower it, or leave it out.")
-    return length
+    if type(value) in (int, float) and value > MOST_LENGTH:
+        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {value}: lower it, or leave it out.")
+    return checked_count(place, keyword, value)
 
 
 def _min_length(shape: Shape, value: Any, place: Place) -> None:

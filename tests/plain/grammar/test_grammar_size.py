@@ -7,7 +7,7 @@ import pytest
 from support.compiled_grammars import automaton_of_schema
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
-from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.grammar_size import located
 
 
@@ -70,3 +70,9 @@ def test_long_strings_fit() -> None:
     for text in ("x" * 1000, 'é😀中한ไ\\n\\t\\"\\\\' * 100, "\\r\\b\\f"):
         assert automaton.accepts(b'"%b"' % text.encode())
     assert not automaton.accepts(b'"%b"' % (b"x" * 1001))
+
+
+@pytest.mark.parametrize("length", [2001, 100_001, 524_288, 1e300])
+def test_a_length_beyond_the_limit_has_one_error(length: float) -> None:
+    with pytest.raises(GrammarError, match="must be at most 2000, not"):
+        automaton_of_schema({"type": "string", "maxLength": length})
