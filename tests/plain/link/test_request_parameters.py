@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, assert_type, get_type_hints
 
 import numpy as np
 import pytest
@@ -123,6 +123,15 @@ def test_sampling_params_become_request_parameters() -> None:
         SamplingParams(max_tokens=101).request_parameters(100, [])
     with pytest.raises(ValueError, match="at most 8"):
         SamplingParams(stop_token_ids=range(9)).request_parameters(100, [])
+
+
+def test_a_type_checker_knows_the_fields_of_sampling_params() -> None:
+    """mypy judges `assert_type` in `make lint`."""
+    params = SamplingParams(max_tokens=3, temperature=0.5, seed=7)
+    assert assert_type(params.max_tokens, int | None) == 3
+    assert assert_type(params.temperature, float) == 0.5
+    assert assert_type(params.seed, int | None) == 7
+    assert assert_type(params.top_k, int) == 0
 
 
 def test_fields_of_sampling_params_are_those_of_the_table() -> None:
