@@ -593,7 +593,7 @@ class FunctionWriter:
                 return value.node
             case "truth":
                 return ast.IfExp(value.node, ast.Constant(1), ast.Constant(0))
-        raise self.error(f"{A_KIND[value.kind]} although an integer is needed", node)
+        raise self.error(f"an integer is needed here, not {A_KIND[value.kind]}", node)
 
     # ---- names of the written code ------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ REFUSED = [  # body; the line, what is said
     ("x: float = 1.5\n    return 1", 2, "rank uses a float"),
     ("x = 3\n    x /= 2\n    return x", 3, "rank uses a float"),
     ("return 1 if request else 2", 2, "the request can't be a condition; use its fields"),
-    ("return request + 1", 2, "the request where an integer is needed"),
+    ("return request + 1", 2, "an integer is needed here, not the request"),
     ("for i in range(1, 2, 3, 4):\n        pass\n    return 1", 2, "a `for` in a policy must loop over range"),
     ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` in a policy must loop over range"),
     ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it is assigned"),

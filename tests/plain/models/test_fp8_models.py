@@ -38,7 +38,7 @@ FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images
 FAMILIES = [name for name in FAMILIES if name not in ("voxtral", "qwen2-audio")]  # whose audio towers have the same names
 FAMILIES.remove("qwen3-vl-moe")  # has all experts in one tensor: below
-NO_BLOCKS = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
+NO_BLOCKS: tuple[str, ...] = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
 NO_BLOCKS += ("olmoe", "qwen2-vl", "qwen2.5-vl", "glm4v", "glm4v-moe")  # their heads have one size in transformers
 NOT_STATIC = dict.fromkeys(("qwen2-moe", "qwen2-moe-mixed"), "shared_expert.down_proj are gated")
 NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj are scaled")
