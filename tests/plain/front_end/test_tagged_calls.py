@@ -6,6 +6,7 @@ Supports claim outputs/calls.
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ STRANGE = [
     "}",
     "é😀",
 ]
+END_OF_VALUE = re.compile(r"</parameter>\s*(</function>|<parameter|</invoke>)")
 KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
 
 
@@ -87,10 +89,10 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
 def text_of(draw: random.Random) -> str:
     """A string that a value may be: with closing tags in it, though not one behind which the next argument begins."""
     parts = [draw.choice([*STRANGE, "word", " ", "5", "true"]) for _ in range(draw.randrange(6))]
-    text = "".join(parts).strip("\n")
-    for close, following in (("</parameter>", "</function>"), ("</parameter>", "<parameter"), ("</parameter>", "</invoke>")):
-        text = text.replace(f"{close}{following}", close).replace(f"{close}\n{following}", close)
-    return text.rstrip(" \n").replace('<|"|>}', "}").replace('<|"|>', "") if draw.random() < 0.5 else text.replace('<|"|>', "")
+    text, before = "".join(parts).replace('<|"|>', ""), ""
+    while text != before:  # what is taken out may bring two tags together
+        before, text = text, END_OF_VALUE.sub("</parameter>", text).strip("\n")
+    return text.rstrip(" \n") if draw.random() < 0.5 else text
 
 
 def value_of(draw: random.Random, depth: int = 0) -> Any:
