@@ -88,7 +88,7 @@ def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tup
     """Classes with equal columns become one; they are numbered by their first bytes."""
     weights = np.random.default_rng(3).integers(1, 1 << 62, len(table))  # sums of products wrap; the result is checked
     _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
-    kept, number = np.sort(first), np.argsort(np.argsort(first))[inverse]
+    kept, number = np.sort(first), np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
     if not np.array_equal(table[:, kept][:, number], table):
         raise RuntimeError("columns of one class differ")
     return table[:, kept], number[class_of]
