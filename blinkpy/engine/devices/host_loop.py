@@ -61,7 +61,7 @@ class HostLoop:
         if self.progress is not None:
             self.progress.word = words[ENGINE_PROGRESS : ENGINE_PROGRESS + 1]
         self.scheduler.turn(time.monotonic_ns())  # the first call loads the compiled code
-        if self._when != "never":
+        if self._checks():
             require_integrity(self.check())  # loads the compiled check, too, which would delay the loop later
 
     def run(self, budget_s: float) -> int:
@@ -78,7 +78,7 @@ class HostLoop:
             if counts[S.STEPS] != steps:
                 spin_ns, pause = IDLE_SPIN_NS, shortest
                 continue
-            if self._when != "never" and now >= self._integrity_due:
+            if self._checks() and now >= self._integrity_due:
                 self._integrity_due = now + INTEGRITY_PERIOD_NS
                 require_integrity(self.check())
             due = int(self.state.pace[S.PACE_DUE_NS])  # of a delayed step
@@ -94,6 +94,10 @@ class HostLoop:
         self._fault_log.look()
         if self._when == "always":
             require_integrity(self.check())
+
+    def _checks(self) -> bool:
+        """Whether to check while idle. An interpreted check of many pages takes seconds, and front ends would give up."""
+        return self._when != "never" and self.scheduler.mode == "njit"
 
     def check(self) -> list[str]:
         return self.scheduler.check()

@@ -3,9 +3,11 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from blinkpy.engine.devices.host_loop import HostLoop
 from blinkpy.kv.state_memory import snapshot
 from blinkpy.scheduler import starting_scheduler
 from blinkpy.scheduler.host_scheduler import Scheduler, table_kinds
@@ -95,3 +97,12 @@ def test_types_of_tables_reach_the_compiler(seed: int) -> None:
     world = make_world(seed, 1)
     kinds = table_kinds(world.limits, world.state)
     assert pickle.loads(pickle.dumps(kinds)) == kinds
+
+
+@pytest.mark.parametrize("when", ["idle", "always", "never"])
+def test_an_idle_loop_checks_with_compiled_code_alone(when: str) -> None:
+    loop = HostLoop.__new__(HostLoop)
+    loop._when = when
+    for mode in ("python", "njit"):
+        loop.scheduler = SimpleNamespace(mode=mode)  # type: ignore[assignment]
+        assert loop._checks() == (when != "never" and mode == "njit")
