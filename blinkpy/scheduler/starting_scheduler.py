@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +30,8 @@ from blinkpy.scheduler.policies import SHIPPED, Policy
 logger = logging.getLogger(__name__)
 
 PACKAGE_ROOT = Path(__file__).parents[2]
-COMPILE_S = 600.0  # for the child; later the code is compiled in this process
+COMPILE_S = 600.0  # of the child; later the code is compiled in this process
+END_S = 5.0  # for the thread to end
 NOTICE = "the scheduler is interpreted until it is compiled (about 20 s on an idle machine); tokens come slowly until then"
 
 
@@ -71,12 +73,12 @@ class StartingScheduler(Scheduler):
         """End the compiler. A second call does nothing."""
         self._closed = True
         self._compiler.kill()
-        self._loader.join()
+        self._loader.join(END_S)  # longer only while this process compiles; then it ends with the process
 
     def _load(self) -> None:
         """In a thread: wait for the compiler, then load its code, or compile in this process if it failed."""
-        kinds = table_kinds(self.limits, self.state)
         try:
+            kinds = table_kinds(self.limits, self.state)
             try:
                 self._compiler.communicate(pickle.dumps((_name_of(self._policy), kinds)), timeout=COMPILE_S)
             except (OSError, subprocess.TimeoutExpired):
@@ -113,9 +115,10 @@ def start_scheduler(limits: Limits, state: State, policy: Policy) -> Scheduler:
     known = _name_of(policy)
     if not known or cache_folder() is None or is_kept(compiled_turn(policy), turn_kinds):
         return Scheduler(limits, state, policy)
-    path = os.pathsep.join([str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", __name__]
-    compiler = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
+    path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-P", "-m", __name__]
+    # A new session: a terminal's Ctrl-C does not reach it.
+    compiler = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     return StartingScheduler(limits, state, policy, compiler)
 
 
@@ -128,6 +131,7 @@ def main() -> None:
     """The child: compile for the types on standard input, into the cache."""
     from blinkpy.device.compile_cache import compiled_for
 
+    signal.alarm(int(COMPILE_S))  # also if the engine was killed
     name, (turn_kinds, check_kinds) = pickle.loads(sys.stdin.buffer.read())
     compiled_for(compiled_turn(SHIPPED[name]), turn_kinds)
     compiled_check(check_kinds)

@@ -1,9 +1,13 @@
 """Waiting for what other threads and processes do."""
 
+import contextlib
+import subprocess
 import time
 from collections.abc import Callable
 
-BUSY_S = 60.0  # a machine may be busy; who waits for what comes loses nothing by it
+import httpx
+
+BUSY_S = 60.0  # a machine may be busy
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: Callable[[], str] | str = "it") -> float:
@@ -14,3 +18,15 @@ def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: C
         assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
         time.sleep(0.005)
     return time.monotonic() - began
+
+
+def wait_until_served(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until /health of a front end's process is 200. Raises AssertionError if it ends before."""
+
+    def serves() -> bool:
+        assert process.poll() is None, "it has ended"
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
+        return False
+
+    wait_for(serves)

@@ -3,7 +3,7 @@
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.json_call import NAME, stream_arguments
-from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps
+from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps, calls_within
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, CLOSE, BETWEEN = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -13,15 +13,7 @@ KIND, FENCE, FENCE_END = f"function{BETWEEN}", "```json", "```"
 
 def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
     """Both forms."""
-    while (yield from source.content_until((BEGIN,))):
-        try:
-            yield from _call(source)
-            while (yield from source.follows(OPEN)):
-                source.mark()
-                yield from _call(source)
-            yield from source.skip(END)
-        except NotACall:
-            source.refuse()
+    return calls_within(source, BEGIN, END, OPEN, _call)
 
 
 def _call(source: OutputSource) -> Steps[None]:

@@ -4,7 +4,7 @@ import re
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.json_call import NAME, stream_arguments
-from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps
+from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps, calls_within
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -13,15 +13,7 @@ _ID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
 
 def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
-    while (yield from source.content_until((BEGIN,))):
-        try:
-            yield from _call(source)
-            while (yield from source.follows(OPEN)):
-                source.mark()
-                yield from _call(source)
-            yield from source.skip(END)
-        except NotACall:
-            source.refuse()
+    return calls_within(source, BEGIN, END, OPEN, _call)
 
 
 def _call(source: OutputSource) -> Steps[None]:

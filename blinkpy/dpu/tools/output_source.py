@@ -1,7 +1,7 @@
 """A model's text as it comes, for parsers that are generators: `yield` waits for more text.
 
-A parser sets a mark where something may begin that turns out to be no call; until it commits, the text behind the mark is kept,
-and becomes content when NotACall is raised. So nothing that a model writes is lost, whatever it writes.
+A parser sets a mark at the possible begin of a call. Until it commits, the text behind the mark is kept, and NotACall makes it
+content. So no text of a model is lost.
 """
 
 import json
@@ -18,7 +18,7 @@ class Content(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """More text of what the model thinks before it answers."""
+    """More text of the model's reasoning, before its answer."""
 
     text: str
 
@@ -44,7 +44,7 @@ OutputEvent = Content | Reasoning | CallBegin | CallArguments | NextMessage
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-"""A parser, or a part of one: it yields where it needs more text."""
+"""A parser, or a part of a parser: it yields if it needs more text."""
 
 HEAD_CHARACTERS = 8192  # of what may stand before the arguments of a call; it is held back
 MOST_SPACE = 256  # characters of white space that may stand before a literal
@@ -56,7 +56,7 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in PYTHON_QUOTES}
 
 
 class NotACall(Exception):
-    """What began at the mark is no call."""
+    """The text at the mark is no call."""
 
 
 @lru_cache(maxsize=64)
@@ -265,7 +265,7 @@ class OutputSource:
                 return
 
     def balanced(self, give: Callable[[str], None], quotes: str = JSON_QUOTES) -> Steps[bool]:
-        """Text from an opening bracket to the one that closes it, given piece by piece as it comes. Brackets in strings don't
+        """Text from an opening bracket to its closing bracket, passed on in pieces. Brackets in strings don't
         count. False where it breaks off: at the end of the text, or before a `<` outside of strings, which no value has."""
         depth, quote, escaped = 0, "", False
         while True:
@@ -309,6 +309,27 @@ class OutputSource:
                 return decoded(found[0])
             if not (yield from self.more()):
                 raise NotACall
+
+
+def calls_within(
+    source: OutputSource, begin: str, end: str, opening: str, call: Callable[[OutputSource], Steps[None]]
+) -> Steps[None]:
+    """Parse a whole text in which each `begin` is followed by one or several calls.
+
+    end: literal after the last call; "" if a call ends with it.
+    opening: literal before each further call; "" if there is one call for each `begin`.
+    call: parses one call; raises NotACall before it has passed anything on.
+    """
+    while (yield from source.content_until((begin,))):
+        try:
+            yield from call(source)
+            while opening and (yield from source.follows(opening)):
+                source.mark()
+                yield from call(source)
+            if end:
+                yield from source.skip(end)
+        except NotACall:
+            source.refuse()
 
 
 def decoded(literal: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from blinkpy.dpu.tools.json_call import NAME
-from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps
+from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps, calls_within
 
 VALUE_CHARACTERS = 1 << 18  # of a value that is held back until it ends
 _WORD = re.compile(r"""[^<>"'{\n]{1,256}""")
@@ -38,16 +38,8 @@ class Tags(NamedTuple):
 
 def tagged_calls(source: OutputSource, tags: Tags) -> Steps[None]:
     """All of a text. Each `begin` is followed by at least one call."""
-    while (yield from source.content_until((tags.begin,))):
-        try:
-            yield from _call(source, tags)
-            while tags.close and (yield from source.follows(tags.head)):
-                source.mark()
-                yield from _call(source, tags)
-            if tags.close:
-                yield from source.skip(tags.end)
-        except NotACall:
-            source.refuse()
+    end, opening = (tags.end, tags.head) if tags.close else ("", "")
+    return calls_within(source, tags.begin, end, opening, lambda source: _call(source, tags))
 
 
 def _call(source: OutputSource, tags: Tags) -> Steps[None]:

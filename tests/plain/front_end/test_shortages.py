@@ -26,7 +26,7 @@ from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import RunningServer, serving, text_and_end
 from support.front_end.tiny_tokenizer import write_model
 from support.front_end.victim import Victim, attacked
-from support.waiting import wait_for
+from support.waiting import wait_for, wait_until_served
 
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
@@ -306,14 +306,7 @@ def test_a_log_that_can_not_be_written_ends_nothing(folder: Path, output: str) -
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         os.close(log)
         try:
-
-            def serves() -> bool:
-                assert process.poll() is None, "it has ended"
-                with contextlib.suppress(httpx.TransportError):
-                    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
-                return False
-
-            wait_for(serves)
+            wait_until_served(process, port)
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
                 for _ in range(20):
                     assert client.post("/v1/completions", json={"prompt": [7], "max_tokens": 2}).status_code == 200
