@@ -78,7 +78,7 @@ def test_an_idle_loop_sleeps_longer_and_longer_but_not_beyond_a_step_that_is_due
     monkeypatch.setattr(host_loop, "time", SimpleNamespace(monotonic_ns=lambda: clock[0], sleep=sleep))
     loop: Any = object.__new__(host_loop.HostLoop)
     loop.state = SimpleNamespace(counts=np.zeros(S.COUNTS, np.int64), pace=np.zeros(S.PACE_WORDS, np.int64))
-    loop.scheduler = loop.compute = None
+    loop.scheduler, loop.compute = SimpleNamespace(mode="njit"), None
     loop._when, loop._integrity_due = when, 0
     loop.check = lambda: checks.append(clock[0]) or []
     wanted, idle, rounds = list[float](), 0, 0
