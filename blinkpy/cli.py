@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.config import Config, ConfigError, check_asked, help_text, load_file, meant, option_type, options
 from blinkpy.processes import open_standard_descriptors
-from blinkpy.serving.option_choices import load_choices
+from blinkpy.serving import load_choices
 from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
@@ -38,22 +38,22 @@ class Command(NamedTuple):
 class Tool(NamedTuple):
     """A subcommand with its own dataclass of options.
 
-    It has two modules below blinkpy: PREFIX_options with the class NameOptions, and PREFIX_command with the function
-    run_NAME, which takes an instance of that class and returns the exit code.
+    Its class NameOptions is in blinkpy.tool_options. The function run_NAME of its module takes an instance of that class,
+    and returns the exit code.
     """
 
     name: str
     help: str
     argument: str  # the field of its positional argument; a "?" at the end: optional; a "*": any number
-    prefix: str
+    module: str  # below blinkpy
 
     def options(self) -> type:
-        kind: type = loaded(f"{self.prefix}_options:{self.name.title().replace('-', '')}Options")
+        kind: type = loaded(f"tool_options:{self.name.title().replace('-', '')}Options")
         return kind
 
     def run(self, arguments: Mapping[str, Any]) -> int:
         values = {name: " ".join(value) if isinstance(value, list) else value for name, value in arguments.items()}
-        return int(loaded(f"{self.prefix}_command:run_{self.name.replace('-', '_')}")(self.options()(**values)))
+        return int(loaded(f"{self.module}:run_{self.name.replace('-', '_')}")(self.options()(**values)))
 
 
 ENGINE = "start only an engine; front ends connect to it by --name, or over RDMA"
@@ -65,14 +65,14 @@ COMMANDS = (
     Command("doctor", "check whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
 )
 MODEL_HELP = "check whether a model can be served, and how much memory it needs, without loading its weights"
-CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
+CHECK, REPLAY = "verify.policy_check.check_command", "verify.replay.replay_command"
 TOOLS = (
-    Tool("check-model", MODEL_HELP, "model", "serving.model_check"),
+    Tool("check-model", MODEL_HELP, "model", "serving.model_facts"),
     Tool("check", "check a scheduling policy or a placement rule, and compare it with the shipped ones", "policy?", CHECK),
     Tool("record", "save the recording of a running engine: its last steps", "name?", REPLAY),
     Tool("replay", "run a recording again, and explain what happened and why", "file", REPLAY),
-    Tool("ray", "start, watch and scale engines and front ends in a Ray cluster", "action*", "ray_fleet.ray"),
-    Tool("top", "watch running servers in a terminal", "servers*", "top.top"),
+    Tool("ray", "start, watch and scale engines and front ends in a Ray cluster", "action*", "ray_fleet.fleet_keeper"),
+    Tool("top", "watch running servers in a terminal", "servers*", "top.top_command"),
 )
 
 

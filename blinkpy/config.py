@@ -20,7 +20,7 @@ from blinkpy.peer_options import PEER_OPTIONS
 Options = TypeVar("Options")
 
 TRANSPORTS: dict[str, str] = {}
-"""The purpose of each transport, by name: blinkpy.transport.transport_kinds fills it."""
+"""The purpose of each transport, by name: blinkpy.transport.contract fills it."""
 TOOL_CALL_PARSERS: dict[str, str] = {}
 """How models write tool calls, by name: blinkpy.dpu.tools.call_format fills it."""
 REASONING_PARSERS: dict[str, str] = {}

@@ -89,7 +89,10 @@ class KeptProcess:
         silence_s: float,
         stuck: Callable[[], str] = lambda: "",
     ):
-        self._launch, self._pauses_s, self._silence_s, self._stuck = launch, pauses_s, silence_s, stuck
+        self._launch = launch
+        self._pauses_s = pauses_s
+        self._silence_s = silence_s
+        self._stuck = stuck
         self.child: Child | None = None
         self.ready_at: float | None = None  # monotonic s; None while no process is ready
         self.served = False  # a process has been ready
@@ -118,7 +121,9 @@ class KeptProcess:
     def start(self) -> None:
         """Start a process. The previous one must have ended. If that fails, the next look() returns a death."""
         self.starts += 1
-        self.ready_at, self._killed, self._started_at = None, "", time.monotonic()
+        self.ready_at = None
+        self._killed = ""
+        self._started_at = time.monotonic()
         try:
             self.child = self._launch()
         except ChildError as error:
@@ -147,7 +152,9 @@ class KeptProcess:
         child.read(timeout_s, on_progress)
         now = time.monotonic()
         if child.facts is not None and self.ready_at is None:
-            self.ready_at, self.start_s, self.served = now, now - self._started_at, True
+            self.ready_at = now
+            self.start_s = now - self._started_at
+            self.served = True
         if code is None:
             self._killed = self._killed or (self._stuck() if self.ready else child.silence(self._silence_s))
             if self._killed:

@@ -22,7 +22,7 @@ import numpy as np
 from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.config import options as config_options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.generation import Generation, excluding
+from blinkpy.dpu.generation import Generation, PromptScores, TokenLogprobs, TokenSpeller, excluding, scoring_parameters
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -32,7 +32,6 @@ from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
-from blinkpy.dpu.token_logprobs import PromptScores, TokenLogprobs, TokenSpeller, scoring_parameters
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.models.weights.checkpoint import find_model
@@ -45,10 +44,9 @@ from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import Int32
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_loop import EngineLoop
-from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.segment_names import private_name, remove_leftovers
+from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S, private_name, remove_leftovers
+from blinkpy.transport.contract import WorkerIdentity
 from blinkpy.transport.segment import unlink_stale
-from blinkpy.transport.transport_kinds import WorkerIdentity
 
 ATTACH_S = 10.0
 LEASE_MS = 60_000  # long, because no other process waits for the slots, and a debugger may stop this process
@@ -85,7 +83,9 @@ class _Work:
         self.asked, self._leader = sampling.logprobs >= 0, leader
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs)
-        generation.grammar, generation.rules, generation.min_tokens = params.grammar, rules, params.min_tokens
+        generation.grammar = params.grammar
+        generation.rules = rules
+        generation.min_tokens = params.min_tokens
         generation.scores, generation.scoring = scores, scores is not None and not scores.complete
         generation.excluding = excluding(rules, params.grammar, params.stop_token_ids or ())
         self.generation = generation

@@ -6,7 +6,7 @@ The engine, the front end and the commands open each file of a folder here. The 
 - a file above the limit of its kind;
 - JSON with too many values or levels, or with a number outside float64.
 
-`models/config_json/` checks the numbers of a config.json.
+`models/description/` checks the numbers of a config.json.
 """
 
 import json

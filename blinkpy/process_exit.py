@@ -38,7 +38,10 @@ class Signals:
         quiet: bool = False,
         on_hang_up: Callable[[], None] | None = None,
     ) -> None:
-        self.count, self._react, self._quiet, self._on_hang_up = 0, react, quiet, on_hang_up
+        self.count = 0
+        self._react = react
+        self._quiet = quiet
+        self._on_hang_up = on_hang_up
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

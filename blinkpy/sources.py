@@ -17,7 +17,7 @@ VERIFIED = (
     "scheduler/tenant_service.py",
     "scheduler/yielding.py",
     "engine/devices/null_step.py",
-    *("dpu/link/arenas.py", "dpu/link/connect_shm.py", "dpu/link/grammar_arena.py", "dpu/link/queue_pair.py"),
+    *("dpu/link/connect_shm.py", "dpu/link/grammar_arena.py", "dpu/link/queue_pair.py"),
     "dpu/link/store_fence.py",
     "transport/segment.py",
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from blinkpy import cli
 from blinkpy.config import ALL, COMMANDS, help_text, option_type, options
-from blinkpy.serving.option_choices import load_choices
+from blinkpy.serving import load_choices
 
 HEAD = """\
 # Command line

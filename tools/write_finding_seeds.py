@@ -49,7 +49,7 @@ def written(seeds: dict[str, int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=1)
-    bugs = [bug for bug in SCHEDULER_BUGS if bug.module != "arenas"]
+    bugs = SCHEDULER_BUGS
     with ProcessPoolExecutor(parser.parse_args().processes, multiprocessing.get_context("fork")) as pool:
         seeds = dict(zip((bug.what for bug in bugs), pool.map(finding_seed, bugs), strict=True))
     head = FILE.read_text().partition(BEGIN)[0]

@@ -7,8 +7,7 @@ from pathlib import Path
 from published_models import MODELS
 
 from blinkpy.config import Config
-from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.families.family import families
+from blinkpy.models.families.family import describe_config, families
 from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from published_models import MODELS
 
-from blinkpy.models.families.describe_model import describe_config
-from blinkpy.serving.tried_widths import FILE, Tried, widths_of
+from blinkpy.models.families.family import describe_config
+from blinkpy.serving.model_facts import FILE, Tried, widths_of
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "published_widths.json"
 

@@ -18,16 +18,13 @@ from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
-from blinkpy.kernels.moe.expert_config import ExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sampler import sample_tokens
-from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import LOGPROB_ENTRIES
 

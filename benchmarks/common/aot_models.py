@@ -20,9 +20,9 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
 from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.moe.expert_config import ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.kernel_tables import KernelTables

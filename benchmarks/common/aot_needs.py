@@ -11,9 +11,8 @@ from blinkpy.kernels.attention.attention_variants import attention_needs
 from blinkpy.kernels.config_files import Needs
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
 from blinkpy.kernels.linear.linear import VARIANTS
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearShape
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTile, tile_needs
+from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTile, tile_needs
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
 LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv"}

@@ -17,11 +17,10 @@ import torch
 
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import ROOT, Flag, Run, check, run_benchmark
-from blinkpy.models.arrays.numpy_products import NumpyProgress
-from blinkpy.models.arrays.row_passes import ThreadTeam
 from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.cpu.numpy_products import NumpyProgress, ThreadTeam
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights

@@ -47,7 +47,7 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.families.describe_model import describe_model
+    from blinkpy.models.families.family import describe_model
     from blinkpy.models.weights.checkpoint import resolve_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
 

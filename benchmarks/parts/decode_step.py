@@ -39,9 +39,9 @@ from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
 from blinkpy.engine.devices.gpu_loop import GpuLoop  # noqa: E402
 from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
-from blinkpy.kernels.loop import loop_kernels as L  # noqa: E402
+from blinkpy.kernels import loop_kernels as L  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
-from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.models.families.family import describe_model  # noqa: E402
 from blinkpy.queues.byte_automaton import ByteAutomaton  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 

@@ -37,7 +37,7 @@ from blinkpy.engine.devices.cuda_device import CudaDevice
 from blinkpy.engine.devices.gpu_loop import GpuLoop
 from blinkpy.engine.engine import make_engine
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.common import aot_cases, aot_compile
 from benchmarks.tuning.kernel_tuner import about_tables, compiled, layer_us
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
+from blinkpy.kernels.moe.expert_variants import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, Selection, route
 from blinkpy.kv.state import ROWS, TOKENS

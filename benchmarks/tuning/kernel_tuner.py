@@ -31,11 +31,10 @@ from benchmarks.common.harness import ROOT
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, check_config, leaves_partials, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 MEASURED_ROWS = {

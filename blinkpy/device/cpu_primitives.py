@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-from blinkpy.device.table_codegen import word_pointer
+from blinkpy.device.tables import word_pointer
 
 _TIMESPEC = ir.LiteralStructType([ir.IntType(64), ir.IntType(64)])
 _CLOCK_MONOTONIC = 1

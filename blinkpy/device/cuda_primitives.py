@@ -5,7 +5,7 @@ import operator
 from llvmlite import ir
 
 from blinkpy.device.cuda.kernel_compiler import cgutils, core_models, cuda, imputils, intrinsic, lowering_registry, models, types
-from blinkpy.device.table_codegen import word_pointer
+from blinkpy.device.tables import word_pointer
 
 _I64, _VOID = ir.IntType(64), ir.VoidType()
 
@@ -106,7 +106,9 @@ def _partial(builder, index):
     memory = builder.module.globals.get(name)
     if memory is None:
         memory = cgutils.add_global_variable(builder.module, kind, name, SHARED_MEMORY)
-        memory.linkage, memory.initializer, memory.align = "linkonce_odr", ir.Constant(kind, ir.Undefined), 8
+        memory.linkage = "linkonce_odr"
+        memory.initializer = ir.Constant(kind, ir.Undefined)
+        memory.align = 8
     return builder.gep(memory, [_WORD(0), index])
 
 

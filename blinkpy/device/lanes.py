@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any
 
 from blinkpy.device import portable
-from blinkpy.device.array_trees import map_named_arrays
+from blinkpy.device.tables import map_named_arrays
 
 WHICHEVER = {"scratch.found"}  # several lanes may write the same value: kv/grammars.unused_grammar
 
@@ -65,7 +65,9 @@ class _Watched:
     __slots__ = ("_accesses", "_array", "_name", "_read", "_written")
 
     def __init__(self, accesses: Accesses, name: str, array: Any) -> None:
-        self._accesses, self._name, self._array = accesses, name, array
+        self._accesses = accesses
+        self._name = name
+        self._array = array
         self._read, self._written = (
             dict[Any, int](),
             dict[Any, int](),
@@ -123,7 +125,9 @@ class Team:
     def __init__(self, lanes: int, seed: int = 0, *, races: bool = False) -> None:
         if lanes < 1:
             raise ValueError(f"lanes must be at least 1, not {lanes}")
-        self.lanes, self._seed, self._runs = lanes, seed, 0
+        self.lanes = lanes
+        self._seed = seed
+        self._runs = 0
         draw = random.Random(seed)
         self._accesses = Accesses(lanes) if races else None
         self._orders = [draw.sample(range(lanes), lanes) for _ in range(ORDERS)]

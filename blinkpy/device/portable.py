@@ -30,7 +30,7 @@ from numba.extending import overload, register_jitable
 
 from blinkpy.device import cpu_primitives
 from blinkpy.device.expect import register_expect
-from blinkpy.device.table_codegen import is_words, register_cuda_tables
+from blinkpy.device.tables import is_words, register_cuda_tables
 
 ENTRIES = ("_ZN7cpython", "cfunc.")  # prefixes of functions for callers in Python and C
 COMPILED = "_ZN"  # prefix of all functions that Numba compiles from Python

@@ -46,7 +46,11 @@ class ApiError(Exception):
     ):
         super().__init__(message)
         self.limit, self.allow = limit, allow
-        self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
+        self.status = status
+        self.message = message[:MAX_MESSAGE]
+        self.param = param
+        self.code = code
+        self.retry_s = retry_s
 
     def again(self) -> "ApiError":
         """A copy to raise. A raised exception refers to the frames that it passed through, so raising a

@@ -119,7 +119,9 @@ class Histogram:
     __slots__ = ("_bounds", "_start", "_sum", "_values")
 
     def __init__(self, values: "memoryview[float]", which: int):
-        self._values, self._bounds, self._start = values, HISTOGRAMS[which].bounds, _HISTOGRAM_AT[which]
+        self._values = values
+        self._bounds = HISTOGRAMS[which].bounds
+        self._start = _HISTOGRAM_AT[which]
         self._sum = self._start + len(self._bounds) + 1
 
     def observe(self, value: float, times: int = 1) -> None:

@@ -89,7 +89,10 @@ class WorkerProcess:
         starts_fd: int,
         secret: bytes,
     ):
-        self.index, self._hang_s, self._sock, self._words = index, config.frontend.worker_hang_s, sock, words
+        self.index = index
+        self._hang_s = config.frontend.worker_hang_s
+        self._sock = sock
+        self._words = words
         self._progress = BeatWatch(self._hang_s)
         self._hang_ups = 0
         fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)

@@ -32,8 +32,8 @@ from blinkpy.dpu.watch.energy_meter import EnergyMeter, start_energy_meter
 from blinkpy.dpu.watch.log_output import end_logging, start_logging
 from blinkpy.process_exit import end_within, exit_process
 from blinkpy.processes import Reporter, child_main
+from blinkpy.transport.contract import WorkerIdentity
 from blinkpy.transport.handshake import new_owner
-from blinkpy.transport.transport_kinds import WorkerIdentity
 
 logger = logging.getLogger("blinkpy.frontend")
 

@@ -21,7 +21,7 @@ from blinkpy.engine.sizing import (
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.paged_cache import ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, resolve_model
@@ -30,8 +30,8 @@ from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineFacts, EngineViews
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.scheduler.policy_vetting import vetted_policy
+from blinkpy.transport.contract import chosen_end
 from blinkpy.transport.segment import Segment, create_segment
-from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
 logger = logging.getLogger("blinkpy.engine")

@@ -16,10 +16,9 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import COUNTER, ENGINE_POLICY_FAULT
-from blinkpy.recording.dump_file import save_crash
 from blinkpy.recording.recording_layout import RecordingError
 from blinkpy.recording.recording_memory import RecordingMemory
-from blinkpy.recording.recording_reader import RecordingReader
+from blinkpy.recording.recording_reader import RecordingReader, save_crash
 from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy, is_shipped
 from blinkpy.scheduler.policy_vetting import policy_facts
@@ -38,7 +37,10 @@ class PolicyFaultLog:
     """
 
     def __init__(self, name: str, policy: Policy, words: NDArray[np.int64], clock: Callable[[], float] = time.monotonic):
-        self._name, self._policy, self._words, self._clock = name, policy, words, clock
+        self._name = name
+        self._policy = policy
+        self._words = words
+        self._clock = clock
         self._silent = is_shipped(policy)
         self._logged, self._next = 0, -float("inf")
 
@@ -64,7 +66,10 @@ class FlightRecorder:
 
     def __init__(self, config: Config, sizes: QueueSizes, limits: Limits, policy: Policy):
         self.memory: RecordingMemory | None = None
-        self._config, self._sizes, self._limits, self._policy = config, sizes, limits, policy
+        self._config = config
+        self._sizes = sizes
+        self._limits = limits
+        self._policy = policy
 
     def attach(self, state: State, share_inputs: bool = False) -> State:
         """The state with a recorder in shared memory, if recording is enabled and the memory suffices.

@@ -11,7 +11,7 @@
         }
     }
 
-The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are parts of the scheduler's turn,
+The kernels `overlap` and `schedule` (blinkpy.kernels.loop_kernels) are parts of the scheduler's turn,
 one block each. `overlap` runs in a separate branch near the end of the step; `schedule` waits for both. It
 is the last node of each step graph, launched programmatically: it starts while the step's last kernel runs,
 and waits in it. Then it decides which graph is next. It leaves its results for the host to `publish`, a
@@ -32,13 +32,12 @@ import numpy as np
 import torch
 from cuda.bindings import driver, runtime
 
+from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda import cuda_graphs as G
 from blinkpy.device.cuda.cubin import read_cubin
-from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
-from blinkpy.kernels.loop import loop_kernels as L
-from blinkpy.kernels.loop.loop_code import LoopCode
-from blinkpy.kernels.loop.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKETS
+from blinkpy.kernels import loop_kernels as L
+from blinkpy.kernels.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKETS, LoopCode
 
 OVERLAP_LEAD_KERNELS = 12
 """`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and
@@ -95,7 +94,10 @@ class LoopGraph:
         trace_rows: int,
         copies: StateCopies | None,
     ):
-        self.stream, self._steps, self._cut, self._keep = stream, steps, cut, keep
+        self.stream = stream
+        self._steps = steps
+        self._cut = cut
+        self._keep = keep
         # Its kernels have one block each, and must not wait for a multiprocessor, so they get this stream's
         # priority.
         self._capturing = torch.cuda.Stream(priority=-1)

@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels import launch
+from blinkpy.kernels import MAX_FP8_WIDTH, launch
 from blinkpy.kernels.launch import COUNT_TOKENS, INTERPRETED
-from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH
 
 WORD = tl.constexpr(8)
 """Weights of a word."""

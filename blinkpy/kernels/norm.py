@@ -4,10 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels import launch
+from blinkpy.kernels import MAX_HIDDEN, launch
 from blinkpy.kernels.fp8_rows import Fp8Rows, row_block, row_warps, store_quantised
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS, BatchView
-from blinkpy.kernels.shape_limits import MAX_HIDDEN
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.device.array_trees import named_arrays
 from blinkpy.device.portable import device
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as kinds
 from blinkpy.kv.grammars import TokenBytes, follow, is_allowed
 from blinkpy.kv.limits import Limits, default_buckets

@@ -22,12 +22,10 @@ from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Stopped
 from blinkpy.processes import REPORT_S, Child, ChildError
-from blinkpy.serving.addresses import base_url, check_access
-from blinkpy.serving.engine_process import ENGINE_STOP_S
-from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES
+from blinkpy.serving import load_choices
+from blinkpy.serving.engine_process import ENGINE_STOP_S, private_name, remove_leftovers
+from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES, base_url, check_access
 from blinkpy.serving.kept_engine import PAUSES_S, KeptEngine
-from blinkpy.serving.option_choices import load_choices
-from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.top.server_sample import ServerSample, look
 from blinkpy.transport.segment import unlink_stale
 
@@ -63,7 +61,9 @@ class _Actor:
 
     def __init__(self, table: Mapping[str, Any], called: str, end_wait_s: float):
         load_choices()
-        self._config, self._called, self._end_wait_s = Config().with_options(table), called, end_wait_s
+        self._config = Config().with_options(table)
+        self._called = called
+        self._end_wait_s = end_wait_s
         self._kept: KeptProcess | KeptEngine | None = None
         self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: a thread waits for the process
         start_logging(called, self._config.frontend.log_level, self._config.watch.log_format)

@@ -4,6 +4,7 @@ It waits for calls of actors' methods, so it notices a death immediately. `start
 process serves, `wait_end` when it has stopped serving. Both fail if the actor is lost.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -13,13 +14,16 @@ from typing import Any, Protocol
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.supervisor import END_GRACE_S
+from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.kept_process import pause_before_start
+from blinkpy.process_exit import Signals, Stopped
 from blinkpy.ray_fleet.actors import Started
-from blinkpy.ray_fleet.fleet_plan import FleetPlan
-from blinkpy.ray_fleet.ray_cluster import ActorLostError
+from blinkpy.ray_fleet.fleet_plan import FleetPlan, read_plan
+from blinkpy.ray_fleet.ray_cluster import ActorLostError, RayCluster
 from blinkpy.ray_fleet.scaling_rule import ScaleHistory, fleet_gauges, wanted_engines
 from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.kept_engine import PAUSES_S
+from blinkpy.tool_options import RayOptions
 from blinkpy.top.server_sample import ServerSample
 
 WAIT_S = 0.25  # maximum wait for calls, between two checks for signals
@@ -100,7 +104,9 @@ class FleetKeeper:
         on_ready: Callable[[list[str]], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._plan, self._cluster, self._clock = plan, cluster, clock
+        self._plan = plan
+        self._cluster = cluster
+        self._clock = clock
         self._on_ready: Callable[[list[str]], None] | None = on_ready
         self._targets = plan.scale
         self._bounds = plan.engines.least, plan.most
@@ -109,7 +115,9 @@ class FleetKeeper:
         self._history = ScaleHistory(plan.engines.least)
         self._lost: deque[str] = deque(maxlen=LOST)
         self._telling: list[Any] = []  # calls of set_engines
-        self._looks, self._look_at, self._seen_at = Looks(), 0.0, 0.0
+        self._looks = Looks()
+        self._look_at = 0.0
+        self._seen_at = 0.0
         self.restarts = 0
 
     # ---- the fleet ---------------------------------------------------------------------------------------------------
@@ -265,7 +273,10 @@ class FleetKeeper:
             self.engines.remove(member)
 
     def _enter(self, member: Member, phase: str) -> None:
-        member.phase, member.since, member.call, member.look = phase, self._clock(), None, None
+        member.phase = phase
+        member.since = self._clock()
+        member.call = None
+        member.look = None
 
     def _check_time(self, member: Member, now: float) -> None:
         """Report or end a member whose phase takes too long."""
@@ -335,3 +346,28 @@ class FleetKeeper:
                 self._forget(last)
             else:
                 self._end(last)
+
+
+# `blinkpy ray up CONFIG`: a fleet in a Ray cluster, for as long as this process runs.
+
+
+def run_ray(options: RayOptions) -> int:
+    """Run the fleet until a signal. Returns the exit code. Raises ConfigError."""
+    plan = read_plan(options.path)
+    start_logging("ray", plan.config.frontend.log_level, plan.config.watch.log_format)
+    name = plan.config.model.served_model_name or plan.config.model.model
+
+    def ready(urls: list[str]) -> None:
+        for url in urls:
+            print(f"blinkpy serves {name} on {url} (Ctrl-C ends it)", flush=True)
+
+    with contextlib.suppress(Stopped), contextlib.ExitStack() as stack:
+        cluster = RayCluster(plan, options.address)
+        stack.callback(cluster.close)
+        signals = stack.enter_context(Signals().caught())  # after Ray's own handlers
+        keeper = FleetKeeper(plan, cluster, ready)
+        stack.callback(keeper.end, lambda: signals.count > 1)
+        while True:
+            signals.check()
+            keeper.turn()
+    return 0

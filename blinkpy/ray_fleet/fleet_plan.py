@@ -35,8 +35,8 @@ from blinkpy.config import (
 from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.ray_fleet.scaling_rule import ScaleTargets
-from blinkpy.serving.option_choices import load_choices
-from blinkpy.transport.transport_kinds import chosen_end
+from blinkpy.serving import load_choices
+from blinkpy.transport.contract import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
 MOST_FRONT_ENDS = 64

@@ -44,7 +44,9 @@ class RayCluster:
             os.environ[LOOPBACK_ALONE] = "0"  # Ray then listens only on 127.0.0.1; read at Ray's import
         import ray
 
-        self._ray, self._plan, self.own = ray, plan, not address
+        self._ray = ray
+        self._plan = plan
+        self.own = not address
         self.namespace = f"blinkpy-{os.getpid()}"
         how: dict[str, Any] = {"address": address or "local", "namespace": self.namespace, "logging_level": logging.WARNING}
         path = child_environment().get("PYTHONPATH")

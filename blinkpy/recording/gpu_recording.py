@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from blinkpy.device.array_trees import map_arrays, named_arrays
 from blinkpy.device.cuda.cuda_graphs import MappedMemory
+from blinkpy.device.tables import map_arrays, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
 from blinkpy.recording.recording_memory import RecordingMemory

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import Recorder, State
@@ -60,7 +60,9 @@ class RecordingMemory:
     """
 
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
-        self.copy_every, self._due, self._next = limits.record_words // 2, 0, 0
+        self.copy_every = limits.record_words // 2
+        self._due = 0
+        self._next = 0
         self._link: Path | None = None
         arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
         buckets = np.stack(state.buckets, axis=1).tolist()

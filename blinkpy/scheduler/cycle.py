@@ -1,7 +1,7 @@
 """The turn: from a step's tokens to the next batch, on one screen.
 
 `make_phases(policy)` makes the device functions overlap, schedule and publish, which the loop on the GPU
-runs as kernels (kernels/loop/loop_kernels.py). It also makes `turn`, all three in order, which runs on
+runs as kernels (kernels/loop_kernels.py). It also makes `turn`, all three in order, which runs on
 the host as plain Python or compiled by njit (scheduler/host_scheduler.py). Each phase is a file of
 scheduler/phases, or a module of this folder (pace, suspension, yielding). It returns immediately if it
 has nothing to do.

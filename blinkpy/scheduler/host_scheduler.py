@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from numba import njit, types
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit, compiled_for
-from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.device.tables import ArgumentTable, as_memoryviews
 from blinkpy.kv.invariants.check_state import check_scratch, compiled_check, state_faults, table_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
@@ -20,7 +19,7 @@ from blinkpy.scheduler.policy_key import policy_digest
 
 @lru_cache(maxsize=8)
 def compiled_turn(policy: Policy) -> Any:
-    """The turn as an njit function. It takes Tables (device/table_codegen.py), and releases the GIL."""
+    """The turn as an njit function. It takes Tables (device/tables.py), and releases the GIL."""
     schedule, digest = make_turn(policy), policy_digest(policy)
     return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
 
@@ -41,7 +40,9 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit") -> None:
-        self.limits, self.state, self.mode = limits, state, mode
+        self.limits = limits
+        self.state = state
+        self.mode = mode
         self._function: Callable[..., int]
         self._limits: Any
         self.state_argument: Any  # the state in the form that the function takes

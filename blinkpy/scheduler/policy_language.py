@@ -189,7 +189,9 @@ class FunctionWriter:
     """Rewrites one function. result: the kind of its result, None until it is known."""
 
     def __init__(self, program: Program, function: FunctionType, source: ast.FunctionDef, kinds: tuple[Kind, ...]):
-        self.program, self.function, self.source = program, function, source
+        self.program = program
+        self.function = function
+        self.source = source
         self.file = function.__code__.co_filename
         self.result: Kind | None = None
         self.parameters = [argument.arg for argument in (*source.args.posonlyargs, *source.args.args)]

@@ -102,7 +102,10 @@ class Trial:
         seed: int = 0,  # of the synthetic requests
         source: bytes | None = None,  # text of the policy's file; None: to be read
     ):
-        self.policy, self.seed, self._send, self.source = policy, seed, send, source
+        self.policy = policy
+        self.seed = seed
+        self._send = send
+        self.source = source
 
     def stage(self, name: str, compute_s: float) -> None:
         """Begin a stage. After compute_s of CPU time the kernel ends this process."""
@@ -192,7 +195,9 @@ class CountedCalls:
     """
 
     def __init__(self, function: Policy):
-        self.function, self.lines, self.line = function, 0, 0
+        self.function = function
+        self.lines = 0
+        self.line = 0
         self._file = function.__code__.co_filename
 
     def __call__(self, request: RequestFields) -> Any:

@@ -100,7 +100,9 @@ class _Batch:
     """One call of EngineLoop.run. ended: number of ended requests."""
 
     def __init__(self, engines: Engines, works: Iterable[Work]):
-        self._engines, self._waiting, self._running = engines, deque(works), list[Work]()
+        self._engines = engines
+        self._waiting = deque(works)
+        self._running = list[Work]()
         self.ended = 0
 
     async def run(self) -> None:

@@ -1,20 +1,23 @@
 """An engine in this process: as `blinkpy engine`, or as a child of `serve` and `LLM`."""
 
+import contextlib
 import os
+import secrets
 import shlex
 import threading
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda import CudaError
 from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.process_exit import Signals, Stopped, end_within, exit_process, print_error
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress, ProgressCallback
-from blinkpy.transport.contract import TransportError
-from blinkpy.transport.transport_kinds import check_end
+from blinkpy.recording.recording_layout import remove_dead_links
+from blinkpy.transport.contract import TransportError, check_end
+from blinkpy.transport.segment import FOLDER, unlink_stale
 
 START_SILENCE_S = 600.0  # time limit between two progress reports of a start; each phase and each shard of weights is reported
 ENGINE_STOP_S = 10.0  # time limit for an orderly end
@@ -121,3 +124,21 @@ def spare_cores() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
+
+
+# Generated names for the queue segments of `serve` and `LLM`.
+
+SERVE_PREFIX = "serve-"  # prefix of generated segment names
+
+
+def private_name() -> str:
+    """A new unique segment name for this process."""
+    return f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def remove_leftovers() -> None:
+    """Remove segments of earlier `serve` and `LLM` processes that were killed with their engines."""
+    for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's
+            unlink_stale(path.name.removeprefix("blinkpy."))
+    remove_dead_links()

@@ -2,7 +2,7 @@
 
 Order of a start: find the model, start the engine, wait until it is ready, start the front ends, print the
 address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine
-stops, then the segment is removed. An engine that dies earlier is restarted (blinkpy.serving.engine_group).
+stops, then the segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine).
 
 No death prevents the next start: children end with this process (blinkpy.processes), a segment without a
 living engine is removed (blinkpy.transport.segment), and segments of `serve` have unique names.
@@ -23,12 +23,10 @@ from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, end_within, print_error
 from blinkpy.processes import REPORT_S, Child, ChildError, Tick
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_access, print_ready
-from blinkpy.serving.engine_group import EngineGroup
-from blinkpy.serving.engine_process import ENGINE_STOP_S
-from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
-from blinkpy.serving.segment_names import private_name, remove_leftovers
-from blinkpy.transport.transport_kinds import chosen_end
+from blinkpy.serving.engine_process import ENGINE_STOP_S, private_name, remove_leftovers
+from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES, check_access, print_ready
+from blinkpy.serving.kept_engine import EngineGroup
+from blinkpy.transport.contract import chosen_end
 
 LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # in addition to --shutdown-s; then the kernel ends this process
 FAULT_GRACE_S = 5.0  # time for which front ends answer with errors after the engine's death

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from blinkpy.packages import require_packages
+from blinkpy.tool_options import TopOptions
 from blinkpy.top.server_sample import ServerSample, look
-from blinkpy.top.top_options import TopOptions
 
 WINDOW = 6  # number of samples for rates and waits
 PIPE_WIDTH = 240  # columns of the table if there is no terminal

@@ -70,7 +70,9 @@ class Segment:
     """A segment that this engine has created. Not for front ends."""
 
     def __init__(self, name: str, fd: int, mapping: mmap.mmap, layout: QueueLayout, facts: EngineFacts):
-        self.name, self.layout, self.facts = name, layout, facts
+        self.name = name
+        self.layout = layout
+        self.facts = facts
         self.buffer = memoryview(mapping)
         self._fd, self._mapping = fd, mapping
 

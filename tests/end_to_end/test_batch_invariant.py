@@ -11,11 +11,11 @@ from support.models.model_zoo import save_model
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.llm import LLM
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.arrays.numpy_products import NumpyProgress
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
+from blinkpy.models.cpu.numpy_products import NumpyProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import as_stored

@@ -19,7 +19,7 @@ from support.models.model_zoo import save_model
 
 from blinkpy import cli
 from blinkpy.config import Config, step_sizes
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.serving.model_facts import fit
 
@@ -236,7 +236,7 @@ def test_window_rings(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_heavy_is_imported() -> None:
     """It works in the base install."""
-    code = "import sys, blinkpy.serving.model_check_command as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
+    code = "import sys, blinkpy.serving.model_facts as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "set()\n"
 

@@ -15,7 +15,7 @@ from support.models.model_zoo import save_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config
-from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv.state import ARRIVALS, FINISHING, Batch, Requests
@@ -32,7 +32,7 @@ from blinkpy.queues.words import (
     STATE_FAULTED,
     STATE_STOPPED,
 )
-from blinkpy.recording.dump_file import read_dump
+from blinkpy.recording.recording_reader import read_dump
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import load_policy, short_prompts
 from blinkpy.verify.replay.replayer import Replay

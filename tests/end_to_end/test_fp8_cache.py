@@ -14,16 +14,15 @@ from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
 
 from blinkpy.config import Config
+from blinkpy.engine.devices.cpu_device import lacking_without_torch
 from blinkpy.engine.engine import Engine, make_engine
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.arrays.numpy_products import NumpyProgress
-from blinkpy.models.cache_scales import Scales
-from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
+from blinkpy.models.cpu.numpy_products import NumpyProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes, kv_bytes_per_page
+from blinkpy.models.families.family import describe_model
+from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes, Scales, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
 from blinkpy.models.weights.decoder_weights import load_weights

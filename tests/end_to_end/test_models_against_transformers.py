@@ -15,12 +15,12 @@ from support.models.ring_storm import ring_storm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.engine.devices.cpu_device import lacking_without_torch
 from blinkpy.models.cpu.cpu_step import emitting_tokens
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.blocks import Factors
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import as_stored

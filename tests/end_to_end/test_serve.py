@@ -20,7 +20,7 @@ from support.waiting import wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
-from blinkpy.recording.dump_file import read_dump
+from blinkpy.recording.recording_reader import read_dump
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.serving.engine_process import OPENMP_SPINS
 from blinkpy.verify.replay.replayer import Replay
@@ -168,7 +168,7 @@ def test_without_restart_a_killed_engine_means_errors_then_exit_code_1(tmp_path:
 
 KILLED_IN_A_TURN = """
 import os, signal
-from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.engine.engine import Engine
 from blinkpy.kv.state import ARRIVALS
 from blinkpy.scheduler.cycle import make_phases
@@ -212,7 +212,7 @@ def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: 
 BROKEN = """
 import time
 from blinkpy.engine.engine import Engine
-from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda import CudaError
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
 from blinkpy.scheduler.policies import fcfs as rank  # compiled already
 

@@ -14,7 +14,7 @@ from support.models.kernel_reference import relative_error
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 

@@ -31,7 +31,7 @@ class CopyingCard(Card):
     def __init__(self) -> None:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_calls import check_cuda
+        from blinkpy.device.cuda import check_cuda
 
         super().__init__()
         self._runtime, self._check, self._pinned = runtime, check_cuda, list[int]()

@@ -10,7 +10,7 @@ from support.models import model_zoo
 from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
 from blinkpy.models.weights.decoder_weights import load_weights
 

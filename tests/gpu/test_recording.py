@@ -12,8 +12,7 @@ from blinkpy.engine.engine import make_engine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_LENGTH
-from blinkpy.recording.dump_file import read_dump
-from blinkpy.recording.recording_reader import RecordingReader
+from blinkpy.recording.recording_reader import RecordingReader, read_dump
 from blinkpy.scheduler.policy_vetting import recorded_policy
 from blinkpy.verify.replay.replayer import Replay
 

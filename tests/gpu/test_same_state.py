@@ -49,7 +49,7 @@ class KernelTwin:
         from numba import cuda
         from support.gpu.phase_kernels import phase_kernels
 
-        from blinkpy.kernels.loop.loop_kernels import device_arguments
+        from blinkpy.kernels.loop_kernels import device_arguments
 
         kind, words = device_arguments(limits, mirror.queues, mirror.state)
         self._kernels = self._kernels or [cuda.jit(half) for half in phase_kernels(make_phases(each_in_turn), kind, len(words))]

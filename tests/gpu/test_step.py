@@ -10,7 +10,7 @@ import torch
 from cuda.bindings import driver, runtime
 from support.models import fp8_reference, model_zoo, step_cases
 
-from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
 
 GRAPHS, WIDE, FP8_CACHE = {"graphs": True}, {"graphs": True, "table": step_cases.TMA_TABLE}, {"fp8_cache": True}

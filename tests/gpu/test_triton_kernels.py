@@ -23,15 +23,13 @@ from support.models.kernel_cases.sampling_cases import sampling_case
 from blinkpy.config import ConfigError
 from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, leaves_partials, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
+from blinkpy.kernels.moe.expert_variants import ExpertCase, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import SamplingWorkspace
 
 CUDA = "cuda"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -16,7 +16,7 @@ from support.waiting import wait_for
 
 from benchmarks.serving.systems import free_port
 from blinkpy.ray_fleet.actors import remove_folders
-from blinkpy.serving.segment_names import remove_leftovers
+from blinkpy.serving.engine_process import remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("clean_end")
 FEW, MANY = 2, 12  # clients: for one engine, and for three

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from support.endless_calls import EndlessCallError, endless_calls_end
 from support.finding_seeds import FINDING_SEEDS
 from support.front_end.front_machine import PROFILES, FrontMachine
-from support.seeded_bugs import FRONT_BUGS, Bug, planted
+from support.seeded_bugs import ARENA_BUGS, FRONT_BUGS, Bug, planted
 
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.sources import PACKAGE
@@ -86,7 +86,7 @@ def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
     """What random pieces of arenas say about a bug of theirs: each within the arena, and on no other one in use."""
     draw = random.Random(1)
     with planted(bug):
-        made = importlib.import_module("blinkpy.dpu.link.arenas").Arena
+        made = importlib.import_module("blinkpy.dpu.link.grammar_arena").Arena
     arena, live = made(1), deque[tuple[range, int]]()
     for number in range(takes):
         if number % 100 == 0:
@@ -104,6 +104,6 @@ def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
 
 def hunt(bug: Bug) -> str:
     """Who finds a bug first, and what they say; empty when nobody does. Bugs of the client are for the properties."""
-    if bug.module == "arenas":
+    if bug.what in ARENA_BUGS:
         return found_by_pieces(bug)
     return found_by_properties(bug) if bug in FRONT_BUGS else found_by_simulator(bug)

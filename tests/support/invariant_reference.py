@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.device.array_trees import map_arrays
+from blinkpy.device.tables import map_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import page_invariants as P
+from blinkpy.kv.invariants import check_state as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State

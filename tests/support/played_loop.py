@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blinkpy.kernels.loop import loop_kernels as K
-from blinkpy.kernels.loop import loop_kernels as L
+from blinkpy.kernels import loop_kernels as K
+from blinkpy.kernels import loop_kernels as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, groups_of_step
 from blinkpy.models.gpu.step_shapes import StepShape

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from support.scheduler_cases import Case, case_sizes
 
-from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, FAST_PATH, FINISHING, TURNS
 from blinkpy.queues.layout import read_header
 from blinkpy.queues.words import COMMAND_RUN

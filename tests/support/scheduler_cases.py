@@ -7,9 +7,9 @@ import numpy as np
 from support.expected_request import ExpectedRequest
 from support.front_end.wire_transport import WireTransport
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import describe_fault
 from blinkpy.device.lanes import in_lanes
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import TokenBytes

@@ -18,7 +18,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.kv import grammars as G
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
-from blinkpy.models.cpu.cpu_token_rules import mask_illegal
+from blinkpy.models.cpu.cpu_sampler import mask_illegal
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.words import Int32

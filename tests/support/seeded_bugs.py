@@ -371,13 +371,13 @@ FRONT_BUGS = _bugs({
     ],
     "grammar_arena": [
         ("grammars lie on each other", "if piece.offset - start >= words:", "if piece.offset - start > words // 2:"),
-    ],
-    "arenas": [
         ("a piece of the arena wraps", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),
         ("an arena gives out what is in use", "if start + count - self.head > self.size:", "if start - self.head > self.size:"),
     ],
 })
 # fmt: on
+ARENA_BUGS = ("a piece of the arena wraps", "an arena gives out what is in use")
+"""Found by random pieces of an arena alone."""
 
 
 def module_of(bug: Bug) -> tuple[str, Path]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from support.scheduler_cases import case_sizes
 
-from blinkpy.device.array_trees import map_arrays, named_arrays
+from blinkpy.device.tables import map_arrays, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State

@@ -11,8 +11,8 @@ from support.front_end.fake_engine import FACTS, SIZES
 from support.front_end.wire_transport import WireTransport
 from support.scheduler_cases import Case, make_case
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
 from blinkpy.engine.devices.null_step import run_turns, synthetic_step, synthetic_token

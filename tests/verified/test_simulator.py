@@ -14,8 +14,7 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
 from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
-from blinkpy.verify.sim.runs import BLOCK, RunReport, Storm, run
-from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
+from blinkpy.verify.sim.runs import BLOCK, RunReport, Scenario, Storm, narrate, run, shrink
 from blinkpy.verify.sim.simulation import ENDLESS, Failure, Outcome, Simulation, simulate
 from blinkpy.verify.sim.synthetic_model import draw, start_draws
 from blinkpy.verify.sim.world import uneven_world

@@ -29,8 +29,8 @@ def _front(*names: str) -> tuple[str, ...]:
 PARTS = {
     "http": Part(
         ("dpu/http/fields", "dpu/http/answers.py", "dpu/http/answer_sinks.py", "dpu/http/chat_dialect.py", "dpu/http/service.py",
-         "dpu/http/message_answer.py", "dpu/http/response_answer.py", "dpu/http/response_items.py", "dpu/generation.py",
-         "dpu/token_logprobs.py", "dpu/banned_words.py", "dpu/api_errors.py"),
+         "dpu/http/message_answer.py", "dpu/http/response_answer.py", "dpu/generation.py",
+         "dpu/banned_words.py", "dpu/api_errors.py"),
         ("tests/verified/test_http_oracle.py",
          *_front("request_fields", "api_fields", "chat_fields", "answer_shapes", "answer_forms", "answer_sinks", "choices",
                  "token_rule_fields", "response_tools", "held_calls", "allowed_tools")),
@@ -45,7 +45,7 @@ PARTS = {
     ),
     "grammar": Part(("dpu/grammar",), ("tests/plain/grammar",)),
     "readers": Part(
-        ("models/config_json", "models/description", "models/families", "models/weights", "models/cache_scales.py",
+        ("models/description", "models/families", "models/weights",
          "models/paged_cache.py"),
         tuple(f"{_MODELS}/test_{name}.py" for name in (
             "model_files", "folder_reader", "fp8_checkpoints", "compressed_tensors", "model_description", "cache_scales",

@@ -82,7 +82,7 @@ def prepare(seed: int, folder: str) -> None:
     tempfile.tempdir = folder
     os.environ |= {"TMPDIR": folder, "HYPOTHESIS_STORAGE_DIRECTORY": folder, "BLINKPY_SEED": str(seed), "TRITON_INTERPRET": "1"}
     compile_cache: Any = importlib.import_module("blinkpy.device.compile_cache")
-    map_arrays = importlib.import_module("blinkpy.device.array_trees").map_arrays
+    map_arrays = importlib.import_module("blinkpy.device.tables").map_arrays
 
     def plain(argument: Any) -> Any:
         tree = getattr(argument, "tree", argument)  # of an ArgumentTable

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from cuda.bindings import driver, runtime
 
-from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda import check_cuda
+from blinkpy.device.tables import map_arrays
 
 Node = TypeVar("Node", bound=Hashable)
 

@@ -22,8 +22,7 @@ from msgspec import Meta, Struct
 
 from blinkpy.config import Config, ConfigError, meant
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
-from blinkpy.dpu.admission.service_tiers import TIERS
-from blinkpy.dpu.admission.tenant import Tenant
+from blinkpy.dpu.admission.tenant import TIERS, Tenant
 from blinkpy.queues.request_parameters import INT32_MAX, INT32_RANGE
 
 MOST_TENANTS = 500

@@ -10,9 +10,8 @@ from typing import Generic, TypeVar
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
 from blinkpy.dpu.fleet.fleet_options import FleetOptions, check_placement
 from blinkpy.dpu.link.connectors import ENDS
-from blinkpy.transport.contract import TransportError
+from blinkpy.transport.contract import TransportError, check_end, chosen_end
 from blinkpy.transport.segment import segment_path
-from blinkpy.transport.transport_kinds import check_end, chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
 MOST_BYTES = 1 << 16  # maximum size of an engines file

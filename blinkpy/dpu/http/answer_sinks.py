@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, TokenLogprobs
 from blinkpy.dpu.http.answers import Answer, Choice, Turns, Usage, likeliest
 from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
@@ -16,7 +16,6 @@ from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.text.detokenizer import Detokenizer
-from blinkpy.dpu.token_logprobs import TokenLogprobs
 
 AnyAnswer = Answer | ResponseAnswer | AnthropicAnswer
 LINE_END = b"\r\n"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.token_logprobs import (
+from blinkpy.dpu.generation import (
     PromptScores,
     TokenLogprobs,
     TokenSpeller,

@@ -23,8 +23,7 @@ from blinkpy.dpu.http.answers import at_once
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below, without_slash
-from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
-from blinkpy.dpu.http.metrics_page import MetricsPage
+from blinkpy.dpu.http.metrics_page import PAGE_HEADERS, MetricsPage, live_page
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.wire.connections import too_many_connections
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin

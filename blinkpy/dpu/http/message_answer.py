@@ -5,9 +5,8 @@ from typing import Any
 
 import orjson
 
-from blinkpy.dpu.generation import STOP
+from blinkpy.dpu.generation import STOP, TokenLogprobs, TokenSpeller
 from blinkpy.dpu.http.answers import Answer, Choice, Turns
-from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
 from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 

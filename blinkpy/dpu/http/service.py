@@ -12,13 +12,12 @@ from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.admission.keys_file import keys_of
-from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
-from blinkpy.dpu.admission.tenant import Tenant
+from blinkpy.dpu.admission.tenant import TIERS, Tenant, shown_tier
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.fleet.engines import Engines
-from blinkpy.dpu.generation import Generation, excluding
+from blinkpy.dpu.generation import Generation, PromptScores, excluding, scoring_parameters
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.grammar_size import located
@@ -34,7 +33,6 @@ from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import NOTHING
-from blinkpy.dpu.token_logprobs import PromptScores, scoring_parameters
 from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.words import Int32

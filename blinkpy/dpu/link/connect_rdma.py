@@ -46,10 +46,9 @@ from blinkpy.queues.words import (
     Records,
     lap_of,
 )
-from blinkpy.transport.contract import EngineWords, TransportError
+from blinkpy.transport.contract import End, EngineWords, TransportError, WorkerIdentity
 from blinkpy.transport.handshake import Hello, Welcome, introduce, new_nonce, new_owner
 from blinkpy.transport.link_key import LinkKey
-from blinkpy.transport.transport_kinds import End, WorkerIdentity
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 READ_SPIN_NS = 20_000  # maximum wait for a read of completions
@@ -418,7 +417,7 @@ def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
 
 
 def check(config: Config, given: frozenset[str]) -> None:
-    """Check the options of this transport; see blinkpy.transport.transport_kinds.End."""
+    """Check the options of this transport; see blinkpy.transport.contract.End."""
     config.extension(RdmaOptions).address("engine")
     if "name" in given:
         raise ConfigError("--name works only on the engine's machine; with --transport rdma, use --engine")

@@ -20,9 +20,8 @@ from blinkpy.dpu.link.store_fence import store_fence
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import BLOCK_WORDS, read_header
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, Int32, Int64, Records
-from blinkpy.transport.contract import EngineWords, TransportError
+from blinkpy.transport.contract import End, EngineWords, TransportError, WorkerIdentity
 from blinkpy.transport.segment import CLOSED, RETRY_S, lock_bytes, lock_file, open_file, segment_path
-from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
 class ShmTransport:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.queue_pair import QueuePair
-from blinkpy.transport.contract import Transport
-from blinkpy.transport.transport_kinds import WorkerIdentity, chosen_end, ends_in
+from blinkpy.transport.contract import Transport, WorkerIdentity, chosen_end, ends_in
 
 ENDS = ends_in("blinkpy.dpu.link", "connect_*")
 GRANT_TIMEOUT_S = 1.0

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from blinkpy.dpu.link.arenas import Arena
-from blinkpy.dpu.link.grammar_arena import NOTHING, GrammarArena, Plan
+from blinkpy.dpu.link.grammar_arena import NOTHING, Arena, GrammarArena, Plan
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.page_hash import PageHasher

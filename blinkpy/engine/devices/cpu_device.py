@@ -1,4 +1,4 @@
-"""--device cpu: the model's step on the processor, by NumPy and Numba, or by torch (blinkpy/models/cpu/cpu_decoders.py)."""
+"""--device cpu: the model's step on the processor, by NumPy and Numba, or by torch (blinkpy/engine/devices/cpu_device.py)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 from blinkpy.config import STEP_TOKENS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.array_weights import unknown_parts
+from blinkpy.models.weights.weight_parts import dtype_name
+from blinkpy.packages import installed
 
 if TYPE_CHECKING:
     from blinkpy.kv.state import State
@@ -14,6 +18,40 @@ if TYPE_CHECKING:
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.weights.array_weights import ArrayWeights
     from blinkpy.models.weights.decoder_weights import Weights
+
+
+# The choice of the decoder on the CPU: NumPy's in float32, or torch's if it is installed.
+
+TORCH = "pip install 'blinkpy-serve[torch]'"
+
+
+def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
+    """The dtype in which torch computes a model; None: NumPy computes it in float32.
+
+    requested: value of --dtype; "auto": the checkpoint's with torch, float32 without.
+
+    Raises ConfigError if the model needs torch and it is not installed.
+    """
+    name, torch_is_there = dtype_name(model, requested, "cpu"), installed("torch")
+    if name != "float32":
+        if torch_is_there:
+            return name
+        if requested != "auto":
+            raise ConfigError(f"dtype {name} on the CPU needs torch ({TORCH}); float32 does not")
+    lacking = lacking_without_torch(model)
+    if not lacking:
+        return None
+    if not torch_is_there:
+        raise ConfigError(f"{model.name} needs {', '.join(lacking)}, which needs torch on the CPU: {TORCH}")
+    return "float32"
+
+
+def lacking_without_torch(model: DecoderDescription) -> list[str]:
+    """The blocks and weights of a model that NumPy's decoder does not support."""
+    from blinkpy.models.cpu.numpy_decoder import BLOCKS
+
+    return model.lacking_blocks(BLOCKS) or unknown_parts(model)
+
 
 STEP_S = 1.0  # aimed duration of a full step, on an otherwise idle machine
 PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each piece
@@ -34,11 +72,10 @@ class CpuDevice(HostDevice):
 
     def _speed(self, config: Config, model: DecoderDescription) -> float:
         """Multiply-adds per second of the engine's threads. Sets torch's number of threads."""
-        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+        from blinkpy.engine.devices.cpu_device import torch_dtype_name
 
         if torch_dtype_name(model, config.model.dtype) is None:
-            from blinkpy.models.arrays.numpy_products import numpy_speed
-            from blinkpy.models.arrays.row_passes import ThreadTeam
+            from blinkpy.models.cpu.numpy_products import ThreadTeam, numpy_speed
 
             return numpy_speed(ThreadTeam(config.engine.threads), invariant=config.engine.batch_invariant)
         import torch
@@ -51,17 +88,15 @@ class CpuDevice(HostDevice):
         return torch_speed(choose_dtype(model, config.model.dtype, "cpu"), invariant=config.engine.batch_invariant)
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
-        from blinkpy.models.cache_scales import cache_itemsize
-        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
-        from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
+        from blinkpy.engine.devices.cpu_device import torch_dtype_name
+        from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
 
         itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
-        from blinkpy.models.cache_scales import cache_itemsize
-        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
-        from blinkpy.models.paged_cache import ring_bytes, ring_sizes
+        from blinkpy.engine.devices.cpu_device import torch_dtype_name
+        from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
 
         itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
         whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
@@ -87,9 +122,8 @@ class CpuDevice(HostDevice):
             raise
 
     def _step(self, setup: Setup, state: State) -> tuple[CpuStep, StepProgress]:
-        from blinkpy.models.cache_scales import choose_scales
         from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
-        from blinkpy.models.paged_cache import ring_sizes
+        from blinkpy.models.paged_cache import choose_scales, ring_sizes
 
         sizes, model = setup.sizes, setup.model
         weights, progress = self._weights(setup, int(self._speed(setup.config, model) * PIECE_S))
@@ -104,12 +138,11 @@ class CpuDevice(HostDevice):
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:
         """(The model's weights, the progress of their products). piece: multiply-adds between two updates."""
-        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+        from blinkpy.engine.devices.cpu_device import torch_dtype_name
 
         invariant = setup.config.engine.batch_invariant
         if torch_dtype_name(setup.model, setup.config.model.dtype) is None:
-            from blinkpy.models.arrays.numpy_products import NumpyProgress
-            from blinkpy.models.arrays.row_passes import ThreadTeam
+            from blinkpy.models.cpu.numpy_products import NumpyProgress, ThreadTeam
 
             team = ThreadTeam(setup.config.engine.threads)
             return setup.load_array_weights(), NumpyProgress(piece, team, invariant=invariant)

@@ -115,7 +115,9 @@ class CudaDevice:
 
     def __init__(self, *, trace_rows: int = 0, pdl: bool = True, loop: type[GpuLoop] | None = None):
         self.plan: MemoryPlan
-        self._trace_rows, self._pdl, self._loop = trace_rows, pdl, loop
+        self._trace_rows = trace_rows
+        self._pdl = pdl
+        self._loop = loop
 
     def auto_rank(self) -> int:
         return 2 if gpu_usable() else 0
@@ -140,7 +142,7 @@ class CudaDevice:
     def near_cores(self) -> frozenset[int]:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_calls import CudaError, check_cuda
+        from blinkpy.device.cuda import CudaError, check_cuda
         from blinkpy.engine.sizing import cores_near
 
         try:
@@ -159,8 +161,7 @@ class CudaDevice:
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
-        from blinkpy.models.cache_scales import cache_itemsize
-        from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
+        from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
 
         itemsize = cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
@@ -170,8 +171,7 @@ class CudaDevice:
 
         from blinkpy.engine.link.gpu_queues import pairs_length
         from blinkpy.engine.sizing import pages_for, queue_sizes
-        from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-        from blinkpy.models.gpu.model_limits import require_kernels
+        from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels
         from blinkpy.queues.layout import QueueLayout
 
         require_kernels(model)
@@ -207,12 +207,11 @@ class CudaDevice:
         import torch
 
         from blinkpy.kernels.sampling.candidates import GrammarView
-        from blinkpy.models.cache_scales import choose_scales
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
         from blinkpy.models.gpu.kernel_tables import KernelTables
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
-        from blinkpy.models.paged_cache import PagedCache, ring_sizes
+        from blinkpy.models.paged_cache import PagedCache, choose_scales, ring_sizes
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))

@@ -9,15 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda import CudaError
 from blinkpy.device.cuda.cuda_graphs import to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.flight_recorder import PolicyFaultLog
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies
-from blinkpy.kernels.loop.loop_code import loop_code
-from blinkpy.kernels.loop.loop_kernels import device_arguments
+from blinkpy.kernels.loop_kernels import device_arguments, loop_code
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
@@ -43,7 +42,9 @@ class GpuLoop:
     def __init__(
         self, setup: Setup, state: State, make_step: MakeStep, graph_of: np.ndarray, stream: torch.cuda.Stream, trace_rows: int
     ):
-        self.setup, self.limits, self.stream = setup, setup.limits, stream
+        self.setup = setup
+        self.limits = setup.limits
+        self.stream = stream
         self.pair_memory: QueueMemory | None = None
         self.placed_pairs: PlacedPairs | None = None
         self.loop: LoopGraph | None = None

@@ -19,9 +19,9 @@ import os
 import numpy as np
 from cuda.bindings import driver, runtime
 
-from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda.cuda_graphs import MappedMemory, array_at, export_dmabuf, pinned
+from blinkpy.device.tables import map_arrays
 from blinkpy.queues.layout import EngineViews, QueueLayout, engine_views
 
 GPU_PAGE = 2 << 20  # bytes; allocations of whole pages are aligned, so no other memory shares their pages

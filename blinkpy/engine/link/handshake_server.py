@@ -45,7 +45,10 @@ class HandshakeServer:
     def __init__(
         self, listening: socket.socket, give: Callable[[Hello], Welcome], watch: Callable[[], None], key: LinkKey | None = None
     ):
-        self._socket, self._give, self._watch, self._key = listening, give, watch, key
+        self._socket = listening
+        self._give = give
+        self._watch = watch
+        self._key = key
         self._running: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, the oldest first
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop

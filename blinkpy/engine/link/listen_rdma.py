@@ -25,11 +25,10 @@ from blinkpy.engine.link.handshake_server import HandshakeServer
 from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
 from blinkpy.queues.layout import BLOCK_WORDS, HEADER, QueueLayout
 from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
-from blinkpy.transport.contract import TransportError
+from blinkpy.transport.contract import End, TransportError
 from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome
 from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.segment import Segment
-from blinkpy.transport.transport_kinds import End
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 GONE_LEASES = 2  # leases without an attached front end
@@ -191,7 +190,7 @@ def listen(config: Config) -> RdmaListener:
 
 
 def check(config: Config, given: frozenset[str]) -> None:
-    """See blinkpy.transport.transport_kinds.End."""
+    """See blinkpy.transport.contract.End."""
     options = config.extension(RdmaOptions)
     options.address("listen")
     options.link_key("listen")

@@ -4,8 +4,8 @@ do.
 
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.transport.contract import End
 from blinkpy.transport.segment import Segment
-from blinkpy.transport.transport_kinds import End
 
 
 class ShmListener:

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.transport.contract import chosen_end, ends_in
 from blinkpy.transport.segment import Segment
-from blinkpy.transport.transport_kinds import chosen_end, ends_in
 
 ENDS = ends_in("blinkpy.engine.link", "listen_*")
 

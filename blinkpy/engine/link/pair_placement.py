@@ -6,7 +6,7 @@ import torch
 from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
-from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda import check_cuda
 from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment
 from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, WRITES_ORDERED, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.transport.segment import Segment

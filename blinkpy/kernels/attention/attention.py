@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from blinkpy.kernels import MAX_GROUP, MAX_HEAD_DIM
 from blinkpy.kernels.attention import decode_attention, prefill_attention
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, declared_cache
 from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors, noted
-from blinkpy.kernels.shape_limits import MAX_GROUP, MAX_HEAD_DIM
 
 VARIANTS: dict[str, AttentionVariant] = by_name(decode_attention.VARIANT, prefill_attention.VARIANT)
 

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.fp8_rows import FP8
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:

@@ -16,12 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels import launch
+from blinkpy.kernels import MAX_FP8_WIDTH, launch
 from blinkpy.kernels.config_files import Needs
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, WORD, multiply_words, multiply_words_exactly, pack_row
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
-from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.tile_product import finish_row
 
 

@@ -17,8 +17,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.tile_product import finish_row, weight_tile
 
 

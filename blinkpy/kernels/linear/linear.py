@@ -16,8 +16,7 @@ from blinkpy.kernels.config_files import check_needs
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors, noted
 from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearVariant
 from blinkpy.kernels.norm import rms_norm
 
 VARIANTS: dict[str, LinearVariant] = by_name(

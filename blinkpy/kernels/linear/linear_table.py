@@ -12,9 +12,9 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, power_of_two_at_most
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, fits
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
 """Row counts with entries in a table; others use the next larger one, or cuBLAS above the last."""
@@ -129,3 +129,36 @@ class InvariantLinearTable(LinearTable):
         config = replace(default_config(shape._replace(rows=64)), split_k=1)
         check_config(config, shape)
         return config
+
+
+# The choice of a configuration for each matrix of the GPU's decoder.
+
+
+def config_of(
+    table: LinearTable,
+    weight: torch.Tensor | Fp8Matrix,
+    rows: int,
+    dtype: torch.dtype,
+    *,
+    swiglu: bool = False,
+) -> LinearConfig:
+    """The configuration of a product of `rows` rows with a matrix [outputs, inputs]. It passes its check.
+
+    table: measured configurations.
+    dtype: of activations, and of the results of an FP8 matrix.
+    swiglu: half of the matrix's rows are gate, half up.
+    """
+    if isinstance(weight, Fp8Matrix):
+        outputs, inputs = weight.values.shape
+        shape = LinearShape(rows, outputs, inputs, dtype=weight.values.dtype, result=dtype, blocks=weight.blocks)
+    else:
+        outputs, inputs = weight.shape
+        shape = LinearShape(rows, outputs, inputs, dtype=weight.dtype)
+    return table.config(shape._replace(n=outputs // 2, swiglu=True) if swiglu else shape)
+
+
+def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix) -> bool:
+    """Whether inputs of the matrix are quantised: it is FP8, and the configuration's variant needs quantised
+    inputs.
+    """
+    return isinstance(weight, Fp8Matrix) and VARIANTS[config.variant].quantised_inputs

@@ -16,11 +16,11 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs, pipeline_bytes
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, GROUP, ROW_SCALES
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import (
     PARTIAL_FLOATS,
     LinearCall,
     LinearCase,
+    LinearConfig,
     LinearShape,
     LinearVariant,
     check_tile,

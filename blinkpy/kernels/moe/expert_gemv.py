@@ -17,8 +17,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_config import ExpertShape
-from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
 from blinkpy.kernels.tile_product import weight_tile
 

@@ -1,14 +1,198 @@
 """The interface of expert-layer variants."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
+from blinkpy.config import ConfigError
+from blinkpy.kernels.config_files import OTHER_SHARED, ConfigTable, Needs, check_needs, check_power_of_two, pipeline_bytes
+from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, Fp8Rows
 from blinkpy.kernels.moe.routing import Selection
+
+# Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, or defaults.
+#
+# Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides the order of sums. It is
+# fixed per bucket, so results are reproducible.
+
+LEAST_PACKED_K = 128
+"""Columns of a tile of MXFP4. A part has a quarter of them: with 16, Triton 3.6 multiplied small tiles wrongly on an H200."""
+
+
+@dataclass(frozen=True)
+class ExpertTile:
+    """The tiles of one of the two products."""
+
+    block_n: int
+    block_k: int
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """Tiles of a bucket. Raises ConfigError unless kernels can be built from them."""
+
+    block_m: int  # assignments of a block, as in the Routing
+    up: ExpertTile  # gate and up, block_n rows of each
+    down: ExpertTile
+
+    def __post_init__(self) -> None:
+        check_power_of_two("expert configuration: block_m", self.block_m, 16)
+        for name, tile in (("up", self.up), ("down", self.down)):
+            for field, least in (("block_n", 16), ("block_k", 16), ("warps", 1)):
+                check_power_of_two(f"expert configuration: {name}.{field}", getattr(tile, field), least)
+            if tile.stages < 1:
+                raise ConfigError(f"expert configuration: {name}.stages {tile.stages} must be at least 1")
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The shape of an expert layer.
+
+    experts: their number.
+    top_k: experts of a token.
+    hidden: hidden size.
+    width: of an expert.
+    mxfp4: the matrices are MXFP4.
+    fp8: the matrices are FP8, with scales for "rows" or "blocks"; "": they are not.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+    mxfp4: bool = False
+    fp8: str = ""
+
+    def key(self, dtype: torch.dtype) -> str:
+        """Name of its entry in a table. dtype: of activations, and of weights that are not packed."""
+        size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
+        stored = f"{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
+        return f"{size} {str(dtype).removeprefix('torch.')}{stored}"
+
+    @classmethod
+    def of_key(cls, name: str) -> tuple[Self, torch.dtype]:
+        """The inverse of `key`: shape and dtype. Raises ConfigError for an invalid name."""
+        found = KEY.fullmatch(name)
+        if found is None:
+            raise ConfigError(f"{name!r} is not the name of a shape, such as 'e128 top8 h2048 w768 bfloat16'")
+        experts, top_k, hidden, width, dtype, mxfp4, fp8 = found.groups()
+        return cls(int(experts), int(top_k), int(hidden), int(width), bool(mxfp4), fp8 or ""), getattr(torch, dtype)
+
+
+SIZE = r"([1-9]\d{0,8})"
+KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE} (bfloat16|float32)( mxfp4)?(?: fp8 (rows|blocks))?")
+
+
+MXFP4_DEFAULTS = (
+    (8, ExpertConfig(16, ExpertTile(64, 256, stages=2), ExpertTile(64, 256, stages=3))),
+    (32, ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))),
+    (64, ExpertConfig(64, ExpertTile(64, 128, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
+    (float("inf"), ExpertConfig(128, ExpertTile(128, 128, warps=8, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
+)
+"""By the tokens of an expert; the fastest of some for gpt-oss's shape on an H200."""
+
+
+def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.dtype) -> None:
+    """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: of activations."""
+    for name, tile in (("up", config.up), ("down", config.down)):
+        needs = tile_needs(config.block_m, tile, shape, dtype, halves=2 if name == "up" else 1)
+        check_needs(needs, tile.warps, f"expert configuration: {name} {tile} with block_m {config.block_m} for {shape}")
+
+
+def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
+    """The needs of a program of the grouped product. dtype: of activations. halves: 2 for gate and up."""
+    inputs = shape.hidden if halves == 2 else shape.width
+    block_k, wide, tf32 = (
+        step_over_k(tile, inputs, packed=shape.mxfp4, fp8=shape.fp8),
+        halves * tile.block_n,
+        dtype == torch.float32,
+    )
+    if inputs <= block_k:  # one step, without a pipeline
+        return Needs(OTHER_SHARED, block_m * wide)
+    if shape.mxfp4:  # inputs and words of eight weights are unpacked in registers, so that no operand stays in use
+        operands = block_m * block_k * dtype.itemsize + wide * block_k // 2
+        return Needs((tile.stages - 1) * operands + OTHER_SHARED, block_m * wide)
+    operands = (block_m + wide) * block_k * (1 if shape.fp8 else dtype.itemsize)
+    shared = pipeline_bytes(operands, tile.stages, block_m, tile.warps, tf32=tf32 and not shape.fp8)
+    return Needs(shared, block_m * (wide + (tile.block_n if shape.fp8 == "blocks" else 0)))
+
+
+def step_over_k(tile: ExpertTile, inputs: int, *, packed: bool, fp8: str) -> int:
+    """Inputs of one step of a grouped product: limited by the number of inputs and the range of a scale, and
+    at least the matrix unit's minimum.
+
+    packed: the matrix is MXFP4.
+    fp8: `ExpertShape.fp8`.
+    """
+    least, most = LEAST_PACKED_K if packed else 32 if fp8 else 16, BLOCK if fp8 == "blocks" else tile.block_k
+    return max(least, min(tile.block_k, most, 1 << (inputs - 1).bit_length()))
+
+
+def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+    """Tiles for any shape, without measurement: narrow while experts see few tokens and reading weights
+    dominates. They pass `check_expert_config`.
+    """
+    config = _default(shape, tokens, dtype)
+    check_expert_config(config, shape, dtype)
+    return config
+
+
+def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+    if dtype == torch.float32:
+        return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
+    each = tokens * shape.top_k / shape.experts  # average tokens per expert
+    if shape.mxfp4:
+        return next(config for most, config in MXFP4_DEFAULTS if each <= most)
+    if each <= 8:
+        return ExpertConfig(16, ExpertTile(32, 128), ExpertTile(64, 128))
+    if each <= 32:
+        return ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))
+    if each <= 64 or shape.fp8 == "blocks":  # block scales need registers for second sums
+        return ExpertConfig(64, ExpertTile(64, 64, stages=3), ExpertTile(128, 64, stages=3))
+    return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
+
+
+class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
+    """Configurations by shape and dtype, then by tokens."""
+
+    section, suffix = "experts", "_experts"
+
+    @staticmethod
+    def from_json(name: str, entry: dict[str, Any]) -> dict[int, ExpertConfig]:
+        shape, dtype = ExpertShape.of_key(name)
+        configs = {
+            int(tokens): ExpertConfig(fields["block_m"], ExpertTile(**fields["up"]), ExpertTile(**fields["down"]))
+            for tokens, fields in entry.items()
+        }
+        for config in configs.values():
+            check_expert_config(config, shape, dtype)
+        return configs
+
+    @staticmethod
+    def to_json(entry: dict[int, ExpertConfig]) -> dict[str, Any]:
+        return {str(tokens): asdict(config) for tokens, config in sorted(entry.items())}
+
+    def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+        """The configuration for a bucket of `tokens` tokens: measured at the next larger number, or at the
+        largest.
+        """
+        buckets = self.entries.get(shape.key(dtype))
+        if not buckets:
+            return default_expert_config(shape, tokens, dtype)
+        config = buckets[min((n for n in buckets if n >= tokens), default=max(buckets))]
+        check_expert_config(config, shape, dtype)
+        return config
+
+
+class InvariantExpertTable(ExpertTable):
+    """One configuration for all numbers of tokens, like InvariantLinearTable."""
+
+    def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+        return default_expert_config(shape, 16 * shape.experts // shape.top_k, dtype)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from blinkpy.kernels.fp8_rows import BLOCK, FP8
 from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors, noted
 from blinkpy.kernels.moe import expert_gemv, grouped_experts
 from blinkpy.kernels.moe import packed_linear as packed_gemv
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertShape, ExpertTable, ExpertVariant
 
 
 @triton.jit

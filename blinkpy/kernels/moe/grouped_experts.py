@@ -10,8 +10,18 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, step_over_k
-from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import (
+    SILU,
+    Clamp,
+    ExpertCall,
+    ExpertCase,
+    ExpertConfig,
+    ExpertShape,
+    ExpertTable,
+    ExpertTile,
+    ExpertVariant,
+    step_over_k,
+)
 from blinkpy.kernels.moe.packed_linear import packed_linear
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
 from blinkpy.kernels.tile_product import scaled, weight_tile

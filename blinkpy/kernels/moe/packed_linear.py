@@ -14,8 +14,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_config import ExpertShape
-from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
 from blinkpy.kernels.moe.mxfp4_words import WORD, multiply_words, pack_rows, row_inputs, scales_of_rows, split_inputs, sum_groups
 from blinkpy.kernels.moe.routing import pick_experts
 

@@ -8,8 +8,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling import candidates as search
 from blinkpy.kernels.sampling.candidates import LAST_FINITE, NO_KEY, STAGES
-from blinkpy.kernels.sampling.sampler import ENTRY_WORDS
-from blinkpy.kernels.sampling.sampling_call import SamplingCall
+from blinkpy.kernels.sampling.sampler import ENTRY_WORDS, SamplingCall
 from blinkpy.queues import submission
 from blinkpy.queues.words import LOGPROB_ENTRIES, TOP_LOGPROBS
 

@@ -6,6 +6,12 @@ batch for torch would cost as much as the attention itself, because both are bou
 which are large enough for a matrix product, attend through torch.
 """
 
+import ctypes
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,15 +20,55 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cache_scales import with_inverses
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
-from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.layer_tables import LayerTables
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.blocks import QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.paged_cache import PagedCache, with_inverses
 from blinkpy.models.weights.decoder_weights import LayerWeights
+
+# Run a compiled function on torch's compute threads.
+#
+# A second pool of threads would compete with torch's for the cores. OpenMP's workers spin for a while after
+# every parallel region, and a step would switch between the pools several times per layer. So the function is
+# handed to torch's own pool, through the entry point of GNU OpenMP that compilers call for a parallel region.
+# If torch uses another OpenMP, the function runs on one thread.
+
+
+@functools.cache
+def torch_parallel() -> Any:
+    """GOMP_parallel of the libgomp that torch has loaded; None if torch uses another OpenMP.
+
+    Takes a function, its argument, threads, flags; calls function(argument) on every thread and waits for
+    all.
+    """
+    if not sys.platform.startswith("linux") or not torch.backends.openmp.is_available():
+        return None
+    with open("/proc/self/maps") as maps:
+        loaded = sorted({line.split()[-1] for line in maps if "libgomp" in line})
+    own = [path for path in loaded if {"torch", "torch.libs"} & set(Path(path).parts)] or loaded
+    if len(own) != 1:  # missing or ambiguous
+        return None
+    parallel = ctypes.CDLL(own[0]).GOMP_parallel
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return parallel
+
+
+def team_size() -> int:
+    """Maximum threads of run_on_threads."""
+    return torch.get_num_threads() if torch_parallel() is not None else 1
+
+
+def run_on_threads(address: int, argument: int, threads: int) -> None:
+    """Call the C function void(void *) at `address` with `argument` on up to `threads` threads, and wait for
+    them.
+    """
+    parallel = torch_parallel()
+    if parallel is not None:
+        parallel(address, argument, threads, 0)
+    else:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument)
 
 
 class CpuAttention:
@@ -43,7 +89,11 @@ class CpuAttention:
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
-        self.model, self.layers, self.cache, self.threads, self.progress = model, layers, cache, team_size(), progress
+        self.model = model
+        self.layers = layers
+        self.cache = cache
+        self.threads = team_size()
+        self.progress = progress
         dtype, heads = cache.dtype, (self.threads, model.heads)
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.scales is not None, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size

@@ -9,13 +9,20 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.cache_scales import Scales, calibration_batch, calibration_tokens
-from blinkpy.models.cpu import cpu_token_rules as cpu_grammar_mask
-from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
-from blinkpy.models.cpu.cpu_token_rules import apply_rules
+from blinkpy.models.cpu.cpu_sampler import (
+    apply_rules,
+    logprob_records,
+    mask_illegal,
+    mask_stop_ids,
+    penalize,
+    read_parameters,
+    sample_rows,
+    warm_up,
+    warm_up_rules,
+)
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import ArrayCache, RingSizes
+from blinkpy.models.paged_cache import ArrayCache, RingSizes, Scales, calibration_batch, calibration_tokens
 from blinkpy.models.weights.array_weights import ArrayWeights
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 
@@ -63,7 +70,7 @@ class CpuStep:
         self._stream: Any = None  # of a cut step, after its last completed layer group
         warm_up()
         if grammars is not None:
-            cpu_grammar_mask.warm_up(grammars)
+            warm_up_rules(grammars)
 
     def run(self, batch: Batch, requests: Requests) -> None:
         """Compute a batch and write batch.sampled.
@@ -98,7 +105,7 @@ class CpuStep:
             assert self._grammars is not None  # otherwise intake refuses grammars
             slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
             place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
-            cpu_grammar_mask.mask_illegal(logits[index], self._grammars, *place, stop_ids)
+            mask_illegal(logits[index], self._grammars, *place, stop_ids)
         asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
         ruled = np.flatnonzero((entries["rules_words"] != 0) & ~scored)
@@ -123,7 +130,7 @@ class CpuStep:
 def measure_cache(
     model: DecoderDescription, weights: ArrayWeights | Weights, page_size: int, progress: Any = None
 ) -> NDArray[np.float32]:
-    """The largest key and value of each head, float32 [layers, 2, kv_heads], for blinkpy.models.cache_scales."""
+    """The largest key and value of each head, float32 [layers, 2, kv_heads], for blinkpy.models.paged_cache."""
     batch, tokens = calibration_batch(model), calibration_tokens(model)
     pages = -(-tokens // page_size)
     step = CpuStep(model, weights, pages, page_size, tokens, tokens, progress=progress)

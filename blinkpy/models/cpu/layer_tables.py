@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.arrays.row_passes import address
+from blinkpy.models.cpu.numpy_products import address
 from blinkpy.models.paged_cache import RingSizes
 
 

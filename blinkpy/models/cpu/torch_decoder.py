@@ -42,7 +42,9 @@ class TorchDecoder:
         progress: TorchProgress | None = None,
     ):
         model.require_blocks(BLOCKS, "the CPU's decoder")
-        self.model, self.weights, self.progress = model, weights, progress or TorchProgress()
+        self.model = model
+        self.weights = weights
+        self.progress = progress or TorchProgress()
         self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
 
     @torch.inference_mode()

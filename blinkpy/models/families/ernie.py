@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "rope_theta": 5e5, "rms_norm_eps": 1e-5}

@@ -4,17 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import (
+from blinkpy.models.description.block_readers import (
     gated_mlp,
     grouped_attention,
     no_windows,
     periodic_windows,
     pre_norm_decoder,
 )
-from blinkpy.models.config_json.expert_readers import DENSE, SPARSE, biased_sigmoid_experts, typed_mlps
-from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.expert_readers import DENSE, SPARSE, biased_sigmoid_experts, typed_mlps
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import family
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import (
+from blinkpy.models.description.block_readers import (
     FULL,
     SLIDING,
     grouped_attention,
@@ -13,11 +13,11 @@ from blinkpy.models.config_json.block_readers import (
     pre_norm_decoder,
     read_rope,
 )
-from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Activation, Factors, Mlp, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
-from blinkpy.models.families.mistral3 import NESTED
+from blinkpy.models.families.mistral import NESTED
 
 DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
 from blinkpy.models.description.blocks import NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 DEFAULTS: dict[str, Any] = {"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True, "partial_rotary_factor": 0.5}

@@ -5,11 +5,11 @@ Layers that predict further tokens are left out of the checkpoint.
 
 from typing import Any
 
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
-from blinkpy.models.config_json.expert_readers import biased_sigmoid_experts, leading_dense
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.expert_readers import biased_sigmoid_experts, leading_dense
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 EXPERTS = {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "intermediate_size": 10944}

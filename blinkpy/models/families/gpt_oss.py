@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, sliding_windows
-from blinkpy.models.config_json.expert_readers import routed_experts
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.description.blocks import Activation, Clamp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.expert_readers import routed_experts
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}

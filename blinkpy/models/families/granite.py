@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import (
+from blinkpy.models.description.block_readers import (
     activation,
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
     sliding_windows,
 )
-from blinkpy.models.config_json.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.blocks import Attention, Factors, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import family
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.expert_readers import DENSE, SPARSE, routed_experts, typed_mlps
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import grouped_attention, pre_norm_decoder
 from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.expert_readers import DENSE, SPARSE, routed_experts, typed_mlps
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 DEFAULTS: dict[str, Any] = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 11158840.0, "rms_norm_eps": 1e-5}

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import activation, grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.expert_readers import routed_experts
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import activation, grouped_attention, pre_norm_decoder
 from blinkpy.models.description.blocks import Attention, Experts, Mlp, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.expert_readers import routed_experts
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import family
-from blinkpy.models.families.mistral3 import NESTED
-from blinkpy.models.families.smollm3 import rotated_layers
+from blinkpy.models.families.llama import rotated_layers
+from blinkpy.models.families.mistral import NESTED
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
 EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}

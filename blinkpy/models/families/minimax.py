@@ -3,13 +3,13 @@
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.expert_readers import routed_experts
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import grouped_attention, pre_norm_decoder
 from blinkpy.models.description.blocks import QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.expert_readers import routed_experts
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
-from blinkpy.models.families.mixtral import NAMES
+from blinkpy.models.families.mistral import NAMES
 
 DEFAULTS: dict[str, Any] = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6, "max_position_embeddings": 196608}
 EXPERTS = {"num_local_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 1536}

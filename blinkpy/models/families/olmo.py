@@ -4,7 +4,7 @@ and experts.
 
 from dataclasses import replace
 
-from blinkpy.models.config_json.block_readers import (
+from blinkpy.models.description.block_readers import (
     FULL,
     SLIDING,
     gated_mlp,
@@ -13,10 +13,10 @@ from blinkpy.models.config_json.block_readers import (
     pre_norm_decoder,
     read_rope,
 )
-from blinkpy.models.config_json.expert_readers import routed_experts
-from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.expert_readers import routed_experts
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 OLMOE = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8}

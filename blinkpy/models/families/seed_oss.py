@@ -1,8 +1,8 @@
 """Seed-OSS: biases of queries, keys and values."""
 
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "max_position_embeddings": 524288}

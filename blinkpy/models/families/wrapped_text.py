@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import Family, families, family
 
 INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")

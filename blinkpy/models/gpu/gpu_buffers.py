@@ -8,8 +8,7 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
+from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights

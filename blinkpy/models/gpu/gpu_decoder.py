@@ -29,18 +29,15 @@ from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, leaves_partials, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace, Scales
-from blinkpy.kernels.moe.expert_config import ExpertTable
-from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
+from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
+from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertTable
 from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.gpu.config_choice import config_of, quantises
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
@@ -76,8 +73,15 @@ class GpuDecoder:
         if invariant and any(shape.last_tokens_only for shape in shapes):
             raise ValueError("a batch-invariant decoder needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
-        self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
-        self.shapes, self.pdl, self.view, self.invariant = shapes, pdl, BatchView.of(batch), invariant
+        self.model = model
+        self.weights = weights
+        self.cache = cache
+        self.batch = batch
+        self.requests = requests
+        self.shapes = shapes
+        self.pdl = pdl
+        self.view = BatchView.of(batch)
+        self.invariant = invariant
         self.table = InvariantLinearTable() if invariant else table
         device, dtype = str(weights.device), weights.dtype
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count if weights.device.type == "cuda" else 132

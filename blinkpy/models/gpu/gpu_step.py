@@ -3,7 +3,9 @@ group of a cut shape.
 """
 
 import gc
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,25 +13,58 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 from numpy.typing import NDArray
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.config import ConfigError
+from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes, host_tensor_on_device, pinned
+from blinkpy.device.tables import map_arrays
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import sample_tokens
-from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests, State
-from blinkpy.models.cache_scales import calibration_batch, calibration_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
-from blinkpy.models.gpu.kernel_errors import compiler_errors
 from blinkpy.models.gpu.step_shapes import StepShape, mlp_follows
-from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.paged_cache import PagedCache, calibration_batch, calibration_tokens
 from blinkpy.models.weights.decoder_weights import Weights
 from blinkpy.queues.submission import WORD_LOGPROBS
+
+# Errors of kernels that do not compile or fit the GPU, as text for the user: layer, shape and
+# configuration.
+
+logger = logging.getLogger("blinkpy.engine")
+COMPILER_ERRORS = (CompilationError, OutOfResources, PTXASError)
+
+
+@contextmanager
+def compiler_errors(what: str) -> Iterator[None]:
+    """Convert an error of Triton or the assembler to a ConfigError.
+
+    what: the step, for the message.
+    The error's notes name layer and configuration; the compiler's text is logged at DEBUG.
+    """
+    try:
+        yield
+    except COMPILER_ERRORS as error:
+        logger.debug("the compiler's words:", exc_info=error)
+        raise ConfigError(explained(error, what)) from None
+
+
+def explained(error: Exception, what: str) -> str:
+    """The error as one line for the user."""
+    where = ", ".join([*reversed(getattr(error, "__notes__", [])), what])
+    if isinstance(error, OutOfResources):
+        why = f"does not fit this GPU: {error.required} of {error.name} needed, {error.limit} there are"
+    else:
+        why = f"does not compile ({type(error).__name__})"
+    return (
+        f"a kernel {why}: {where}. This is a fault of blinkpy: report this line with the output of `blinkpy doctor`. "
+        "--batch-invariant uses other configurations, and --device cpu none of these kernels"
+    )
 
 
 class GpuStep:
@@ -152,7 +187,9 @@ class HostDrivenStep:
         )
         grammars = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.grammars)
         grammars = grammars._replace(words=host_tensor_on_device(state.grammars.words))
-        self._step, self._graph_of, self._stream = make_step(batch, requests, grammars), graph_of, stream
+        self._step = make_step(batch, requests, grammars)
+        self._graph_of = graph_of
+        self._stream = stream
         self._page_size = self._step.decoder.cache.page_size
         self._inputs = [
             (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))

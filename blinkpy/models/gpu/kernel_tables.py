@@ -15,9 +15,9 @@ from blinkpy.kernels.config_files import FOLDER
 from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, InvariantLinearTable, LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearShape
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.gpu.model_limits import first_layers
+from blinkpy.models.gpu.gpu_memory_plan import first_layers
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.safetensors_files import StoredTensor
+from blinkpy.models.weights.checkpoint import StoredTensor
 from blinkpy.models.weights.weight_parts import Part, ScaleTensor, all_parts, cache_scales, open_weights, read_into
 
 THREADS = 4
@@ -111,7 +111,9 @@ class _Reader:
     """Reads the numbers of small tensors. stored: from open_checkpoint."""
 
     def __init__(self, stored: dict[str, StoredTensor], closing: ExitStack):
-        self._stored, self._closing, self._files = stored, closing, dict[Path, FileIO]()
+        self._stored = stored
+        self._closing = closing
+        self._files = dict[Path, FileIO]()
 
     def read(self, tensor: ScaleTensor) -> Float32:
         """float32, in the stored shape. Raises ConfigError unless all are finite and above 0."""

@@ -2,23 +2,148 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix
+from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix, quantised_rows
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import read_scales
-from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
 from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, empty_packed, read_packed
-from blinkpy.models.weights.safetensors_files import StoredTensor
-from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
-from blinkpy.models.weights.weight_parts import Part, dtype_name, layer_parts, outer_parts
+from blinkpy.models.weights.weight_parts import Part, dtype_name, layer_parts, open_weights, outer_parts, read_into
+
+# Loads tensors from files to a device: threads read pieces into staging buffers, and copies follow.
+#
+# For a GPU the buffers are pinned, so that a copy runs during the next reads, and the host never holds all
+# weights. Files are read, not mapped, so a file that is truncated meanwhile causes an error with its name
+# instead of a SIGBUS.
+
+THREADS = 8
+PIECE_BYTES = 16 << 20
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
+STORED_DTYPES |= {"F8_E4M3": torch.float8_e4m3fn}
+
+
+class QuantisedRows(NamedTuple):
+    """Rows of a matrix that are quantised to FP8 while loading."""
+
+    values: torch.Tensor  # float8_e4m3fn [rows, columns]
+    scales: torch.Tensor  # float32 [rows]
+
+    def fill(self, source: torch.Tensor) -> None:
+        """Quantise the source. It has as many numbers as the target, of any type."""
+        values, scales = quantised_rows(source.view(self.values.shape))
+        self.values.copy_(values)
+        self.scales.copy_(scales)
+
+    def pieces(self, numbers: int) -> list["QuantisedRows"]:
+        """Pieces of whole rows, with at most `numbers` numbers each."""
+        rows = numbers // self.values.shape[1]
+        if rows == 0:
+            raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long for quantization while loading")
+        return [QuantisedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
+
+
+Target = torch.Tensor | QuantisedRows
+
+
+def _split(target: Target, numbers: int) -> list[Target]:
+    """Parts of a target, with at most `numbers` numbers each."""
+    return [*target.pieces(numbers)] if isinstance(target, QuantisedRows) else [*target.view(-1).split(numbers)]
+
+
+def _numel(target: Target) -> int:
+    return target.values.numel() if isinstance(target, QuantisedRows) else target.numel()
+
+
+class Staging:
+    """A buffer between files and a device. Its holder fills it, copies from it, and releases it."""
+
+    def __init__(self, nbytes: int, stream: torch.cuda.Stream | None):
+        self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=stream is not None)
+        self.memory: memoryview = self.tensor.numpy().data
+        self._stream = stream
+        self._copied = None if stream is None else torch.cuda.Event()
+
+    def wait(self) -> None:
+        """Wait until the last copy has left the buffer."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def copy(self, dtype: torch.dtype, target: Target) -> None:
+        """Start copying as many elements of a dtype as the target has. The target may have another dtype."""
+        source = self.tensor[: _numel(target) * dtype.itemsize].view(dtype)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            if isinstance(target, QuantisedRows):
+                target.fill(source.to(target.values.device, non_blocking=True))
+            elif target.is_cuda and target.dtype != dtype:
+                target.copy_(source.to(target.device, non_blocking=True))  # the GPU converts faster
+            else:
+                target.copy_(source, non_blocking=True)
+            if self._copied is not None:
+                self._copied.record(self._stream)
+
+
+def load_tensors(
+    places: list[tuple[str, StoredTensor, Target]],
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
+    threads: int = THREADS,
+    piece_bytes: int = PIECE_BYTES,
+) -> None:
+    """Load tensors, given by name and place, each into a contiguous target with as many elements, of any
+    float dtype.
+
+    progress: called with the completed fraction, at each percent.
+    piece_bytes: of one read and copy.
+    Raises ConfigError, and stops, if a file can't be read to the end.
+    """
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    free: SimpleQueue[Staging] = SimpleQueue()
+    for _ in range(2 * threads):
+        free.put(Staging(piece_bytes, stream))
+    with ExitStack() as closing:
+        files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))  # it may still write to the targets
+            closing.callback(stream.synchronize)
+        pool = ThreadPoolExecutor(threads, "loader")
+        closing.callback(pool.shutdown, cancel_futures=True)
+        pieces = []
+        for name, stored, target in places:
+            dtype, offset = STORED_DTYPES[stored.dtype], stored.offset
+            for part in _split(target, piece_bytes // dtype.itemsize):
+                size = _numel(part) * dtype.itemsize
+                pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, offset, dtype, part)))
+                offset += size
+        total, done, told = sum(size for size, _ in pieces), 0, 0.0
+        for size, piece in pieces:
+            piece.result()
+            done += size
+            if done / total >= told + 0.01 or done == total:
+                told = done / total
+                progress(told)
+
+
+def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: Target) -> None:
+    staging = free.get()
+    try:
+        staging.wait()
+        read_into(staging.memory[: _numel(target) * dtype.itemsize], file, offset, name)
+        staging.copy(dtype, target)
+    finally:
+        free.put(staging)
+
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -223,7 +223,11 @@ class OracleState:
         buckets: list[tuple[int, int]],
         pieces: list[bytes],
     ) -> None:
-        self.limits, self.policy, self.queues, self.sampled, self.buckets = limits, policy, queues, sampled, buckets
+        self.limits = limits
+        self.policy = policy
+        self.queues = queues
+        self.sampled = sampled
+        self.buckets = buckets
         self.pieces = pieces
         self.pairs = [Pair() for _ in range(limits.pairs)]
         self.pool = PagePool(limits.pages)

@@ -85,7 +85,9 @@ class _Call:
     """One call of a function. rounds: [number of loop rounds so far], shared by nested calls."""
 
     def __init__(self, function: FunctionType, values: tuple[Any, ...], rounds: list[int]):
-        self.function, self.rounds, self.source = function, rounds, definition_of(function)
+        self.function = function
+        self.rounds = rounds
+        self.source = definition_of(function)
         names = [argument.arg for argument in (*self.source.args.posonlyargs, *self.source.args.args)]
         values += (function.__defaults__ or ())[len(values) - len(names) :] if len(values) < len(names) else ()
         self.local = dict(zip(names, values, strict=True))

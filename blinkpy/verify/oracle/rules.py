@@ -298,7 +298,9 @@ class Oracle(OracleState):
             self.group += 1
             return self.bucket
         if inside:
-            self.suspended, self.suspended_group, self.rows = self.rows, self.group + 1, []
+            self.suspended = self.rows
+            self.suspended_group = self.group + 1
+            self.rows = []
             self.group, self.groups = 0, 1
             self.counters["suspensions"] += 1
         elif self.groups > 1:
@@ -309,7 +311,9 @@ class Oracle(OracleState):
         end_lost_and_cancelled(self, verdicts, cancelled)
         change_owners(self, verdicts, now_ns)
         notify_ends(self)
-        self.rows, self.group, self.groups = [], 0, 1
+        self.rows = []
+        self.group = 0
+        self.groups = 1
         self.bucket = stop(self, command)
         if self.bucket == S.NO_BATCH:
             stall(self)

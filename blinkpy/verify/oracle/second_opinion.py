@@ -5,7 +5,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import Limits

@@ -12,8 +12,8 @@ from blinkpy.config import YIELD_STEPS
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy
 from blinkpy.scheduler.policy_trial import CALLS_S, Trial, call_again, run_trial, show, within
 from blinkpy.scheduler.policy_vetting import Finding, Level
+from blinkpy.tool_options import CheckOptions
 from blinkpy.verify.policy_check import waiting_bounds as policy_calls
-from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import (

@@ -10,7 +10,7 @@ from blinkpy.packages import require_packages
 from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
 from blinkpy.scheduler.policy_vetting import Finding, run_child
-from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.tool_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
 
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}

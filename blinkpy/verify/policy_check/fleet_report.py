@@ -14,7 +14,7 @@ from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
 from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.policy_vetting import vetted_policy
-from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.tool_options import CheckOptions
 from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS, SLOTS, FleetSimulation
 from blinkpy.verify.policy_check.timed_server import ServerModel, StuckError
 

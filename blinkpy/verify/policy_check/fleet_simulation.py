@@ -181,7 +181,9 @@ class FleetSimulation:
             for _ in range(engines)
         ]
         self._slots = len(self._servers[0].free)
-        self._in_flight, self._unseen, self._accepted = [0] * engines, [0] * engines, [0] * engines
+        self._in_flight = [0] * engines
+        self._unseen = [0] * engines
+        self._accepted = [0] * engines
         self._engine = np.full(len(workload), NEVER)
         self._due = workload.requests.arrival_ns.copy()
         self._coming = [(int(self._due[i]), i) for i in np.flatnonzero(workload.follows == NONE).tolist()]

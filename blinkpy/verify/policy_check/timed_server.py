@@ -164,7 +164,10 @@ class TimedSimulation:
         prompts: Sequence[Int32] | None = None,
         most_slots: int = MOST_SLOTS,
     ):
-        self.machine, self.requests, self._words, self._prompts = machine, requests, words, prompts
+        self.machine = machine
+        self.requests = requests
+        self._words = words
+        self._prompts = prompts
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State

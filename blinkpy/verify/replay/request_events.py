@@ -48,8 +48,12 @@ class EventTracer:
 
     def _remember(self) -> None:
         r = self.state.requests
-        self._status, self._id, self._length = r.status.copy(), r.request_id.copy(), r.length.copy()
-        self._arrival, self._stalled, self._preemptions = r.arrival.copy(), r.stalled.copy(), r.preemptions.copy()
+        self._status = r.status.copy()
+        self._id = r.request_id.copy()
+        self._length = r.length.copy()
+        self._arrival = r.arrival.copy()
+        self._stalled = r.stalled.copy()
+        self._preemptions = r.preemptions.copy()
         self._suspended = int(self.state.suspended.counts[S.ROWS])
         self._attached, self._arrivals = self.state.pairs.attached.copy(), int(self.state.counts[S.ARRIVALS])
 

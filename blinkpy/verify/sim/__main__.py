@@ -11,8 +11,7 @@ from pathlib import Path
 from blinkpy.config import ConfigError
 from blinkpy.device.expect import CODE_MASK
 from blinkpy.scheduler.policies import SHIPPED, load_policy
-from blinkpy.verify.sim.runs import ROUNDS, STUCK, RunReport, lanes_of, run
-from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
+from blinkpy.verify.sim.runs import ROUNDS, STUCK, RunReport, Scenario, lanes_of, narrate, run, shrink
 from blinkpy.verify.sim.simulation import Failure
 
 PROGRESS_EVERY_S = 10.0  # between two lines of progress

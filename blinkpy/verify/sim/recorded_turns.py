@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import read_header
@@ -38,7 +38,9 @@ class RecordedTurns:
         about["queue"] = dataclasses.asdict(read_header(world.segment)[0].sizes)
         arrays = {name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}
         self._replay = Replay(Capture(about, np.zeros(0, np.int64), arrays), policy, mode)
-        self._state, self._pairs, self._read = state, limits.pairs, 0
+        self._state = state
+        self._pairs = limits.pairs
+        self._read = 0
 
     def difference(self) -> str:
         """Replay the last turn from its record. Returns the first difference from the turn itself, or "".

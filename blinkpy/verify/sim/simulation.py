@@ -13,12 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
-from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.lanes import LaneRaceError, LanesDivergedError, in_lanes
 from blinkpy.device.portable import device
-from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.device.tables import ArgumentTable, as_memoryviews, map_arrays, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.state import NoFaultWord
@@ -226,7 +225,10 @@ class Simulation:
         self._play, self._compute, self._arguments = _bind(self.world, checks)
         # The end is random too: most runs serve every request, some drain or stop before that.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
-        self.turn, self.bucket, self.code, self.detail = 0, S.NO_BATCH, 0, ""
+        self.turn = 0
+        self.bucket = S.NO_BATCH
+        self.code = 0
+        self.detail = ""
         self._accepted = 0  # accepted requests at the start of the calm
 
     def advance(self, command: int = COMMAND_RUN) -> bool:

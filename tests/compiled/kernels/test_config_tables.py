@@ -16,11 +16,10 @@ from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels.config_files import FOLDER
 from blinkpy.kernels.linear.linear import check_config
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key
-from blinkpy.kernels.linear.linear_variants import LinearShape
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.moe.expert_variants import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the kerne
 
 from support.played_loop import NEVER, PlayedLoop
 
-from blinkpy.kernels.loop.loop_kernels import LOOP_RESULT, TIME_OVER
+from blinkpy.kernels.loop_kernels import LOOP_RESULT, TIME_OVER
 from blinkpy.kv import state as S
 from blinkpy.scheduler.policies import SHIPPED, fcfs
 from blinkpy.verify.sim.simulation import Simulation

@@ -19,10 +19,9 @@ from support.seeded_bugs import Bug, planted
 
 from blinkpy.device.cuda.cubin import _sections, read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
-from blinkpy.kernels.loop import loop_kernels as K
-from blinkpy.kernels.loop import loop_kernels as L
-from blinkpy.kernels.loop.loop_code import _load, _store
-from blinkpy.kernels.loop.loop_kernels import device_arguments
+from blinkpy.kernels import loop_kernels as K
+from blinkpy.kernels import loop_kernels as L
+from blinkpy.kernels.loop_kernels import _load, _store, device_arguments
 from blinkpy.scheduler.cycle import make_phases
 
 REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 144, 160, 8192, 384 << 10
@@ -100,7 +99,7 @@ def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, r
     with planted(Bug("nothing", "check_state", "# inbox", "# inbox")):  # all phases import it
         monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
         phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases()
-        kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
+        kernels = importlib.import_module("blinkpy.kernels.loop_kernels")
         kind, table = kernels.device_arguments(WORLD.limits, WORLD.views, WORLD.state)
         for name in ("overlap", "schedule", "publish"):
             kernel = getattr(kernels, f"{name}_kernel")(phases, kind, len(table))

@@ -12,14 +12,13 @@ from triton.runtime.errors import OutOfResources
 from blinkpy.config import ConfigError
 from blinkpy.kernels.launch import noted
 from blinkpy.kernels.linear.linear import VARIANTS, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config, key
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearVariant, LinearWorkspace
-from blinkpy.kernels.moe.expert_config import ExpertTable
-from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.gpu.kernel_errors import compiler_errors
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearVariant, LinearWorkspace
+from blinkpy.kernels.moe.expert_variants import ExpertTable
+from blinkpy.models.families.family import describe_config
+from blinkpy.models.gpu.gpu_memory_plan import require_kernels
+from blinkpy.models.gpu.gpu_step import compiler_errors
 from blinkpy.models.gpu.kernel_tables import KernelTables, linear_layers
-from blinkpy.models.gpu.model_limits import require_kernels
 
 MODELS: dict[str, Any] = {
     model.hub_id: model

@@ -19,7 +19,7 @@ from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.kernel_compiler import compile_kernel
 from blinkpy.device.portable import device, register_cuda
-from blinkpy.kernels.loop.loop_kernels import device_arguments
+from blinkpy.kernels.loop_kernels import device_arguments
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.waiting_list import make_rank_of
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, fcfs, read_policy

@@ -81,7 +81,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem() -> None:
     code = """
 from benchmarks.common import aot_cases, aot_compile
 from blinkpy.kernels.linear.fp8_gemv import fp8_gemv
-from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace, Scales
 import torch
 meta = aot_cases.meta
@@ -125,7 +125,7 @@ import torch
 from benchmarks.common import aot_compile as aot
 from benchmarks.common.aot_cases import meta
 from blinkpy.kernels.linear.split_k import split_k_linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 gate = aot.Gate()
 x = meta(64, 4096, dtype=torch.bfloat16)

@@ -17,7 +17,7 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
 from blinkpy import cli
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ARRIVALS, TURNS
-from blinkpy.recording.dump_file import write_dump
+from blinkpy.recording.recording_reader import write_dump
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.intake import intake
 from blinkpy.scheduler.policies import Policy, fcfs, priority, shortest_first

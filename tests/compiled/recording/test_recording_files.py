@@ -19,8 +19,7 @@ from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import TURNS
 from blinkpy.kv.state_memory import make_state, snapshot
-from blinkpy.recording.dump_file import FORMAT, read_dump, write_dump
-from blinkpy.recording.recording_reader import RecordingReader
+from blinkpy.recording.recording_reader import FORMAT, RecordingReader, read_dump, write_dump
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.replay.replayer import BrokenRecordError, Replay, parse_turns

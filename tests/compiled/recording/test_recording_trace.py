@@ -10,9 +10,9 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import fcfs
+from blinkpy.verify.replay.replay_command import Timeline
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.request_events import Event, EventTracer
-from blinkpy.verify.replay.timeline import Timeline
 
 
 def told(recording: Recording) -> list[Event]:

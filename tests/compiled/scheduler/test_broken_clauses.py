@@ -11,11 +11,11 @@ import numpy as np
 from support.invariant_reference import wrong
 from support.scheduler_cases import case_sizes
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import fault_at
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import page_invariants as P
+from blinkpy.kv.invariants import check_state as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.limits import Limits, make_limits_by_name

@@ -9,8 +9,8 @@ import pytest
 from blinkpy.config import YIELD_STEPS
 from blinkpy.scheduler.policies import BEST_EFFORT_US, FAIR_BEST_EFFORT, Policy, fair, fcfs, short_prompts
 from blinkpy.scheduler.policy_trial import sample_requests
+from blinkpy.tool_options import CheckOptions
 from blinkpy.verify.policy_check.check_child import class_findings, tenant_finding
-from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.waiting_bounds import SERVICE_PER_S, class_window, compile_ranks
 
 

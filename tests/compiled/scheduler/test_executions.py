@@ -15,8 +15,8 @@ import torch
 from support.scheduler_cases import case_sizes
 from support.tile_storms import Mirror, run_storms
 
-from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.lanes import in_lanes
+from blinkpy.device.tables import as_memoryviews, map_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, UNRANKED_COUNT, WAITING_COUNT
 from blinkpy.kv.state_memory import differences, snapshot

@@ -14,7 +14,7 @@ from numba import njit
 from support.expecting_phases import EXPECTING
 
 from blinkpy.device.expect import FAULT_TEXTS, BrokenInvariantError, describe_fault, expect, fault_at, fault_code, is_faulted
-from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.device.tables import ArgumentTable
 from blinkpy.kv.invariants import check_state as phase_faults
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import FINISHING, RUNNING, WAITING

@@ -11,8 +11,8 @@ from support.automata import WordsOfSlot, automaton_of_choices, random_automaton
 from support.expected_request import ExpectedRequest
 from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import (

@@ -16,12 +16,11 @@ import pytest
 from numba import typeof
 from support.invariant_reference import wrong
 
-from blinkpy.device.array_trees import as_memoryviews, named_arrays
 from blinkpy.device.expect import CODE_MASK, PLACE_SHIFT, describe_fault, fault_at
-from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.device.tables import ArgumentTable, as_memoryviews, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import page_invariants as P
+from blinkpy.kv.invariants import check_state as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits

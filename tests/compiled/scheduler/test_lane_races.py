@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import LaneRaceError, Team
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import evict_pages, release_pages
 from blinkpy.kv.state_memory import snapshot

@@ -11,7 +11,7 @@ import pytest
 from support.scheduler_cases import case_sizes
 
 from blinkpy.config import MOST_GROUPS, ConfigError
-from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, groups_of_step, make_limits_by_name

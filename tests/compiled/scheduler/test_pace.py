@@ -13,7 +13,7 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case, make_case, tokens
 
 from blinkpy.config import SchedulerOptions
-from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.queues.submission import WORD_BEST_EFFORT

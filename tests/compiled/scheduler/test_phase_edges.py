@@ -10,8 +10,8 @@ import pytest
 from support.automata import WordsOfSlot
 from support.scheduler_cases import make_case, tokens
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import is_automaton
 from blinkpy.kv.invariants import request_invariants as R

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.scheduler_cases import make_case, tokens
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W

@@ -35,8 +35,8 @@ from blinkpy.scheduler.policy_trial import (
     within,
 )
 from blinkpy.scheduler.policy_vetting import TRIAL, ComputeLimit, run_child, vetted_policy
+from blinkpy.tool_options import CheckOptions
 from blinkpy.verify.policy_check.check_child import waiting_findings
-from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
 from blinkpy.verify.policy_check.waiting_bounds import compare_compiled, compile_ranks, flood, overtaking

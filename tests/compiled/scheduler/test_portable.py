@@ -16,8 +16,7 @@ from support.scheduler_cases import make_case
 from blinkpy.device import portable as p
 from blinkpy.device.lanes import LanesDivergedError, Team, in_lanes
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum
-from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.device.tables import make_table
+from blinkpy.device.tables import ArgumentTable, make_table
 from blinkpy.queues.layout import EngineViews, QueueLayout, QueueSizes, engine_views
 from blinkpy.scheduler.phases.completions import publish_deferred
 from blinkpy.scheduler.phases.ownership import apply_verdicts, read_inbox

@@ -13,9 +13,9 @@ import pytest
 from support.front_end.hash_reference import page_hashes
 from support.scheduler_cases import MULTIPLIERS, VOCAB, Case, case_sizes, make_case, tokens
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team, in_lanes
 from blinkpy.device.portable import device
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.page_allocator import release_pages, take_pages
 from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, is_elsewhere, remainder

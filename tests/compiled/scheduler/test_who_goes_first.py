@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.scheduler_cases import make_case
 
-from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
+from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
 from blinkpy.scheduler.guarded_arithmetic import MOST_ROUNDS, WORST_RANK

@@ -28,7 +28,7 @@ from benchmarks.serving.systems import (
 )
 from benchmarks.serving.workload import BEST_EFFORT, SENSITIVE, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[3]

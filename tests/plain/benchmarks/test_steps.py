@@ -15,7 +15,7 @@ from benchmarks.common.harness import WrongAnswer  # noqa: E402
 from benchmarks.common.roofline import multiplications  # noqa: E402
 from benchmarks.parts import whole_steps as program  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.families.describe_model import describe_config  # noqa: E402
+from blinkpy.models.families.family import describe_config  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
 from blinkpy.models.weights.weight_parts import expected_tensors  # noqa: E402
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.fleet.plain_placement import SALTS, PlainRecord, random_prompt
 
-from blinkpy.dpu.fleet.prefix_record import PrefixRecord, _Node
+from blinkpy.dpu.fleet.placement import PrefixRecord, _Node
 from blinkpy.queues.words import Int32
 
 

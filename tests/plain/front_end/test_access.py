@@ -18,7 +18,7 @@ from support.waiting import wait_for
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.descriptors import PATH_BYTES, check_unix, listen_unix
 from blinkpy.dpu.supervisor import BACKLOG, Supervisor
-from blinkpy.serving.addresses import check_access, print_ready
+from blinkpy.serving.frontend_process import check_access, print_ready
 
 HERE, ELSEWHERE = "https://here.example", "https://elsewhere.example"
 ASKED = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-a"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai.types.shared import ReasoningEffort
 from support.front_end.json_schema import valid
 
-from blinkpy.dpu.admission.service_tiers import KEYS_TIER, TIERS
+from blinkpy.dpu.admission.tenant import KEYS_TIER, TIERS
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.endpoints import ENDPOINTS, openapi, page
 from blinkpy.dpu.http.fields.body_model import rows

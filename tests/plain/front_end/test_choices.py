@@ -12,8 +12,8 @@ from support.front_end.fake_engine import FACTS
 from support.front_end.http_server import NO_DETAILS, RunningServer, completion_bytes, events, serving
 from support.waiting import wait_for
 
+from blinkpy.dpu.generation import TokenLogprobs
 from blinkpy.dpu.http.answers import Choice, likeliest
-from blinkpy.dpu.token_logprobs import TokenLogprobs
 from blinkpy.queues.request_parameters import INT64_MAX, INT64_RANGE
 from blinkpy.queues.words import REJECT_PAGES
 

@@ -30,8 +30,8 @@ from blinkpy.dpu.watch.log_output import FIELDS
 from blinkpy.engine.sizing import model_digest
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import COUNTER
-from blinkpy.serving import engine_group
-from blinkpy.serving.engine_group import EngineGroup, gpus_of
+from blinkpy.serving import kept_engine
+from blinkpy.serving.kept_engine import EngineGroup, gpus_of
 from blinkpy.serving.serve import serve
 
 
@@ -120,20 +120,20 @@ def test_serve_names_its_engines_itself() -> None:
 
 
 def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_group, "GPUS", tmp_path / "none")
-    monkeypatch.delenv(engine_group.VISIBLE, raising=False)
+    monkeypatch.setattr(kept_engine, "GPUS", tmp_path / "none")
+    monkeypatch.delenv(kept_engine.VISIBLE, raising=False)
     assert gpus_of(options(device="auto")[0], 2) == gpus_of(options(device="cpu")[0], 2) == []
     with pytest.raises(ConfigError, match="data_parallel_size 2 needs 2 GPUs, but this machine has 0"):
         gpus_of(options(device="cuda")[0], 2)
     for number in range(3):
         (tmp_path / str(number)).mkdir()
-    monkeypatch.setattr(engine_group, "GPUS", tmp_path)
+    monkeypatch.setattr(kept_engine, "GPUS", tmp_path)
     assert gpus_of(options(device="auto")[0], 2) == ["0", "1"]
     with pytest.raises(ConfigError, match="but this machine has 3"):
         gpus_of(options(device="auto")[0], 4)
-    monkeypatch.setenv(engine_group.VISIBLE, "5, GPU-x")
+    monkeypatch.setenv(kept_engine.VISIBLE, "5, GPU-x")
     assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
-    monkeypatch.setenv(engine_group.VISIBLE, "")
+    monkeypatch.setenv(kept_engine.VISIBLE, "")
     assert gpus_of(options(device="auto")[0], 2) == []
 
 
@@ -143,8 +143,8 @@ def test_each_engine_of_a_group_has_its_own_gpu_name_and_word_of_its_starts(
 ) -> None:
     """Engines without GPUs share the cores, unless the option says how."""
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(engine_group, "KeptEngine", lambda *given: made.append(given))
-    monkeypatch.setattr(engine_group, "gpus_of", lambda config, engines: gpus)
+    monkeypatch.setattr(kept_engine, "KeptEngine", lambda *given: made.append(given))
+    monkeypatch.setattr(kept_engine, "gpus_of", lambda config, engines: gpus)
     cores = len(os.sched_getaffinity(0))
     fd = os.memfd_create("test-starts")
     try:

@@ -13,10 +13,10 @@ from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
 
+from blinkpy.dpu.generation import TokenLogprobs, chat_logprobs, completion_logprobs
 from blinkpy.dpu.http import answers
 from blinkpy.dpu.text.detokenizer import TokenTexts
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.dpu.token_logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
 
 EOS, START = 1, 2
 TEXT = "naïve 😀 日本 the dog"

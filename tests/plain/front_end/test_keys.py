@@ -32,7 +32,7 @@ from blinkpy.dpu.http.answers import Choice, Usage, at_once
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.request_parameters import INT32_RANGE
-from blinkpy.serving.addresses import check_access
+from blinkpy.serving.frontend_process import check_access
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 PATIENCE_S = 200.0  # for processes on a busy machine

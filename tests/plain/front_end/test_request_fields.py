@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.generation import TokenLogprobs, token_logprobs
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, at_once
 from blinkpy.dpu.http.fields.body_model import rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
@@ -24,7 +25,6 @@ from blinkpy.dpu.http.fields.completion_fields import parse_completion
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.service import Service
-from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry
 

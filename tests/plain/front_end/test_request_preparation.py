@@ -31,8 +31,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
-from blinkpy.dpu.http.preparation.json_shape import check_shape
-from blinkpy.dpu.http.preparation.request_jobs import EngineLimits
+from blinkpy.dpu.http.preparation.request_jobs import EngineLimits, check_shape
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer

@@ -15,10 +15,10 @@ from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
 
+from blinkpy.dpu.generation import TokenLogprobs
 from blinkpy.dpu.http.answers import Usage
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.response_answer import ResponseAnswer
-from blinkpy.dpu.token_logprobs import TokenLogprobs
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import PARSERS

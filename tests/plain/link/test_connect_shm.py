@@ -35,9 +35,8 @@ from blinkpy.queues.words import (
     STATE_READY,
 )
 from blinkpy.transport import segment as segment_module
-from blinkpy.transport.contract import TransportError
+from blinkpy.transport.contract import TransportError, WorkerIdentity
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
-from blinkpy.transport.transport_kinds import WorkerIdentity
 
 HOLDER = """
 import sys, time

@@ -8,7 +8,7 @@ from support.descriptors import descriptors_of
 from support.front_end.fake_engine import FACTS, SIZES
 
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
-from blinkpy.transport.engine_life import EngineLife
+from blinkpy.serving.kept_engine import EngineLife
 from blinkpy.transport.segment import create_segment
 
 

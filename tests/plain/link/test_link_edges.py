@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blinkpy.dpu.link import connectors
-from blinkpy.dpu.link.arenas import Arena
+from blinkpy.dpu.link.grammar_arena import Arena
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.queues.byte_automaton import BYTES, MOST_STATES, ByteAutomaton

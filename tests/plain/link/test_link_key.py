@@ -11,8 +11,8 @@ import pytest
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link import connectors
 from blinkpy.engine.link import listeners
+from blinkpy.transport.contract import check_end
 from blinkpy.transport.link_key import FRONT_END, LEAST, MOST, LinkKey, read_link_key
-from blinkpy.transport.transport_kinds import check_end
 from blinkpy.transport.verbs import RdmaOptions, is_loopback
 
 

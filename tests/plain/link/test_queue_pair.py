@@ -12,8 +12,8 @@ from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, drain
 from support.front_end.hash_reference import page_hashes
 from support.waiting import wait_for
 
-from blinkpy.dpu.link.arenas import Arena
 from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.grammar_arena import Arena
 from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoRoomError, QueuePair
 from blinkpy.queues import words as completion
 from blinkpy.queues.request_parameters import RequestParameters

@@ -26,10 +26,9 @@ from blinkpy.engine.link.listen_rdma import RdmaListener, listen
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineViews, LayoutError, QueueSizes, engine_views
 from blinkpy.queues.words import HAS_LOGPROBS, LOGPROB_ENTRIES, LOGPROB_ENTRY, lap_of, pack_completion
-from blinkpy.transport.contract import EngineWords, TransportError
+from blinkpy.transport.contract import EngineWords, TransportError, WorkerIdentity
 from blinkpy.transport.handshake import introduce
 from blinkpy.transport.segment import Segment, create_segment
-from blinkpy.transport.transport_kinds import WorkerIdentity
 
 EPOCH = 5
 

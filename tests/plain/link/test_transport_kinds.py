@@ -13,7 +13,7 @@ from blinkpy import config as config_module
 from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.dpu.link import connectors
 from blinkpy.engine.link import listeners
-from blinkpy.transport.transport_kinds import check_end, chosen_end, ends_in
+from blinkpy.transport.contract import check_end, chosen_end, ends_in
 from blinkpy.transport.verbs import RdmaOptions
 
 PACKAGE = Path(config_module.__file__).parent
@@ -43,7 +43,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "toys" / "connect_toy.py").write_text(
         "from dataclasses import dataclass\n"
         "from blinkpy.config import extends, option\n"
-        "from blinkpy.transport.transport_kinds import End\n"
+        "from blinkpy.transport.contract import End\n"
         "@extends('transport')\n@dataclass(frozen=True)\n"
         "class ToyOptions:\n    toy_size: int = option(3, 'of a toy', low=1, high=9)\n"
         "def connect(config, worker):\n    return worker, config.extension(ToyOptions).toy_size\n"

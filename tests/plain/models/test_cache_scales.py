@@ -14,12 +14,19 @@ from support.models.model_zoo import BASE
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.devices.cuda_device import fp8_problem
 from blinkpy.engine.devices.null_device import NullDevice
-from blinkpy.models.cache_scales import FP8_NUMBERS, cache_itemsize, choose_scales, scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
 from blinkpy.models.cpu.njit_math import float_of_fp8, fp8_of
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page, ring_sizes
+from blinkpy.models.paged_cache import (
+    FP8_NUMBERS,
+    PagedCache,
+    cache_itemsize,
+    choose_scales,
+    kv_bytes_per_page,
+    ring_sizes,
+    scales_for,
+)
 from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights
 from blinkpy.serving.model_facts import fit

@@ -13,7 +13,7 @@ from support.models.fp8_checkpoints import quantised
 from support.models.model_zoo import make_model
 
 from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 
 SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}

@@ -10,8 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.families.family import families
+from blinkpy.models.families.family import describe_config, families
 
 # Sizes that every published config.json states. Without them the model is refused: a default of another size serves nobody.
 SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "shared_intermediate_size"}

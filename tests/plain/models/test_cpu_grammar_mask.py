@@ -3,7 +3,7 @@
 import numpy as np
 from support.models.random_grammars import RandomGrammars
 
-from blinkpy.models.cpu.cpu_token_rules import mask_illegal
+from blinkpy.models.cpu.cpu_sampler import mask_illegal
 from blinkpy.queues.submission import STOP_IDS
 
 

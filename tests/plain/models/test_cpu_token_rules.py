@@ -5,7 +5,7 @@ import torch
 from support.models.random_grammars import random_rules
 from transformers import NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
 
-from blinkpy.models.cpu.cpu_token_rules import apply_rules
+from blinkpy.models.cpu.cpu_sampler import apply_rules
 
 
 def test_rules_do_what_the_processors_do(rng: np.random.Generator) -> None:

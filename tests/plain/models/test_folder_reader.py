@@ -20,10 +20,9 @@ from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.tokenizer import LONGEST, MOST_ADDED, MOST_ENDS, Tokenizer
 from blinkpy.engine.sizing import model_digest
 from blinkpy.model_files import DEEPEST, DIGITS, LIMITS, MOST_VALUES, open_file, parse_json, read_bytes, read_text
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER, resolve_model
-from blinkpy.models.weights.safetensors_files import INDEX, SINGLE, read_header
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER, INDEX, SINGLE, read_header, resolve_model
 from blinkpy.serving.model_facts import model_facts
 
 # Files of a folder, and what reads them.
@@ -43,7 +42,7 @@ OPENERS = {
     "dpu.fleet.engine_list": "--engines-file",
     "dpu.fleet.placement_rules": "a placement of the operator",
     "dpu.fork_server.forked_jobs": "/proc",
-    "dpu.http.live_page": "a page of the package",
+    "dpu.http.metrics_page": "a page of the package",
     "dpu.http.wire.door": "the null device",
     "dpu.link.connect_rdma": "anonymous memory",
     "dpu.link.connect_shm": "shared memory",
@@ -51,23 +50,22 @@ OPENERS = {
     "dpu.worker": "shared memory",
     "engine.sizing": "/sys",
     "kernels.config_files": "tables of the package",
-    "kernels.loop.loop_code": "compiled code",
+    "kernels.loop_kernels": "compiled code",
     "llm": "the null device",
     "model_files": "files of a model's folder",
-    "models.cpu.cpu_threads": "/proc",
+    "models.cpu.cpu_attention": "/proc",
     "processes": "the null device",
-    "recording.dump_file": "recordings",
     "recording.recording_memory": "shared memory",
-    "recording.recording_reader": "shared memory",
+    "recording.recording_reader": "shared memory and recordings",
     "scheduler.policies": "a policy of the operator",
     "scheduler.policy_trial": "the child's channels",
-    "serving.tried_widths": "results of the package",
+    "serving.model_facts": "results of the package",
+    "serving.kept_engine": "shared memory",
     "sources": "sources",
-    "transport.engine_life": "shared memory",
     "transport.link_key": "--link-key-file",
     "transport.segment": "shared memory",
     "verify.policy_check.check_workload": "a workload of the operator",
-    "verify.sim.scenario": "a scenario of the operator",
+    "verify.sim.runs": "a scenario of the operator",
 }
 OPENING = {
     "read_text",

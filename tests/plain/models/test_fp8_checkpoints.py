@@ -19,9 +19,9 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.config_json.quantization_reader import read_quantization
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.quantization_reader import read_quantization
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights import array_weights, decoder_weights
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import open_checkpoint

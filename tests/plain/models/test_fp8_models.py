@@ -16,22 +16,21 @@ from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, make_model, save
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
+from blinkpy.engine.devices.cpu_device import lacking_without_torch
 from blinkpy.kernels.fp8_rows import Fp8Matrix, quantised_rows
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.cpu import torch_progress as cpu_fp8
-from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
+from blinkpy.models.cpu.numpy_products import NumpyProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights import array_loader
 from blinkpy.models.weights import array_weights as fp8_arrays
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayWeights, dummy_array_weights, load_array_weights
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.decoder_weights import Weights, dummy_weights, load_weights
-from blinkpy.models.weights.tensor_loader import QuantisedRows, load_tensors
+from blinkpy.models.weights.decoder_weights import QuantisedRows, Weights, dummy_weights, load_tensors, load_weights
 from blinkpy.models.weights.weight_parts import layer_parts
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.engine.devices.cpu_device import lacking_without_torch
 from blinkpy.models.description.blocks import (
     Activation,
     Attention,
@@ -26,8 +26,7 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
-from blinkpy.models.families.describe_model import describe_config, describe_model
-from blinkpy.models.families.family import families
+from blinkpy.models.families.family import describe_config, describe_model, families
 from blinkpy.models.weights.weight_parts import weight_elements
 
 SIZES = (
@@ -614,8 +613,7 @@ def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
 def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from blinkpy.models.arrays import numpy_decoder
-    from blinkpy.models.cpu import torch_decoder
+    from blinkpy.models.cpu import numpy_decoder, torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
     assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()

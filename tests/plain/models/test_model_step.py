@@ -14,7 +14,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kv.state import GROUP, GROUPS, TOKENS
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights

@@ -13,13 +13,13 @@ from support.models.model_zoo import BASE, MOE, save_model
 from support.waiting import wait_for
 
 from blinkpy.config import ConfigError
-from blinkpy.models.arrays import row_passes
-from blinkpy.models.arrays.row_passes import RowPasses, ThreadTeam
-from blinkpy.models.cpu import cpu_decoders
-from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+from blinkpy.engine.devices import cpu_device
+from blinkpy.engine.devices.cpu_device import torch_dtype_name
+from blinkpy.models.cpu import numpy_products
+from blinkpy.models.cpu.numpy_products import RowPasses, ThreadTeam
 from blinkpy.models.description.blocks import Attention, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights import array_weights
 from blinkpy.models.weights.array_loader import load_arrays
 from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights, unknown_parts
@@ -93,7 +93,7 @@ def test_threads_end_with_their_team() -> None:
 def test_passes_are_those_of_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = RowPasses(ThreadTeam(2))
     for rows, unit in ((1, 1 << 14), (37, 1 << 14), (300, 64)):
-        monkeypatch.setattr(row_passes, "UNIT_ITEMS", unit)  # the smaller, the more threads are asked
+        monkeypatch.setattr(numpy_products, "UNIT_ITEMS", unit)  # the smaller, the more threads are asked
         width = int(rng.integers(1, 150))
         x = rng.normal(0, 3, (rows, width)).astype(np.float32)
         weight = rng.normal(1, 0.5, width).astype(np.float32)
@@ -177,7 +177,7 @@ def test_what_the_arrays_do_not_know_is_named(dense: DecoderDescription, monkeyp
 
 @pytest.mark.parametrize("torch_is_there", [True, False])
 def test_which_decoder_computes(torch_is_there: bool, dense: DecoderDescription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_decoders, "installed", lambda name: torch_is_there)
+    monkeypatch.setattr(cpu_device, "installed", lambda name: torch_is_there)
     narrow, half = replace(dense, dtype="bfloat16"), replace(dense, dtype="float16")
     other = replace(dense, placement=NormPlacement.SANDWICH)
     for model, requested in ((dense, "auto"), (narrow, "float32"), (half, "auto")):

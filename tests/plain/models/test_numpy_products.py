@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from blinkpy.models.arrays import numpy_products
-from blinkpy.models.arrays.numpy_products import multiply
-from blinkpy.models.arrays.row_passes import ThreadTeam
+from blinkpy.models.cpu import numpy_products
+from blinkpy.models.cpu.numpy_products import ThreadTeam, multiply
 
 SIZES = [(0, 5, 7), (1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600, 70), (3, 1500, 900), (1, 1500, 900)]
 SIZES += [(130, 40, 50)]

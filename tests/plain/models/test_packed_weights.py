@@ -16,8 +16,8 @@ from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
-from blinkpy.models.families.describe_model import describe_config, describe_model
-from blinkpy.models.gpu.model_limits import require_kernels
+from blinkpy.models.families.family import describe_config, describe_model
+from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 from blinkpy.models.weights.packed_matrix import PackedMatrix

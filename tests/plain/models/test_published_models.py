@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.weights.weight_parts import weight_elements
 
 ROOT = Path(__file__).parents[3]

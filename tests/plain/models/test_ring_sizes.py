@@ -20,7 +20,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes
 from blinkpy.kv.state import ROWS, Batch
 from blinkpy.models.cpu.layer_tables import HostRings
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.paged_cache import PagedCache, RingSizes, kv_bytes_per_page, ring_bytes, ring_sizes
 

@@ -11,7 +11,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.layout import EngineFacts, QueueSizes

@@ -12,17 +12,15 @@ from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import Config
 from blinkpy.engine.devices import cpu_device
-from blinkpy.models.arrays import numpy_attention, numpy_products
-from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
-from blinkpy.models.arrays.numpy_products import NumpyProgress, numpy_speed
-from blinkpy.models.arrays.row_passes import ThreadTeam
-from blinkpy.models.cpu import cpu_attention, cpu_threads
+from blinkpy.models.cpu import cpu_attention, numpy_decoder, numpy_products
 from blinkpy.models.cpu import step_progress as cpu_speed
+from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
+from blinkpy.models.cpu.numpy_products import NumpyProgress, ThreadTeam, numpy_speed
 from blinkpy.models.cpu.step_progress import FEWEST_TOKENS, StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress, torch_speed
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights
@@ -55,7 +53,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, progress: StepProgress):
         self.progress, self.products, self.others, self.words = progress, list[int](), list[int](), list[int]()
-        linear, addmm, attention, threads = F.linear, torch.addmm, F.scaled_dot_product_attention, cpu_threads.run_on_threads
+        linear, addmm, attention, threads = F.linear, torch.addmm, F.scaled_dot_product_attention, cpu_attention.run_on_threads
 
         def note(kind: list[int], work: int) -> None:
             kind.append(work)
@@ -123,8 +121,8 @@ def test_parts_of_any_size_attend_alike(
     """Keys of one prompt or of several at a time; one key head or all together."""
     seed, lengths = int(rng.integers(2**31)), [40, 5, 70, 30]
     expected = all_logits(decoder_of("dense", TorchProgress())[1], seed, lengths)
-    monkeypatch.setattr(numpy_attention, "GATHERED", gathered)
-    monkeypatch.setattr(numpy_attention, "PART_WORK", work)
+    monkeypatch.setattr(numpy_decoder, "GATHERED", gathered)
+    monkeypatch.setattr(numpy_decoder, "PART_WORK", work)
     model, progress = describe_config(SHAPES["dense"]), NumpyProgress(team=ThreadTeam(2))
     weights, cache = dummy_array_weights(model, 7, 0.2), ArrayCache(model, PAGES, PAGE)
     decoder = NumpyDecoder(model, weights, cache, CONTEXT, TOKENS, progress)

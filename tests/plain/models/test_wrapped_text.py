@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
-from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.checkpoint import open_checkpoint
 
 PREFIXES = (("vision_tower.", "vision_model."), ("multi_modal_projector.", "mlp1."))

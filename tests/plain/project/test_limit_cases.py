@@ -11,7 +11,7 @@ from blinkpy.config import option_type, options
 from blinkpy.dpu.admission.keys_file import TenantTable
 from blinkpy.dpu.metrics import LIMITS
 from blinkpy.engine.link import handshake_server
-from blinkpy.serving.option_choices import load_choices
+from blinkpy.serving import load_choices
 
 TESTS = Path(__file__).parents[2]
 FRONT = "plain/front_end"

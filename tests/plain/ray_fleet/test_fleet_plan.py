@@ -9,8 +9,8 @@ from blinkpy.cli import main
 from blinkpy.config import ConfigError
 from blinkpy.ray_fleet.fleet_plan import FleetPlan, read_plan
 from blinkpy.ray_fleet.ray_cluster import home_node
-from blinkpy.ray_fleet.ray_options import RayOptions
 from blinkpy.ray_fleet.scaling_rule import ScaleTargets
+from blinkpy.tool_options import RayOptions
 
 
 @pytest.fixture

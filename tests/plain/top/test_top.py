@@ -21,8 +21,8 @@ from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.config import ConfigError
 from blinkpy.queues import words as W
+from blinkpy.tool_options import TopOptions
 from blinkpy.top.server_sample import ServerSample, look, parse_metrics
-from blinkpy.top.top_options import TopOptions
 from blinkpy.top.top_table import tenant_table, top_table, top_tables
 
 COMMAND = [sys.executable, "-m", "blinkpy", "top"]

@@ -4,7 +4,7 @@ from support.seeded_bugs import Bug
 
 # fmt: off
 PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
-    "prefix_record": [
+    "placement": [
         ("the salt of a prompt is not compared", "node.children.get((salt, text[:page]))", "node.children.get((0, text[:page]))"),
         ("a prompt that leaves an edge is taken for the whole edge", "if text.startswith(edge, at):", "if True:"),
         ("the last page of a common part is overlooked", "len(edge) // page - 1", "max(1, len(edge) // page - 2)"),
@@ -35,8 +35,6 @@ PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
          "            node.used[engine] = self._use\n", "            node.used.setdefault(engine, self._use)\n"),
         ("a use that another one has replaced still counts", "elif ends.get(before) is node:", "elif False:"),
         ("the beginning of a use is never forgotten", "if parent.used.get(engine) == use:", "if False:"),
-    ],
-    "placement": [
         ("an engine that accepts nothing is chosen", "[load for load in loads if load.accepts]", "list(loads)"),
         ("what a restarted engine had is remembered", "self._record.forget(engine)", "pass"),
         ("all engines count as one", "self._record.add(engine,", "self._record.add(0,"),

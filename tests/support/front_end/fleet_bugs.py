@@ -28,10 +28,10 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a request moves in the middle of a step's tokens",
          "        self._plan(0.0)\n\n    def", "        self._move_all()\n\n    def"),
     ],
-    "token_logprobs": [
+    "generation": [
         ("ranks of a prompt's tokens are counted twice", "del self.entries[1:], self.ranks[1:]", "del self.entries[1:]"),
+        ("output counts as cached tokens of the prompt", "else min(cached, self.prompt_length)", "else cached"),
     ],
-    "generation": [("output counts as cached tokens of the prompt", "else min(cached, self.prompt_length)", "else cached")],
     "token_feed": [
         ("a score is taken for output",
          "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),

@@ -257,7 +257,7 @@ class Storm:
         self.seed, self.draw, self.look, self.now = seed, random.Random(seed), random.Random(seed), 100.0
         self.modules = {
             name: importlib.import_module(f"blinkpy.dpu.{name}")
-            for name in ("fleet.engines", "fleet.moves", "engine_link", "generation", "link.queue_pair", "token_logprobs")
+            for name in ("fleet.engines", "fleet.moves", "engine_link", "generation", "link.queue_pair")
         }
         self.limit = self.draw.choice((1, 2, 1000, 1000, 1000))
         self.timeout_s = self.draw.choice((0.3, 1e9, 1e9))
@@ -406,14 +406,14 @@ class Storm:
             presence_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)), frequency_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)),
             repetition_penalty=draw.choice((1.0, 1.2)), logprobs=draw.choice((-1, 0)), stop_ids=draw.choice(((), (STOP_ID,))),
         )  # fmt: skip
-        scores = self.modules["token_logprobs"].PromptScores(prompt.tolist(), 0) if draw.random() < 0.2 else None
+        scores = self.modules["generation"].PromptScores(prompt.tolist(), 0) if draw.random() < 0.2 else None
         leader, work, clients, led = None, list[Any](), list[Client](), scores is not None or draw.random() < 0.5
         for choice, sampling in enumerate(base.variants(draw.choice((1, 1, 2, 4, 6)))):
             client = Client(Asked(prompt.tolist(), sampling, grammar, rules), stops)
             made = module.Generation(choice, len(prompt), Texts(), stops, self.now, client, sampling.logprobs, leader)
             made.grammar, made.rules, made.scores, made.min_tokens = grammar, rules, scores, base.min_tokens
             if scores is not None and choice == 0:
-                made.scoring, sampling = True, self.modules["token_logprobs"].scoring_parameters(sampling)
+                made.scoring, sampling = True, self.modules["generation"].scoring_parameters(sampling)
             client.generation = made
             work.append((made, prompt, sampling))
             clients.append(client)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from blinkpy.config import Config, as_table
-from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda import CudaError
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import make_engine

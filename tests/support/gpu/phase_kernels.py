@@ -6,7 +6,7 @@ import numpy as np
 
 from blinkpy.device.portable import register_cuda
 from blinkpy.device.tables import TableType
-from blinkpy.kernels.loop.loop_kernels import table_reader
+from blinkpy.kernels.loop_kernels import table_reader
 from blinkpy.scheduler.cycle import Phases
 
 

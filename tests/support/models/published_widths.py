@@ -23,7 +23,7 @@ from support.models.model_zoo import save_mxfp4
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from blinkpy.config import ConfigError
-from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.families.wrapped_text import TEXT_TYPES, WRAPPERS, plain_rotation
 
 ROOT = Path(__file__).parents[3]

@@ -12,23 +12,20 @@ from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
 from support.models.ring_storm import ring_storm
 
-from blinkpy.device.array_trees import map_arrays
+from blinkpy.device.tables import map_arrays
 from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearShape
-from blinkpy.kernels.moe.expert_config import ExpertTable
+from blinkpy.kernels.linear.linear_table import LinearTable, quantises
+from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
-from blinkpy.models.cache_scales import scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.gpu.config_choice import quantises
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
-from blinkpy.models.paged_cache import PagedCache, RingSizes
+from blinkpy.models.paged_cache import PagedCache, RingSizes, scales_for
 from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_weights
 from blinkpy.queues.submission import WORD_LOGPROBS

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.device.array_trees import map_arrays
+from blinkpy.device.tables import map_arrays
 
 
 class PackedArrays:

@@ -13,8 +13,8 @@ from support.front_end.wire_transport import WireTransport
 from support.scheduler_cases import case_sizes
 from verified.small_worlds.packed_arrays import PackedArrays
 
-from blinkpy.device.array_trees import as_memoryviews, named_arrays
 from blinkpy.device.expect import describe_fault
+from blinkpy.device.tables import as_memoryviews, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.queues import words as W

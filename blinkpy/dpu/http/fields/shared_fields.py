@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
-from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.generation import MAX_CHOICES, MOST_SCORES
 from blinkpy.dpu.http.fields.body_errors import typed
 from blinkpy.dpu.http.fields.body_model import Body, doc, rule
 from blinkpy.dpu.http.fields.grammar_fields import (
@@ -33,7 +33,6 @@ from blinkpy.dpu.http.fields.http_request import Request, StreamUsage
 from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 from blinkpy.dpu.http.fields.tool_fields import MAX_VALUES_BYTES, check_size
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.dpu.token_logprobs import MOST_SCORES
 from blinkpy.queues.request_parameters import (
     FLOAT32_LEAST,
     INT32_MAX,

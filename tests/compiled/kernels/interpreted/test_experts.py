@@ -5,9 +5,8 @@ import pytest
 import torch
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
 
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.moe.expert_variants import ExpertCase, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.experts import VARIANTS, plan_experts
 from blinkpy.kernels.moe.routing import block_bound
 

@@ -14,10 +14,10 @@ import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearConfig
 from blinkpy.kernels.norm import last_tokens
-from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
 from blinkpy.models.weights.checkpoint import as_stored

@@ -8,8 +8,7 @@ import torch
 from support.models.kernel_cases.linear_cases import linear_case
 
 from blinkpy.kernels.linear.linear import VARIANTS, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearWorkspace
 
 SMALL = [
     LinearCase(case.config, shape)

@@ -22,8 +22,7 @@ from blinkpy.kernels.sampling import candidates, record_logprobs, sampler
 from blinkpy.kernels.sampling.candidates import THRESHOLDS, apply_rules, section_of
 from blinkpy.kernels.sampling.draw import first_distances
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import VARIANTS, sample_tokens
-from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import VARIANTS, RequestView, SamplingCall, SamplingWorkspace, sample_tokens
 from blinkpy.models.cpu.cpu_sampler import read_parameters, sample_rows, uniform
 from blinkpy.queues import submission as E
 from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules

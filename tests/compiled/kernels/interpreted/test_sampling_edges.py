@@ -16,8 +16,7 @@ from blinkpy.kernels.sampling import candidates, sampler
 from blinkpy.kernels.sampling import candidates as rules_kernel
 from blinkpy.kernels.sampling.candidates import GrammarView, apply_rules
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampler import is_before_min_tokens
-from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import SamplingWorkspace, is_before_min_tokens
 from blinkpy.queues import submission as E
 from blinkpy.queues.token_rules import TokenRules
 

@@ -34,7 +34,7 @@ from blinkpy.kernels.linear.linear import VARIANTS as LINEAR
 from blinkpy.kernels.linear.linear_variants import LinearCase
 from blinkpy.kernels.moe.expert_variants import ExpertCase
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
-from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import SamplingWorkspace
 
 CPU = "cpu"
 Rng = np.random.Generator

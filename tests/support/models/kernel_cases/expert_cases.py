@@ -10,8 +10,7 @@ from support.models import fp8_reference, kernel_reference
 from support.models.kernel_cases.kernel_inputs import LIMITS, close, draw, header, poison, untouched
 from torch import Tensor
 
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertConfig, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, gate_shared, plan_experts
 from blinkpy.kernels.moe.routing import Routing, Selection, route, router_logits
 

@@ -9,8 +9,7 @@ from support.models.kernel_cases.kernel_inputs import close, draw, header, poiso
 from torch import Tensor
 
 from blinkpy.kernels.linear.linear import linear
-from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
 
 
 def quantised_operands(

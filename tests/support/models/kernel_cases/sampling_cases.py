@@ -8,8 +8,7 @@ from support.models.random_grammars import RandomGrammars
 
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import sample_tokens
-from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
 from blinkpy.queues import submission as E
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 

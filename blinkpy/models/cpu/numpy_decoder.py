@@ -1,9 +1,13 @@
-"""Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py is the
-version with torch.
+"""The decoder on the CPU without torch: one forward pass in float32 over a batch that mixes decode tokens and
+prefill chunks.
+
+Numba compiles everything except products with one token, which NumPy computes. Its table has the supported
+blocks and fields; other models need the torch decoder.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +15,16 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.arrays.numpy_products import NumpyProgress
-from blinkpy.models.arrays.row_passes import RowPasses, address, function_of
-from blinkpy.models.cache_scales import FP8_NUMBERS, with_inverses
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.layer_tables import LayerTables
+from blinkpy.models.cpu.numpy_products import NumpyProgress, RowPasses, address, function_of
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import ArrayCache
-from blinkpy.models.weights.array_weights import ArrayLayer, Float32
+from blinkpy.models.paged_cache import FP8_NUMBERS, ArrayCache, with_inverses
+from blinkpy.models.weights.array_weights import ArrayLayer, ArrayMatrix, ArrayWeights, Float32
+
+# Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py is the
+# version with torch.
 
 QUERIES = 64  # prompt tokens that attend together, without the keys after all of them
 GATHERED = 4096  # tokens whose keys and values are copied from their pages before prompts attend
@@ -45,7 +51,11 @@ class NumpyAttention:
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         max_model_len, max_tokens = limits
-        self.model, self.cache, self.progress, self.team, self.passes = model, cache, progress, progress.team, passes
+        self.model = model
+        self.cache = cache
+        self.progress = progress
+        self.team = progress.team
+        self.passes = passes
         self.compiled = compile_pass(False, cache.scales is not None, cache.page_size, model.head_dim)
         self.decode = function_of(self.compiled)
         self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
@@ -171,3 +181,144 @@ class NumpyAttention:
         self.passes.softmax(scores.reshape(-1, tokens, scores.shape[2]), first, window, self.model.attention.score_scale)
         out[:] = np.matmul(scores, v).reshape(-1, tokens, head_dim).transpose(1, 0, 2)
         self.progress.word += 1
+
+
+class NumpyDecoder:
+    """All layers of one model.
+
+    max_model_len, max_tokens: largest context and batch, tokens.
+    progress: advances during a step; its team also runs the compiled passes.
+    """
+
+    def __init__(
+        self,
+        model: DecoderDescription,
+        weights: ArrayWeights,
+        cache: ArrayCache,
+        max_model_len: int,
+        max_tokens: int,
+        progress: NumpyProgress | None = None,
+    ):
+        model.require_blocks(BLOCKS, "the CPU's decoder without torch")
+        self.model = model
+        self.weights = weights
+        self.progress = progress or NumpyProgress()
+        self.passes, limits = RowPasses(self.progress.team), (max_model_len, max_tokens)
+        self.attention = NumpyAttention(model, weights.layers, cache, limits, self.progress, self.passes)
+
+    def forward(
+        self,
+        batch: Batch,
+        page_table: NDArray[np.int32],
+        wanted: NDArray[np.int64] | None = None,
+        layers: range | None = None,
+        stream: Float32 | None = None,
+    ) -> Float32:
+        """Run a batch (blinkpy.kv.state.Batch), and write keys and values of all its tokens to the cache.
+
+        page_table: int32 [slots, pages of a sequence].
+        wanted: tokens of the batch whose results are needed, ascending; by default all. The last layer drops
+            the
+        others after its attention.
+        layers: run only these layers; by default all.
+        stream: the result of the layers before them; may be modified.
+        Returns the residual stream of the wanted tokens after the last layer, [wanted tokens, hidden].
+        """
+        ids = batch.token_ids[: int(batch.counts[S.TOKENS])]
+        self.attention.begin(batch, page_table)
+        if stream is None:
+            x = self.weights.embedding[ids]
+            if self.model.factors.embedding != 1:
+                x *= np.float32(self.model.factors.embedding)
+        else:
+            x = stream
+        kept = None if wanted is None or len(wanted) == len(ids) else wanted
+        run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
+        for index in range(last + 1) if layers is None else layers:
+            x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None)
+        return x
+
+    def logits(self, hidden: Float32) -> Float32:
+        """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
+        return self.progress.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head)
+
+    def _norm(self, x: Float32, weight: Float32) -> Float32:
+        return self.passes.norm(x, weight, self.model.norm.eps)
+
+    def _pre_norm_layer(self, x: Float32, index: int, layer: ArrayLayer, kept: NDArray[np.int64] | None) -> Float32:
+        """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all."""
+        attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
+        if kept is not None:
+            x, attended = x[kept], attended[kept]
+        if len(x) == 0:
+            return x
+        x = self.progress.add_linear(x, attended, layer.o, layer.o_bias)
+        mlp = self.model.layers[index].mlp
+        return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+
+    def _mlp(self, x: Float32, normed: Float32, layer: ArrayLayer, mlp: Mlp) -> Float32:
+        """x + the MLP's result. x, normed: [tokens, hidden]."""
+        inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
+        return self.progress.add_linear(x, inner, layer.down, layer.down_bias)
+
+    def _experts(self, x: Float32, normed: Float32, layer: ArrayLayer, experts: Experts) -> Float32:
+        """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
+        if layer.router is None:
+            raise ValueError("an expert layer needs a router")
+        shares, chosen = BLOCKS[experts.router](self.progress.linear(normed, layer.router), experts)  # [tokens, top_k]
+        order = np.argsort(chosen, axis=None, kind="stable")  # assignments, by expert
+        ends = np.cumsum(np.bincount(chosen.reshape(-1), minlength=experts.number))
+        results = np.empty((len(order), x.shape[1]), np.float32)
+        start = 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                part = order[start:end]
+                inner = self._gated(normed[part // experts.top_k], layer.gate_up[expert], None, experts.activation)
+                results[part] = self.progress.linear(inner, layer.down[expert])
+                start = end
+        results = results.reshape(*chosen.shape, -1)
+        for place in range(experts.top_k):  # in the order of the token's experts, independent of the rest of the batch
+            x += results[:, place] * shares[:, place, None]
+        return x
+
+    def _gated(self, x: Float32, gate_up: ArrayMatrix, bias: Float32 | None, activation: Activation) -> Float32:
+        """activation(gate) * up, both from one product."""
+        return BLOCKS[activation](self.passes, self.progress.linear(x, gate_up, bias))
+
+
+def _softmax(scores: Float32) -> Float32:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _top_k(scores: Float32, k: int) -> NDArray[np.int64]:
+    """Indices of the k highest scores of each row, highest first, the first one among equals. scores: [rows,
+    n].
+    """
+    return np.argsort(-scores, axis=-1, kind="stable")[:, :k]
+
+
+def _softmax_top_k(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[np.int64]]:
+    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]."""
+    every = _softmax(scores)
+    chosen = _top_k(every, experts.top_k)
+    shares = np.take_along_axis(every, chosen, axis=-1)
+    return (shares / shares.sum(axis=-1, keepdims=True) if experts.normalize else shares), chosen
+
+
+def _top_k_softmax(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[np.int64]]:
+    """Like _softmax_top_k, for RouterKind.TOP_K_SOFTMAX."""
+    chosen = _top_k(scores, experts.top_k)
+    return _softmax(np.take_along_axis(scores, chosen, axis=-1)), chosen
+
+
+BLOCKS: dict[BlockType, Any] = {
+    NormPlacement.PRE: NumpyDecoder._pre_norm_layer,
+    QkNorm.HEAD: None,  # in NumpyAttention
+    Mlp: NumpyDecoder._mlp,
+    Experts: NumpyDecoder._experts,
+    Activation.SILU: RowPasses.gated_silu,
+    RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
+    RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
+}
+"""The function for each type of block. Other types are refused."""

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from blinkpy.models.config_json.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 from blinkpy.models.description.packing import Layout, Packing
+from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 
 GROUPS = (16, 32, 64, 128)
 NVFP4_GROUP = 16

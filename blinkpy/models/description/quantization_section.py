@@ -17,7 +17,9 @@ class Section:
     def __init__(self, values: Any, where: str):
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be an object, not {str(values)[:80]}")
-        self.values, self.where, self._known = values, where, set[str]()
+        self.values = values
+        self.where = where
+        self._known = set[str]()
 
     def get(self, key: str, default: Any = None) -> Any:
         self._known.add(key)

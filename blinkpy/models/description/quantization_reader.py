@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.config_json.packing_reader import read_packing
-from blinkpy.models.config_json.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 from blinkpy.models.description.blocks import BLOCK, Quantization, Scales, joined
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.packing import Packing
+from blinkpy.models.description.packing_reader import read_packing
+from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: one 8-bit number per weight
 WEIGHT_STRATEGIES = {"tensor": Scales.MATRIX, "channel": Scales.ROW, "block": Scales.BLOCK}

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import (
     NO_FACTORS,
     Activation,
@@ -21,6 +20,7 @@ from blinkpy.models.description.blocks import (
     QkNorm,
 )
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.rope_tables import Rope
 
 # Every supported parameter of a rope section. Ignoring another one could change the model.

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import activation, gated_mlp
-from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.block_readers import activation, gated_mlp
 from blinkpy.models.description.blocks import Experts, Mlp, RouterKind
+from blinkpy.models.description.hf_config import HfConfig
 
 DENSE, SPARSE = "dense", "sparse"
 

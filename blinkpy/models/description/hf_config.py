@@ -71,7 +71,10 @@ class HfConfig(Mapping[str, Any]):
     """
 
     def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
-        self.name, self.where, self._values, self._defaults = name, where, values, defaults
+        self.name = name
+        self.where = where
+        self._values = values
+        self._defaults = defaults
         self._read: set[str] = set()
         self._sections: list[tuple[HfConfig, tuple[str, ...]]] = []
 

@@ -5,24 +5,31 @@ the step graph, and writes times into the trace. `publish` and `overlap` run dur
 start, with the results of `schedule`, `overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
+import contextlib
+import hashlib
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.device.cuda.kernel_compiler import cuda, types
+from blinkpy.device.compile_cache import cache_folder
+from blinkpy.device.cuda.kernel_compiler import VERSION, KernelCode, compile_kernel, cuda, types
 from blinkpy.device.cuda_primitives import let_successors_begin, set_condition, wait_for_predecessors
 from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
-from blinkpy.device.table_codegen import cuda_table_reader
-from blinkpy.device.tables import TableType, make_table
+from blinkpy.device.tables import TableType, cuda_table_reader, make_table
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
-from blinkpy.scheduler.cycle import Phases
+from blinkpy.scheduler.cycle import Phases, make_phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
+from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.policy_key import policy_digest
 
 # Words of the loop, int64, in GPU memory.
 LOOP_BUDGET_NS = 0  # time limit from the first turn; 0: no limit
@@ -308,3 +315,65 @@ def after_copy_kernel() -> Callable[..., None]:
         progress[S.COPIES_DONE] = loop[LOOP_COPIES]
 
     return after_copy
+
+
+# The loop's kernels, compiled for a GPU and cached on disk.
+
+
+class LoopCode(NamedTuple):
+    """The compiled kernels of the loop."""
+
+    overlap: KernelCode
+    schedule: KernelCode
+    publish: KernelCode
+    stamp: KernelCode
+    after_copy: KernelCode
+
+
+def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
+    """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
+    phases = make_phases(policy)
+
+    def code(name: str, signature: Any, make: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
+        path = _cached_at(name, policy, kind, words, capability)
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return _load(path)
+        compiled = compile_kernel(make(*arguments), signature, capability)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                _store(path, compiled)
+        return compiled
+
+    return LoopCode(
+        code("overlap", OVERLAP_SIGNATURE, overlap_kernel, phases, kind, words),
+        code("schedule", SCHEDULE_SIGNATURE, schedule_kernel, phases, kind, words),
+        code("publish", PUBLISH_SIGNATURE, publish_kernel, phases, kind, words),
+        code("stamp", STAMP_SIGNATURE, stamp_kernel),
+        code("after_copy", AFTER_COPY_SIGNATURE, after_copy_kernel),
+    )
+
+
+def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
+    """File for the code, named by its dependencies other than the package's sources; None without a cache."""
+    folder, digest = cache_folder(), policy_digest(policy)
+    if folder is None or digest is None:
+        return None
+    what = (digest, kind.key, words, capability, *VERSION)
+    return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
+
+
+def _store(path: Path, code: KernelCode) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}")
+    head = json.dumps({"entry": code.entry, "bytes": len(code.cubin)}).encode()
+    temporary.write_bytes(head + b"\n" + code.cubin)
+    temporary.replace(path)  # atomically
+
+
+def _load(path: Path) -> KernelCode:
+    """Raises OSError or ValueError if there is no complete file."""
+    head, _, cubin = path.read_bytes().partition(b"\n")
+    facts = json.loads(head)
+    if len(cubin) != facts["bytes"]:
+        raise ValueError(f"{path} is truncated")
+    return KernelCode(facts["entry"], "", cubin)

@@ -1,1 +1,0 @@
-"""Readers of config.json: values, rotary embeddings and blocks, in the spelling of most families."""
