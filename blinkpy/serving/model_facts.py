@@ -24,7 +24,8 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels
 from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
-from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
+from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 from blinkpy.tool_options import CheckModelOptions
 
 # The forms of a model that ran on a GPU: two layers with its widths, compared with transformers. Needs no

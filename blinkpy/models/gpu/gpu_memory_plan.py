@@ -16,7 +16,8 @@ from blinkpy.kernels import (
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
-from blinkpy.models.weights.weight_parts import Part, layer_parts, weight_bytes
+from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and fragmentation, bytes."""

@@ -18,7 +18,8 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import StoredTensor
-from blinkpy.models.weights.weight_parts import Part, ScaleTensor, all_parts, cache_scales, open_weights, read_into
+from blinkpy.models.weights.part import Part, ScaleTensor
+from blinkpy.models.weights.weight_parts import all_parts, cache_scales, open_weights, read_into
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20

@@ -12,15 +12,8 @@ from typing import TypeVar
 from blinkpy.config import Config, ConfigError
 from blinkpy.model_files import has_file, open_file, parse_json, read_json
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.weight_parts import (
-    Part,
-    ScaleTensor,
-    all_parts,
-    cache_scales,
-    expected_tensors,
-    open_weights,
-    packed_tensors,
-)
+from blinkpy.models.weights.part import Part, ScaleTensor
+from blinkpy.models.weights.weight_parts import all_parts, cache_scales, expected_tensors, open_weights, packed_tensors
 from blinkpy.progress import ProgressCallback
 
 # A model's safetensors files and the places of their tensors.

@@ -20,7 +20,8 @@ from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
 from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, empty_packed, read_packed
-from blinkpy.models.weights.weight_parts import Part, dtype_name, layer_parts, open_weights, outer_parts, read_into
+from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.weight_parts import dtype_name, layer_parts, open_weights, outer_parts, read_into
 
 # Loads tensors from files to a device: threads read pieces into staging buffers, and copies follow.
 #

@@ -6,7 +6,7 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.models.weights.packed_loader import PackedReader
-from blinkpy.models.weights.weight_parts import Part
+from blinkpy.models.weights.part import Part
 
 INTEGERS = tuple(float(number) for number in range(16))
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # OCP MX 1.0

@@ -1,13 +1,10 @@
 """The tensors that a model's checkpoint must have, and the decoder's weights that are made of them."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import FileIO
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from blinkpy.config import ConfigError
 from blinkpy.model_files import open_file
@@ -15,6 +12,7 @@ from blinkpy.models.description.blocks import BLOCK, Experts, Mlp, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing, StoredPart
 from blinkpy.models.description.rope_tables import NONE
+from blinkpy.models.weights.part import SCALAR, Part, ScaleTensor, joined
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -59,111 +57,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
 }
 LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that are FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
-SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
 MXFP4_BLOCK = 32  # weights that share a scale
-Source = tuple[str, tuple[int, ...], int, int]
-
-
-class ScaleTensor(NamedTuple):
-    """A tensor with scales that a checkpoint must have, under one of these names and with one of these
-    shapes.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A weight of the decoder, and the checkpoint's tensors that it consists of.
-
-    field: name in LayerWeights or Weights.
-    shape: of the decoder's weight.
-    sources: (checkpoint name, expected shape, expert or -1, first row) of each tensor. Its rows go to
-        [expert, first row:] of a stacked weight, or to [first row:]. Without sources the weight is not
-        stored, and is 1 everywhere.
-    factor, offset: the decoder's weight is factor * (offset + stored weight).
-    wide: float32, whatever the dtype of the other weights.
-    transposed: the only source has each expert's matrix as [columns, rows].
-    interleaved: the only source has alternating rows of gate and up; the decoder's weight has all rows of
-        gate first.
-    pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, neighbours within a head are
-        rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
-    packed: bytes of MXFP4, blocks or scales, not numbers.
-    quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
-    packing: of a 4-bit matrix (a PackedMatrix).
-    """
-
-    field: str
-    shape: tuple[int, ...]
-    sources: tuple[Source, ...]
-    factor: float = 1.0
-    offset: float = 0.0
-    wide: bool = False
-    transposed: bool = False
-    interleaved: bool = False
-    packed: bool = False
-    pairs_of: tuple[int, int, int] | None = None
-    quantization: Quantization | None = None
-    packing: Packing | None = None
-
-    @property
-    def scale_shape(self) -> tuple[int, ...]:
-        """Of an FP8 matrix."""
-        if self.quantization is None or self.quantization.scales != Scales.BLOCK:
-            return self.shape[:-1]
-        return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))
-
-    @property
-    def stored_scales(self) -> list[ScaleTensor]:
-        """Of an FP8 matrix that is stored as such: for each source one of its weights."""
-        found, kind = list[ScaleTensor](), self.quantization
-        if kind is None or not kind.stored:
-            return found
-        for name, (rows, *width), _, _ in self.sources:
-            shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
-                Scales.MATRIX: SCALAR,
-                Scales.ROW: ((rows, 1), (rows,)),
-                Scales.BLOCK: (tuple(-(-size // BLOCK) for size in (rows, *width)),),
-            }
-            found.append(ScaleTensor(_beside(name, kind.scale), shapes[kind.scales]))
-        return found
-
-    @property
-    def stored_input_scales(self) -> list[ScaleTensor]:
-        """The input scale of each source, if stored."""
-        kind = self.quantization
-        if kind is None or not kind.static:
-            return []
-        return [ScaleTensor(_beside(name, kind.input_scale), SCALAR) for name, _, _, _ in self.sources]
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters; scales do not count."""
-        return 0 if not self.sources or self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
-
-    def nbytes(self, itemsize: int) -> int:
-        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
-        if self.packing is not None:
-            numbers, groups = math.prod(self.shape), math.prod(self.shape[:-1]) * self.packing.groups(self.shape[-1])
-            return numbers // 2 + groups * (4 if self.packing.is_float else 8)
-        if self.quantization is not None:
-            return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
-        return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
-
-
-def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
-    """Names of tensors that belong to a weight."""
-    return tuple(weight.removesuffix("weight") + end for end in ends)
-
-
-def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
-    """Tensors stacked along their first dimension: (name, rows) of each. width: second dimension; empty for
-    vectors.
-    """
-    first_rows = accumulate((rows for _, rows in tensors), initial=0)
-    sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
-    return Part(field, (sum(rows for _, rows in tensors), *width), sources)
 
 
 def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width: int) -> Part:
@@ -270,14 +164,14 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     prefix = names.layer.format(layer=layer)
 
     def vector(field: str, name: str, size: int) -> Part:
-        return _joined(field, [(f"{prefix}{name}.weight", size)])
+        return joined(field, [(f"{prefix}{name}.weight", size)])
 
     def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
         """A projection and its bias. rows: of the tensors, which the checkpoint may store as one tensor."""
         sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
-        parts = [_joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
+        parts = [joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
         if bias:
-            parts.append(_joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
+            parts.append(joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
         return parts
 
     parts = [
@@ -295,13 +189,13 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
         parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
     if attention.sinks:
-        parts.append(_joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
+        parts.append(joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
     if isinstance(mlp, Mlp):
         parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
     parts += matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
     if mlp.router == RouterKind.SIGMOID_TOP_K:
-        parts.append(replace(_joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
+        parts.append(replace(joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
     if mlp.shared:
         parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
@@ -319,12 +213,12 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 def outer_parts(model: DecoderDescription) -> list[Part]:
     """The weights outside of the layers. Tied embeddings have no lm_head; the last norm has the factor of the logits."""
     names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
-    last = _joined("final_norm", [(f"{names.final_norm}.weight", hidden)])
+    last = joined("final_norm", [(f"{names.final_norm}.weight", hidden)])
     parts = [
-        _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
+        joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
         replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
     ]
-    return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
+    return parts if model.tied_embeddings else [*parts, joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
 
 def all_parts(model: DecoderDescription) -> list[Part]:

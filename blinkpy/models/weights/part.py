@@ -1,0 +1,115 @@
+"""A weight of the decoder, and the tensors of a checkpoint that it consists of."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from blinkpy.models.description.blocks import BLOCK, Quantization, Scales
+from blinkpy.models.description.packing import Packing
+
+SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
+Source = tuple[str, tuple[int, ...], int, int]
+
+
+class ScaleTensor(NamedTuple):
+    """A tensor with scales that a checkpoint must have, under one of these names and with one of these
+    shapes.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weight of the decoder, and the checkpoint's tensors that it consists of.
+
+    field: name in LayerWeights or Weights.
+    shape: of the decoder's weight.
+    sources: (checkpoint name, expected shape, expert or -1, first row) of each tensor. Its rows go to
+        [expert, first row:] of a stacked weight, or to [first row:]. Without sources the weight is not
+        stored, and is 1 everywhere.
+    factor, offset: the decoder's weight is factor * (offset + stored weight).
+    wide: float32, whatever the dtype of the other weights.
+    transposed: the only source has each expert's matrix as [columns, rows].
+    interleaved: the only source has alternating rows of gate and up; the decoder's weight has all rows of
+        gate first.
+    pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, neighbours within a head are
+        rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
+    packed: bytes of MXFP4, blocks or scales, not numbers.
+    quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
+    packing: of a 4-bit matrix (a PackedMatrix).
+    """
+
+    field: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+    factor: float = 1.0
+    offset: float = 0.0
+    wide: bool = False
+    transposed: bool = False
+    interleaved: bool = False
+    packed: bool = False
+    pairs_of: tuple[int, int, int] | None = None
+    quantization: Quantization | None = None
+    packing: Packing | None = None
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Of an FP8 matrix."""
+        if self.quantization is None or self.quantization.scales != Scales.BLOCK:
+            return self.shape[:-1]
+        return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))
+
+    @property
+    def stored_scales(self) -> list[ScaleTensor]:
+        """Of an FP8 matrix that is stored as such: for each source one of its weights."""
+        found, kind = list[ScaleTensor](), self.quantization
+        if kind is None or not kind.stored:
+            return found
+        for name, (rows, *width), _, _ in self.sources:
+            shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
+                Scales.MATRIX: SCALAR,
+                Scales.ROW: ((rows, 1), (rows,)),
+                Scales.BLOCK: (tuple(-(-size // BLOCK) for size in (rows, *width)),),
+            }
+            found.append(ScaleTensor(_beside(name, kind.scale), shapes[kind.scales]))
+        return found
+
+    @property
+    def stored_input_scales(self) -> list[ScaleTensor]:
+        """The input scale of each source, if stored."""
+        kind = self.quantization
+        if kind is None or not kind.static:
+            return []
+        return [ScaleTensor(_beside(name, kind.input_scale), SCALAR) for name, _, _, _ in self.sources]
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; scales do not count."""
+        return 0 if not self.sources or self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.packing is not None:
+            numbers, groups = math.prod(self.shape), math.prod(self.shape[:-1]) * self.packing.groups(self.shape[-1])
+            return numbers // 2 + groups * (4 if self.packing.is_float else 8)
+        if self.quantization is not None:
+            return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
+        return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
+
+
+def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
+    """Names of tensors that belong to a weight."""
+    return tuple(weight.removesuffix("weight") + end for end in ends)
+
+
+def joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
+    """Tensors stacked along their first dimension: (name, rows) of each. width: second dimension; empty for
+    vectors.
+    """
+    first_rows = accumulate((rows for _, rows in tensors), initial=0)
+    sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
+    return Part(field, (sum(rows for _, rows in tensors), *width), sources)
