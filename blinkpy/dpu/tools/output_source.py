@@ -202,6 +202,10 @@ class OutputSource:
         self._at = end or self._at
         return bool(end)
 
+    def ends_within(self, literal: str) -> bool:
+        """Whether the text has ended within a literal, or before it. White space before it does not count."""
+        return self.ended and literal.startswith(self._text[self._at :].strip())
+
     def match(self, pattern: re.Pattern[str]) -> Steps[str]:
         """The text here that matches a pattern, known once something follows it. Raises NotACall."""
         while True:

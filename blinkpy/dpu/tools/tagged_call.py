@@ -67,7 +67,9 @@ def _call(source: OutputSource, tags: Tags) -> Steps[None]:
         except NotACall:
             break
         for literal in tags.argument_end:
-            yield from source.skip(literal)
+            if not (yield from source.skip(literal)) and source.ends_within(literal):
+                source.cut = True
+                return
         source.arguments(f"{given}{json.dumps(key, ensure_ascii=False)}: ")
         given = ", "
         if not (yield from _value(source, tags, types_of(properties.get(key)))):
@@ -92,6 +94,8 @@ def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[boo
     held, first = "", True
     while True:
         part = yield from source.until(tags.value_close)
+        if part and source.ended and tags.value_close.startswith(part):
+            part = ""  # the text ends within the closing tag
         whole = part is None
         piece = tags.value_close if whole and not (yield from _closes(source, tags)) else part
         ends = whole and piece is None
@@ -111,7 +115,7 @@ def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[boo
             types, text = frozenset({"string"}), True
             source.arguments('"')
         if part == "" and source.ended:
-            source.arguments(_escaped(held) if text else held)
+            source.arguments(_escaped(held) if text else _cut_off(held, types))
             return False
 
 
@@ -161,6 +165,21 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if kind == "string" or not fits:
         return json.dumps(text, ensure_ascii=False)
     return written
+
+
+def _cut_off(text: str, types: frozenset[str]) -> str:
+    """The beginning of a value as the beginning of JSON: unchanged if it is one, else as a string without an end. Clients parse
+    arguments while they are streamed."""
+    if not text.strip():
+        return ""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        begun = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        return text if begun else f'"{_escaped(text)}'
+    except (ValueError, RecursionError):
+        return f'"{_escaped(text)}'
+    return as_json(text, types)
 
 
 def _refuse(constant: str) -> None:

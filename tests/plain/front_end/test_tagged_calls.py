@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jiter
 import pytest
 
 from blinkpy.dpu.tools.call_format import call_formats
@@ -165,6 +166,7 @@ def test_cut_off_at_each_character(name: str, seed: int) -> None:
         if found:
             kept = content + found[-1][1]
             assert found[-1][1][:1] in ("", "{")
+            jiter.from_json(found[-1][1].encode() or b"{}", partial_mode=True)  # as clients parse a stream
         else:
             kept = content
         assert kept or not text[:end].strip() or not text[end - 1].isalnum() or found

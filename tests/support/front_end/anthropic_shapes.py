@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import jiter  # of Anthropic's and OpenAI's clients
+
 USAGE = {"input_tokens": int, "cache_creation_input_tokens": int, "cache_read_input_tokens": int, "output_tokens": int}
 MESSAGE = {"id": str, "type": "message", "role": "assistant", "model": str, "content": list, "stop_reason": (str, type(None)),
            "stop_sequence": (str, type(None)), "usage": USAGE}  # fmt: skip
@@ -52,7 +54,8 @@ def is_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def message_of_events(text: str) -> dict[str, Any]:
-    """The message that a stream's events make. Their order and shapes are checked."""
+    """The message that a stream's events make, as Anthropic's client makes it: of arguments that are cut off, it keeps what has
+    come. Their order and shapes are checked."""
     events = []
     for entry in text.strip().split("\n\n"):
         head, _, data = entry.partition("\n")
@@ -82,7 +85,7 @@ def message_of_events(text: str) -> dict[str, Any]:
         else:
             whole = "".join(parts)
             name = {"text": "text", "thinking": "thinking", "tool_use": "input"}[open_block["type"]]
-            open_block[name] = json.loads(whole or "{}") if name == "input" else whole
+            open_block[name] = jiter.from_json((whole or "{}").encode(), partial_mode=True) if name == "input" else whole
             open_block = None
     assert open_block is None
     message |= events[-2]["delta"]

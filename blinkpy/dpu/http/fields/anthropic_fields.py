@@ -26,6 +26,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     depth_checked,
     distinct,
 )
+from blinkpy.dpu.text.conversation_fit import WRAPPED
 from blinkpy.dpu.text.stop_strings import MAX_STOPS
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETER, RequestParameters
 
@@ -50,13 +51,14 @@ class ToolUseBlock(SentBack, tag_field="type", tag="tool_use"):
 
     id: str
     name: CalledName
-    input: dict[str, Any] | None = None
+    input: Any = None  # clients assemble it from the events of a stream: a model may write no object
     cache_control: Any = None
     caller: Any = None
 
     def call(self, where: str) -> dict[str, Any]:
         """The call as chat templates expect it. Raises ApiError."""
-        arguments = depth_checked(f"{where}.input", self.input or {})
+        given = {} if self.input is None else self.input if type(self.input) is dict else {WRAPPED: self.input}
+        arguments = depth_checked(f"{where}.input", given)
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
