@@ -47,7 +47,7 @@ TOOLS: list[dict[str, Any]] = [
         "city": {"type": "string"}, "days": {"type": "integer"}}}}}
     for name in ("get_weather", "from_city")
 ]  # fmt: skip
-GIVEN = [("get_weather", {"city": "Oslo", "days": 2}), ("from_city", {"city": "Rome"})]
+GIVEN: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Oslo", "days": 2}), ("from_city", {"city": "Rome"})]
 CUTS = 5  # of each answer, in addition to the whole
 
 
