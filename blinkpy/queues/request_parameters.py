@@ -85,6 +85,8 @@ class Parameter(NamedTuple):
 
 # In the order of RequestParameters, SamplingParams and the entry, except that the entry has values of 8 bytes
 # first.
+LIKELIEST = "the most likely tokens"
+PENALTY = "subtracted from the logits of the output's tokens: for presence once, for frequency each time"
 PARAMETERS = (
     Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # set by shared_fields.token_limit
     Parameter(
@@ -94,13 +96,34 @@ PARAMETERS = (
         (0, INT32_MAX),
         "until then, no stop or end-of-sequence id is generated",
     ),
-    Parameter("temperature", "f4", 1.0, (-0.0, FLOAT32_MAX), "0 is greedy", requested=(0, 100), from_model=True),
-    Parameter("top_p", "f4", 1.0, (0, 1), "1 is off", above_low=True, from_model=True),
-    Parameter("top_k", "i4", 0, (0, INT32_MAX), "-1 and 0 are off", requested=(-1, INT32_MAX), from_model=True),
-    Parameter("min_p", "f4", 0.0, (0, 1), "relative to the most likely token", from_model=True),
-    Parameter("repetition_penalty", "f4", 1.0, (0, FLOAT32_MAX), above_low=True, requested=(0, 100), from_model=True),
-    Parameter("presence_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
-    Parameter("frequency_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
+    Parameter(
+        "temperature", "f4", 1.0, (-0.0, FLOAT32_MAX), "more is more random; 0 is greedy", requested=(0, 100), from_model=True
+    ),
+    Parameter(
+        "top_p", "f4", 1.0, (0, 1), f"only {LIKELIEST} with this probability in all; 1 is off", above_low=True, from_model=True
+    ),
+    Parameter(
+        "top_k",
+        "i4",
+        0,
+        (0, INT32_MAX),
+        f"only this many of {LIKELIEST}; -1 and 0 are off",
+        requested=(-1, INT32_MAX),
+        from_model=True,
+    ),
+    Parameter("min_p", "f4", 0.0, (0, 1), "least probability of a token, relative to the most likely token", from_model=True),
+    Parameter(
+        "repetition_penalty",
+        "f4",
+        1.0,
+        (0, FLOAT32_MAX),
+        "above 1, tokens of prompt and output become less likely",
+        above_low=True,
+        requested=(0, 100),
+        from_model=True,
+    ),
+    Parameter("presence_penalty", "f4", 0.0, FINITE, PENALTY, requested=(-2, 2)),
+    Parameter("frequency_penalty", "f4", 0.0, FINITE, PENALTY, requested=(-2, 2)),
     Parameter("seed", "i8", None, INT64_RANGE, "conditions for equal texts: docs/tuning.md"),
     Parameter("priority", "i4", 0, INT32_RANGE, "lower first, under the policy `priority`"),
     Parameter(

@@ -1,4 +1,5 @@
-"""The live page in a real browser: figures as the server's metrics have them, and a chat that streams."""
+"""The live page in a real browser: figures as the server's metrics have them, keys, widths and contrasts. test_chat.py has the
+chat."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from support.waiting import wait_for
 
 from blinkpy.queues import words as W
 
-WIDTHS = (320, 768, 1280)
+WIDTHS = (320, 390, 768, 1280)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_figures_are_those_of_the_server(server, engine, open_page) -> None:
     page = open_page(server.url + "/")
     expect(page.get_by_role("status").first).to_have_text("ready")
     expect(page.locator("#model")).to_have_text("tiny")
-    expect(tile(page, "Energy")).to_be_hidden()
+    expect(tile(page, "Power")).to_be_hidden()
     gauges = {
         "requests_running": 7,
         "requests_waiting": 3,
@@ -65,13 +66,13 @@ def test_figures_are_those_of_the_server(server, engine, open_page) -> None:
     server.server.app.service.metrics.gauge("gpu_power_watts", 312.0)
     expect(tile(page, "Requests running").locator(".value")).to_have_text("7", timeout=10_000)
     expect(tile(page, "Requests running").locator(".note")).to_have_text("3 waiting")
-    expect(tile(page, "KV cache held").locator(".value")).to_have_text("30 %")
-    expect(tile(page, "KV cache held").locator(".note")).to_have_text("of 100 pages, 50 % cached")
-    expect(tile(page, "Last batch").locator(".value")).to_have_text("5 rows")
+    expect(tile(page, "KV cache in use").locator(".value")).to_have_text("30 %")
+    expect(tile(page, "KV cache in use").locator(".note")).to_have_text("50 % kept for reuse")
+    expect(tile(page, "Last step").locator(".value")).to_have_text("5 requests")
     expect(tile(page, "Time to first token").locator(".value")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
-    expect(tile(page, "Wait before it runs").locator(".value")).to_have_text(re.compile(r"^[\d.]+ ms$"))
-    expect(tile(page, "Generated tokens/s").locator(".value")).not_to_have_text("0")
-    expect(tile(page, "Energy").locator(".value")).to_have_text("312 W")
+    expect(tile(page, "Time in the queue").locator(".value")).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(tile(page, "Output").locator(".value")).to_have_text(re.compile(r"^[1-9][\d.]* tokens/s$"))
+    expect(tile(page, "Power").locator(".value")).to_have_text(re.compile(r"^312\sW$"))
 
 
 def test_tenants_are_shown_by_name_and_never_by_key(engine, folder, tmp_path, open_page) -> None:
@@ -110,42 +111,30 @@ def test_without_tenants_there_is_no_table_of_them(server, open_page) -> None:
     expect(page.locator("#tenants")).to_be_hidden()
 
 
-def test_a_chat_streams_and_goes_on(server, engine, open_page) -> None:
+def test_lines_have_neither_a_first_spike_nor_values_for_nothing(server, engine, open_page) -> None:
+    """Requests of the time before the page are in no line; without requests, times and rates draw nothing."""
+    server.complete([7, 8, 9], max_tokens=20)
     page = open_page(server.url + "/")
-    said = page.get_by_role("log")
-    for turn, text in enumerate(("Hello", "And then?")):
-        page.get_by_label("Message").fill(text)
-        page.get_by_label("Message").press("Enter")
-        expect(page.locator("#speed")).to_contain_text("first token after", timeout=20_000)
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
-        expect(said.locator("p")).to_have_count(2 * turn + 2)
-        expect(said.locator("p.user").nth(turn)).to_have_text(text)
-        assert said.locator("p").nth(2 * turn + 1).text_content()
-    first, second = (len(request.prompt) for request in engine.submitted)
-    assert second > first, "the second prompt has the conversation"
-    page.get_by_role("button", name="New chat").click()
-    expect(said.locator("p")).to_have_count(0)
+    expect(tile(page, "Time to first token").locator(".value")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    wait_for(lambda: page.evaluate("looks.length") >= 3)
+    expect(tile(page, "Time to first token").locator(".value")).to_have_text("\N{EN DASH}")
+    expect(tile(page, "Time to first token").locator(".note")).to_have_text("no requests lately")
+    for title in ("Time to first token", "Time per token", "Output", "Requests running", "Slots in use"):
+        expect(tile(page, title).locator("svg")).to_be_hidden()
+    assert page.evaluate("pieces([null, 0, 0, 2, null, 3, 4, 4]).map(piece => piece.length)") == [3, 3]
+    engine.views.engine[W.GAUGE["requests_running"]] = 2
+    expect(tile(page, "Requests running").locator("svg")).to_be_visible(timeout=10_000)
 
 
-def test_stop_cancels_what_runs(engine, folder, open_page) -> None:
-    engine.step_s = 0.3
-    with serving(engine, folder) as server:
-        page = open_page(server.url + "/")
-        page.get_by_role("button", name="Send").click()
-        expect(page.get_by_role("log").locator("p").nth(1)).not_to_be_empty(timeout=10_000)
-        page.get_by_role("button", name="Stop").click()
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
-        wait_for(lambda: engine.cancels == 1)
-        page.close()  # it looks again and again, and the server goes
-
-
-def test_markup_of_an_answer_is_text(server, open_page) -> None:
+def test_the_page_of_fields_has_a_way_back(server, open_page) -> None:
     page = open_page(server.url + "/")
-    page.get_by_label("Message").fill("<img src=x onerror=alert(1)><b>bold</b>")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator("#speed")).to_contain_text("first token", timeout=20_000)
-    expect(page.get_by_role("log").locator("p.user")).to_have_text("<img src=x onerror=alert(1)><b>bold</b>")
-    assert page.locator("#talk img, #talk b").count() == 0
+    page.get_by_role("link", name="API", exact=True).click()
+    for heading in ("Field", "Meaning and values", "Default"):
+        expect(page.get_by_role("columnheader", name=heading).first).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("link", name="Back to the chat").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def test_a_key_is_asked_for(engine, folder, open_page) -> None:
@@ -153,11 +142,10 @@ def test_a_key_is_asked_for(engine, folder, open_page) -> None:
         page = open_page(server.url + "/")
         expect(page.get_by_label("API key")).to_be_visible()
         expect(page.get_by_role("status").first).to_have_text("ready")
-        page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Tell me a story.").click()
         expect(page.locator("#talk .error")).to_have_text("The API key is missing or wrong.")
-        expect(page.get_by_label("Message")).to_have_value("Tell me a story.")
         page.get_by_label("API key").fill("secret")
-        page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Try again").click()
         expect(page.locator("#speed")).to_contain_text("first token", timeout=20_000)
         expect(page.locator("#model")).to_have_text("tiny")
         assert "secret" not in page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
@@ -185,6 +173,7 @@ def test_it_fits_and_can_be_read_in_every_width(server, open_page, scheme) -> No
     for role, name in (("link", "API"), ("link", "Metrics"), ("textbox", "Message"), ("button", "Send")):
         expect(page.get_by_role(role, name=name, exact=True)).to_be_visible()
     reached = []
+    page.evaluate("document.activeElement.blur()")
     for _ in range(8):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))

@@ -76,7 +76,7 @@ class App:
             "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
             "/openapi.json": lambda: (JSON, openapi(self._root)),
-            "/docs": lambda: (HTML, page()),
+            "/docs": lambda: (HTML, page(config.watch.page)),
             "/version": lambda: (JSON, VERSION),
             MODELS: lambda: (JSON, orjson.dumps({"object": "list", "data": [self._card()]})),
         }

@@ -1,6 +1,8 @@
 """All endpoints, in one table: for the application's routes, /openapi.json, the page /docs, and docs/api.md."""
 
 import html
+import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -59,7 +61,7 @@ ENDPOINTS = (
     Endpoint("GET", "/ping", "as `/health`", True, posted=True),
     Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight or waiting for a slot, of all workers', True),
     Endpoint("GET", "/metrics", "Prometheus text, of all workers", True),
-    Endpoint("GET", "/", "the live page, with a chat to try; not with `--no-page`", True),
+    Endpoint("GET", "/", "the live page: a chat, and figures of the server; not with `--no-page`", True),
     Endpoint("GET", "/openapi.json", "the tables of this page, as OpenAPI 3.1", True),
     Endpoint("GET", "/docs", "the same as a web page", True),
 )
@@ -111,24 +113,52 @@ def openapi(root: str = "") -> bytes:
     return orjson.dumps(document)
 
 
-_STYLE = "body{font:15px sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse}td,th{border:1px solid #ccc;"
-_STYLE += "padding:.3em .6em;text-align:left;vertical-align:top}summary{cursor:pointer;margin:.6em 0}"
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 .75em}"
+    "div{overflow-x:auto}table{border-collapse:collapse}td,th{border:1px solid #8886;padding:.3em .6em;text-align:left;"
+    "vertical-align:top}td:first-child{font-family:ui-monospace,monospace}summary{cursor:pointer;margin:.6em 0}"
+)
+_CODE = re.compile(r"`([^`]+)`")
+_FIELD_HEADS = ("Field", "Meaning and values", "Default")
 
 
-def _rows(*rows: tuple[str, ...]) -> str:
-    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+def _marked(text: str) -> str:
+    """A text as HTML, with its code between backticks marked."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
+
+
+def _table(heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+    head = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in heads)
+    cells = ("".join(f"<td>{_marked(cell)}</td>" for cell in line) for line in lines)
+    return f"<div><table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in cells)}</table></div>"
+
+
+def _fields(endpoint: Endpoint) -> str:
+    """The fields of an endpoint, each with its meaning."""
+    if endpoint.body is None:
+        return ""
+    parts = [f"<h2 id='{endpoint.path}'>{endpoint.path}</h2>"]
+    for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):
+        lines = [(name, row.values, row.default) for name, row in rows(endpoint.body).items() if row.supported == supported]
+        opened = " open" if supported else ""
+        parts.append(f"<details{opened}><summary>{title}</summary>{_table(_FIELD_HEADS, lines)}</details>" if lines else "")
+    return "".join(parts)
 
 
 @cache
-def page() -> bytes:
-    """The same for people: one page of HTML, without scripts and without anything from elsewhere."""
-    parts = [f"<h1>blinkpy {__version__}</h1><p>Machines read <a href='openapi.json'>openapi.json</a>.</p>"]
-    parts.append(_rows(*((", ".join(one.methods), one.path, "no key" if one.open else "", one.answer) for one in ENDPOINTS)))
-    for one in ENDPOINTS:
-        if one.body is not None:
-            for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):
-                lines = [(name, row.values, row.default) for name, row in rows(one.body).items() if row.supported == supported]
-                parts.append(f"<details><summary>{one.path}: {title}</summary>{_rows(*lines)}</details>" if lines else "")
-    head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>blinkpy</title><style>{_STYLE}</style></head>"
+def page(with_live_page: bool = True) -> bytes:
+    """The same for people: one page of HTML, without scripts and without anything from elsewhere. with_live_page: the server has
+    that page, and this one links to it."""
+    back = "<a href='./'>Back to the chat</a> · " if with_live_page else ""
+    parts = [
+        f"<p>{back}<a href='openapi.json'>openapi.json</a> has the same for machines.</p><h1>blinkpy {__version__}: API</h1>"
+    ]
+    lines = ((", ".join(one.methods), one.path, "no" if one.open else "yes", one.answer) for one in ENDPOINTS)
+    parts.append(_table(("Method", "Path", "Needs a key", "Answer"), lines))
+    parts += map(_fields, ENDPOINTS)
+    head = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>blinkpy: API</title>"
+        f"<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<link rel='icon' href='data:,'><style>{_STYLE}</style></head>"
+    )
     return f"{head}<body>{''.join(parts)}</body></html>".encode()

@@ -63,13 +63,18 @@ class MetricsPage:
         self._ended(exchange)
 
 
-# The live page: one file, which reads /metrics and needs nothing from elsewhere.
+# The live page: the files of the folder page/ as one document, which reads /metrics and sends chats to this server.
+
+PAGE_FOLDER = Path(__file__).with_name("page")
+SCRIPTS = ("markdown.js", "chat.js", "dashboard.js")  # in this order
 
 
 @cache
 def live_page() -> bytes:
     """The page."""
-    return Path(__file__).with_name("live_page.html").read_bytes()
+    page, style = (PAGE_FOLDER.joinpath(name).read_bytes() for name in ("page.html", "style.css"))
+    script = b"".join(PAGE_FOLDER.joinpath(name).read_bytes() for name in SCRIPTS)
+    return page.replace(b"@style@", style).replace(b"@script@", b'"use strict";\n' + script)
 
 
 def _allowed(tag: str) -> str:

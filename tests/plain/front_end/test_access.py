@@ -126,7 +126,8 @@ def test_the_page_needs_nothing_from_elsewhere_and_can_be_switched_off(engine, f
         assert policy.startswith("default-src 'none'; connect-src 'self';")
         assert "unsafe" not in policy
         assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import""", answer.text)
-        assert len(answer.content) < 20_000
+        assert len(answer.content) < 50_000
+        assert "@style@" not in answer.text and "@script@" not in answer.text
         assert server.client.post("/", json={}).status_code == 405
     with serving(engine, folder, page=False) as server:
         assert server.client.get("/").status_code == 404

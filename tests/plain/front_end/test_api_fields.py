@@ -328,6 +328,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "<script" not in text
     for name in TABLES["chat"]:
         assert f"<td>{name}</td>" in text
+    assert "href='./'" in text and "href='./'" not in page(False).decode()
 
 
 _PLACES: dict[str, dict[str, Any]] = {

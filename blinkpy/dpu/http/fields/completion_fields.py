@@ -47,7 +47,10 @@ class CompletionBody(_Base, kw_only=True):
     ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=INT32_MAX), rule(f"1 to {INT32_MAX}")] | None,
-        doc("at least 1, with `echo` 0; prompt and output must fit into the context", "the rest of the context"),
+        doc(
+            "most tokens of the output: at least 1, with `echo` 0; prompt and output must fit into the context",
+            "the rest of the context",
+        ),
     ] = None
     prompt_logprobs: PromptLogprobs = None
     best_of: Annotated[

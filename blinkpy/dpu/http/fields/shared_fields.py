@@ -238,7 +238,8 @@ class Completing(Generation):
     """The fields of chats and completions."""
 
     max_tokens: Annotated[
-        Limit | None, doc("at least 1; prompt and output must fit into the context", "the rest of the context")
+        Limit | None,
+        doc("most tokens of the output: at least 1; prompt and output must fit into the context", "the rest of the context"),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc(f"1 to {MAX_CHOICES} choices; each uses the next seed", "1")
