@@ -62,6 +62,8 @@ def choose_scales(
     """
     if config.cache.kv_cache_dtype != FP8:
         return None
+    if model.attention.latent:
+        raise ConfigError(f"kv_cache_dtype {FP8} is not supported for {model.name}, which caches latent vectors; use auto")
     if config.model.load_format == "dummy":
         return np.ones((len(layers), 2, model.kv_heads), np.float32)
     given = [_given(layer, number) for number, layer in enumerate(layers)]
@@ -179,18 +181,18 @@ A = TypeVar("A")
 
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
-    """Bytes of one page of the pool: keys and values of all layers, except layers with rings. If all layers
+    """Bytes of one page of the pool: what all layers cache, except layers with rings. If all layers
     have rings, a page takes no memory, and the result is 1.
 
     itemsize: bytes of a number.
     """
     layers = len(model.layers) - (len(rings.layers) if rings else 0)
-    return max(1, layers * 2 * model.kv_size * page_size * itemsize)
+    return max(1, layers * model.cached_size * page_size * itemsize)
 
 
 def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
     """Bytes of all window rings, keys and values, including spill pages."""
-    return 0 if rings is None else rings.all_pages * rings.page_size * 2 * model.kv_size * itemsize
+    return 0 if rings is None else rings.all_pages * rings.page_size * model.cached_size * itemsize
 
 
 def _of_layers(
@@ -208,7 +210,8 @@ class PagedCache:
     """The cache as torch tensors.
 
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-        contiguous. Layers with rings share memory.
+        contiguous. Layers with rings share memory. With latent attention, values are the first elements of
+        keys, in their memory.
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
@@ -234,7 +237,11 @@ class PagedCache:
         self.rings = rings
         self.dtype = dtype
         self.scales = None if scales is None else torch.from_numpy(scales).to(device)  # float32 [layers, 2, kv_heads]
-        self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
+        latent, self.keys = model.attention.latent, _of_layers(model, page_size, num_pages, rings, zeros)
+        if latent:
+            self.values = [pages[..., : latent.rank] for pages in self.keys]
+        else:
+            self.values = _of_layers(model, page_size, num_pages, rings, zeros)
 
     def largest(self) -> NDArray[np.float32]:
         """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]. Only without

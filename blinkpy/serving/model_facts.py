@@ -80,7 +80,7 @@ def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
 
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # approximate memory, bytes
-ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")
+ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks", "q_b", "kv_b")
 PROBE_CHARACTERS = 1 << 16  # of a chat template's text
 T = TypeVar("T")
 logger = logging.getLogger("blinkpy.engine")
@@ -232,8 +232,8 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     ringed = len(rings.layers) if rings else 0
     cached, own = cache_itemsize(config, itemsize), "float32" if itemsize == 4 else "bfloat16"
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    facts.cache_bytes_per_token = 2 * model.kv_size * (len(model.layers) - ringed) * cached
-    facts.ring_bytes_per_slot = 2 * model.kv_size * ringed * rings.pages * rings.page_size * cached if rings else 0
+    facts.cache_bytes_per_token = model.cached_size * (len(model.layers) - ringed) * cached
+    facts.ring_bytes_per_slot = model.cached_size * ringed * rings.pages * rings.page_size * cached if rings else 0
     facts.tried = tried(model)
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):

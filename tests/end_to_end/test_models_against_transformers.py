@@ -82,11 +82,11 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
 
     def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
         ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
-        kept = getattr(router, "topk_group", 0)
-        if kept:
-            ranks = ranks.sigmoid() + router.e_score_correction_bias
+        kept, biased = getattr(router, "topk_group", 0), hasattr(router, "e_score_correction_bias")
+        if kept and getattr(router, "topk_method", "") != "greedy":
+            ranks = ranks.sigmoid() + router.e_score_correction_bias if biased else ranks
             grouped = ranks.view(len(ranks), router.num_group, -1)
-            groups = grouped.sort(descending=True).values[..., :2].sum(-1)
+            groups = grouped.sort(descending=True).values[..., : 2 if biased else 1].sum(-1)
             if kept < router.num_group:
                 note_ties(groups, kept)
             lowest = groups.sort(descending=True).values[:, kept - 1 : kept]

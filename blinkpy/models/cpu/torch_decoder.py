@@ -15,8 +15,9 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
+from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.torch_progress import CpuMatrix, TorchProgress, unpack_mxfp4
-from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Latent, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -45,7 +46,8 @@ class TorchDecoder:
         self.model = model
         self.weights = weights
         self.progress = progress or TorchProgress()
-        self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
+        form = CpuLatent if model.attention.latent else CpuAttention
+        self.attention = form(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
 
     @torch.inference_mode()
     def forward(
@@ -187,7 +189,10 @@ def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
     scores: [tokens, number].
     bias: [number], for routers that choose by biased scores.
     """
-    shares, chosen = scores.softmax(dim=-1, dtype=torch.float32).topk(experts.top_k, dim=-1)
+    shares = scores.softmax(dim=-1, dtype=torch.float32)
+    if experts.kept_groups < experts.groups:
+        shares = _of_best_groups(shares, experts, 1, 0.0)
+    shares, chosen = shares.topk(experts.top_k, dim=-1)
     return (shares / shares.sum(dim=-1, keepdim=True) if experts.normalize else shares), chosen
 
 
@@ -202,12 +207,18 @@ def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
     shares = scores.float().sigmoid()
     ranks = shares if bias is None else shares + bias
     if experts.kept_groups < experts.groups:
-        grouped = ranks.view(len(ranks), experts.groups, -1)
-        dropped = grouped.topk(2, dim=-1).values.sum(-1).topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices
-        ranks = grouped.scatter(1, dropped[..., None].expand(-1, -1, grouped.shape[2]), -torch.inf).view(len(ranks), -1)
+        ranks = _of_best_groups(ranks, experts, 2, -torch.inf)
     chosen = ranks.topk(experts.top_k, dim=-1).indices
     shares = shares.gather(1, chosen)
     return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
+
+
+def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
+    """The ranks [tokens, number], with `other` outside of the groups whose sums of `counted` best ranks are largest."""
+    grouped = ranks.view(len(ranks), experts.groups, -1)
+    sums = grouped.topk(counted, dim=-1).values.sum(-1)
+    dropped = sums.topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices
+    return grouped.scatter(1, dropped[..., None].expand(-1, -1, grouped.shape[2]), other).view(len(ranks), -1)
 
 
 def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,6 +231,7 @@ def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # cpu_attention.py
+    Latent: None,  # cpu_latent.py
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,

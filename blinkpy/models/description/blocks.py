@@ -114,6 +114,32 @@ class Norm(NamedTuple):
     offset: float = 0.0
 
 
+class Latent(NamedTuple):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A head's keys and values are products with a
+    token's latent vector, which all heads share. Only that vector is cached, and behind it the rotated part of
+    keys, which all heads share, too.
+
+    The products are applied to queries and results instead (absorbed), so attention has one key head of
+    rank + rotated elements, of which the first `rank` are its values.
+
+    rank: elements of the latent vector, which is normalised.
+    plain, rotated: elements of a head's query and key without and with rotation.
+    value: elements of a head's value.
+    q_rank: elements of the normalised vector from which queries are made; 0: they are made from the layer's
+        input.
+    neighbours: dimension 2 i of the rotated ones pairs with 2 i + 1, otherwise i with i + rotated // 2.
+    eps: of both norms.
+    """
+
+    rank: int
+    plain: int
+    rotated: int
+    value: int
+    q_rank: int = 0
+    neighbours: bool = True
+    eps: float = 1e-6
+
+
 class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
@@ -123,6 +149,7 @@ class Attention(NamedTuple):
     softcap: c replaces a score by c * tanh(score / c); 0: unused.
     sinks: each head has a further score that takes a share of the softmax and has no value.
     chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
+    latent: kv_heads is 1, and head_dim the size of a cached vector.
     """
 
     heads: int
@@ -137,6 +164,7 @@ class Attention(NamedTuple):
     softcap: float = 0.0
     sinks: bool = False
     chunked: bool = False
+    latent: Latent | None = None
 
     @property
     def score_scale(self) -> float:
@@ -188,8 +216,8 @@ class Experts(NamedTuple):
 
     normalize: scale a token's shares to a sum of 1 (which they have with TOP_K_SOFTMAX).
     factor: multiplies the shares afterwards.
-    groups, kept_groups: with SIGMOID_TOP_K, consecutive equal groups of experts; a token visits only experts
-        of the groups with the largest sums of their best two scores.
+    groups, kept_groups: consecutive equal groups of experts; a token visits only experts of the best groups. A
+        group counts as the sum of its best two scores with SIGMOID_TOP_K, and as its best one with SOFTMAX_TOP_K.
     shared: width of an additional MLP that all tokens visit (0: none).
     shared_gated: its result is multiplied by a sigmoid of the token's product with a vector.
     bias: of router and experts.
@@ -223,4 +251,4 @@ class Layer(NamedTuple):
     mlp: Mlp | Experts
 
 
-BlockType = Enum | type[Mlp] | type[Experts]
+BlockType = Enum | type[Mlp] | type[Experts] | type[Latent]

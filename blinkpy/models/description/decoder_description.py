@@ -11,6 +11,7 @@ from blinkpy.models.description.blocks import (
     BlockType,
     Experts,
     Factors,
+    Latent,
     Layer,
     Mlp,
     Norm,
@@ -49,6 +50,12 @@ class TensorNames(NamedTuple):
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
+    q_a: str = "self_attn.q_a_proj"  # of latent attention, as the five names below
+    q_a_norm: str = "self_attn.q_a_layernorm"
+    q_b: str = "self_attn.q_b_proj"
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "self_attn.kv_a_layernorm"
+    kv_b: str = "self_attn.kv_b_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
@@ -147,9 +154,19 @@ class DecoderDescription:
         return self.kv_heads * self.head_dim
 
     @property
+    def attended_size(self) -> int:
+        """Width of the input of attention's last projection."""
+        return self.heads * self.attention.latent.value if self.attention.latent else self.q_size
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that a layer caches of one token."""
+        return self.head_dim if self.attention.latent else 2 * self.kv_size
+
+    @property
     def kv_elements(self) -> int:
-        """Elements of one token's keys and values, of all layers together."""
-        return 2 * len(self.layers) * self.kv_size
+        """Elements of one token in the cache, of all layers together."""
+        return len(self.layers) * self.cached_size
 
     @property
     def mlp_size(self) -> int:
@@ -178,6 +195,7 @@ class DecoderDescription:
     def lacking_blocks(self, implemented: Container[BlockType]) -> list[str]:
         """Names of this model's blocks that a decoder's table lacks, sorted."""
         needed: set[BlockType] = {block for block in (self.placement, self.attention.qk_norm) if block is not None}
+        needed |= {Latent} if self.attention.latent else set()
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
         return sorted(str(block) for block in needed if block not in implemented)

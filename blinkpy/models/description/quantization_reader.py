@@ -63,7 +63,7 @@ def _fp8(section: Section) -> Quantization:
     """transformers' FineGrainedFP8, DeepSeek's and vLLM's format."""
     static = section.one_of("activation_scheme", "dynamic", "static", None) == "static"
     section.one_of("fmt", "e4m3", "float8_e4m3fn", None)
-    section.one_of("scale_fmt", "float", None)
+    section.one_of("scale_fmt", "float", "ue8m0", None)  # of weights; inputs keep scales of full precision
     section.one_of("expert_dtype", "fp8", None)
     blocks = section.one_of("weight_block_size", [BLOCK, BLOCK], None) is not None
     if blocks and static:

@@ -9,6 +9,8 @@ from blinkpy.models.description.blocks import Layer, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import routed_experts
 from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.families.deepseek import MISTRAL_4, mistral4
+from blinkpy.models.families.deepseek import UNREAD as LATENT_UNREAD
 from blinkpy.models.families.family import family
 
 DEFAULTS = {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8}
@@ -35,7 +37,7 @@ ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, GROWTH: 0.1}
 HEADS = {"num_key_value_heads": 8, "head_dim": 128}
 MINISTRAL_3 = {**HEADS, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_parameters": ROPE}
 TIED = {"tie_word_embeddings": True}
-TEXTS: dict[str, dict[str, Any]] = {"mistral": DEFAULTS | TIED, "ministral3": MINISTRAL_3 | TIED}
+TEXTS: dict[str, dict[str, Any]] = {"mistral": DEFAULTS | TIED, "ministral3": MINISTRAL_3 | TIED, "mistral4": MISTRAL_4 | TIED}
 NESTED = TensorNames(
     embedding="language_model.model.embed_tokens",
     final_norm="language_model.model.norm",
@@ -70,7 +72,7 @@ def _growing(layer: Layer, growth: float) -> Layer:
 
 @family(
     "Mistral3ForConditionalGeneration",
-    models="Mistral Small 3.1, Ministral 3, and, with a [converted tokenizer](#checkpoints), 3.2 and Magistral: text only",
+    models="Mistral Small 3.1 and 4, Ministral 3, and, with a [converted tokenizer](#checkpoints), 3.2 and Magistral: text only",
     model_type="mistral3",
     ignores=tuple(IMAGES.split()),
 )
@@ -79,8 +81,12 @@ def mistral3(c: HfConfig) -> DecoderDescription:
     kind = values.get("model_type", "mistral") if isinstance(values, dict) else "mistral"
     if not isinstance(kind, str) or kind not in TEXTS:
         raise ConfigError(f"config.json: text_config: model_type {kind!r:.80} is not supported (supported: {', '.join(TEXTS)})")
-    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXTS[kind])
-    return replace(ministral3(text), tensors=NESTED)
+    is_latent = kind == "mistral4"
+    ignores = LATENT_UNREAD if is_latent else ()
+    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXTS[kind], ignores=ignores)
+    model = mistral4(text) if is_latent else ministral3(text)
+    outer = {name: getattr(NESTED, name) for name in ("embedding", "final_norm", "lm_head", "layer", "renamed", "spare")}
+    return replace(model, tensors=model.tensors._replace(**outer))
 
 
 # Mixtral: Mistral's attention, and experts in every layer.

@@ -1,23 +1,16 @@
 """Model classes that are refused: the blocks that each of them needs and no decoder has."""
 
-LATENT = "attention over latent vectors (MLA)"
 INDEXER = "MLA with a sparse indexer"
 DELTA = "gated delta net layers"
 MAMBA = "Mamba-2 layers"
 MISSING = {
-    "DeepseekV2ForCausalLM": LATENT,
-    "DeepseekV3ForCausalLM": LATENT,
     "DeepseekV32ForCausalLM": INDEXER,
     "DeepseekV4ForCausalLM": "compressed attention, and experts in FP4",
-    "Kimi_K25ForConditionalGeneration": LATENT,
-    "KimiK25ForConditionalGeneration": LATENT,
-    "KimiLinearForCausalLM": f"linear attention (KDA) and {LATENT}",
-    "Glm4MoeLiteForCausalLM": LATENT,
+    "KimiLinearForCausalLM": "linear attention (KDA)",
     "GlmMoeDsaForCausalLM": INDEXER,
-    "Mistral4ForCausalLM": LATENT,
     "MistralLarge4ForConditionalGeneration": INDEXER,
-    "MiniCPM3ForCausalLM": LATENT,
-    "LongcatFlashForCausalLM": LATENT,
+    "MiniCPM3ForCausalLM": "scaled residuals around latent attention",
+    "LongcatFlashForCausalLM": "two attentions in a layer, and experts that compute nothing",
     "Qwen3NextForCausalLM": DELTA,
     "Qwen3_5ForCausalLM": DELTA,
     "Qwen3_5MoeForCausalLM": DELTA,

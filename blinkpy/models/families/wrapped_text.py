@@ -14,7 +14,7 @@ from blinkpy.models.families.family import Family, families, family
 
 INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 IMAGE_SECTIONS = ("mrope_section", "mrope_interleaved")  # of rotary embeddings
-SPARE = "vision_tower. vision_model. visual. multi_modal_projector. mlp1. image_newline connector. audio_tower."
+SPARE = "vision_tower. vision_model. visual. multi_modal_projector. mm_projector. mlp1. image_newline connector. audio_tower."
 SPARE_PREFIXES = tuple(f"{prefix}{name}" for name in SPARE.split() for prefix in ("", "model."))
 OUTER_KEYS = """
     vision_config audio_config image_token_id image_token_index video_token_id video_token_index audio_token_id
@@ -43,6 +43,7 @@ QWEN_VL: dict[str, Any] = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_val
 QWEN3_VL: dict[str, Any] = {"rope_theta": 5e5, "max_position_embeddings": 128000}
 QWEN3_VL_EXPERTS = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "num_key_value_heads": 16}
 TEXT_TYPES = {
+    "kimi_k2": TextType("DeepseekV3ForCausalLM"),
     "qwen2_vl_text": TextType("Qwen2ForCausalLM", QWEN_VL),
     "qwen2_5_vl_text": TextType("Qwen2ForCausalLM", QWEN_VL),
     "qwen3_vl_text": TextType("Qwen3ForCausalLM", QWEN3_VL | {"num_key_value_heads": 32}),
@@ -93,6 +94,8 @@ WRAPPERS = (
     Wrapper("Idefics3ForConditionalGeneration", "idefics3", "Idefics 3"),
     Wrapper("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLM"),
     Wrapper("VoxtralForConditionalGeneration", "voxtral", "Voxtral", defaults=VOXTRAL | {"rope_theta": 1e8}),
+    Wrapper("KimiK25ForConditionalGeneration", "kimi_k25", "Kimi K2.5, as published", "deepseek_v3"),
+    Wrapper("Kimi_K25ForConditionalGeneration", "kimi_k25", "Kimi K2.5, as transformers has it", "deepseek_v3", tied=True),
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "Qwen2-Audio", "qwen2"),
 )
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import StoredTensor
+from blinkpy.models.weights.checkpoint import POWERS, StoredTensor
 from blinkpy.models.weights.part import Part, ScaleTensor
 from blinkpy.models.weights.weight_parts import all_parts, cache_scales, open_weights, read_into
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20
 STORED_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8}
+STORED_DTYPES |= {POWERS: np.uint8}
 
 
 def _fp8_numbers() -> NDArray[np.float32]:
@@ -79,6 +80,8 @@ def load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray
         np.left_shift(stored, 16, out=target.view(np.uint32), dtype=np.uint32, casting="unsafe")
     elif dtype == "F8_E4M3":
         np.take(FP8_NUMBERS, stored.view(np.uint8), out=target)
+    elif dtype == POWERS:
+        np.ldexp(np.float32(1), stored.astype(np.int32) - 127, out=target)
     elif stored is not target:
         target[:] = stored
 

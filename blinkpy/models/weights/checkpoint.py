@@ -26,7 +26,7 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 NUMBERS = tuple(ITEM_BYTES)
 INTEGER_BYTES = {"I32": 4, "I64": 8}  # of 4-bit weights, their zero points and groups
 PACKED = "U8"  # dtype of MXFP4's blocks and scales
-FP8 = "F8_E4M3"
+FP8, POWERS = "F8_E4M3", "F8_E8M0"  # the second one, of scales: powers of two (OCP MX 1.0)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -62,7 +62,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        itemsize = 1 if dtype in (PACKED, FP8) else (ITEM_BYTES | INTEGER_BYTES).get(dtype)
+        itemsize = 1 if dtype in (PACKED, FP8, POWERS) else (ITEM_BYTES | INTEGER_BYTES).get(dtype)
         if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which does not match {dtype} {list(shape)}")
         if 8 + length + end > size:
@@ -385,8 +385,8 @@ def _find_scales(model: DecoderDescription, found: dict[str, StoredTensor]) -> d
         if name and found[name].shape not in tensor.shapes:
             shapes, stored = " or ".join(str(list(shape)) for shape in tensor.shapes), found[name]
             raise ConfigError(f"{stored.path}: {name} has shape {list(stored.shape)}, but config.json makes it {shapes}")
-        if name and found[name].dtype not in ITEM_BYTES:
-            raise ConfigError(f"{found[name].path}: {name} is {found[name].dtype}; supported: {', '.join(NUMBERS)}")
+        if name and found[name].dtype not in (*NUMBERS, POWERS):
+            raise ConfigError(f"{found[name].path}: {name} is {found[name].dtype}; supported: {', '.join((*NUMBERS, POWERS))}")
         result[tensor.names[0]] = name
     optional = {tensor.names[0] for tensor in of_cache}
     return {name: stored for name, stored in result.items() if stored or name not in optional}

@@ -19,7 +19,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
-from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, empty_packed, read_packed
+from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, dense, empty_packed, read_packed
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import dtype_name, layer_parts, open_weights, outer_parts, read_into
 
@@ -174,6 +174,10 @@ class LayerWeights:
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
 
     With 4-bit weights, which only the CPU supports, a Matrix is a PackedMatrix.
+
+    With latent attention, qkv holds the rows of queries, or of the vector that q_b makes queries of, then those
+    of the latent vector and of the rotated part of keys. kv_b has for each head the rows of its keys' plain part,
+    then those of its values; it is never quantised.
     """
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -201,6 +205,8 @@ class LayerWeights:
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
     k_scale: float | None = None
     v_scale: float | None = None
+    q_b: Matrix | None = None  # [heads * (plain + rotated), q_rank]
+    kv_b: torch.Tensor | None = None  # [heads * (plain + value), rank]
 
 
 @dataclass
@@ -328,6 +334,12 @@ def load_weights(
             arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
+    return _dequantised(weights)
+
+
+def _dequantised(weights: Weights) -> Weights:
+    for layer in weights.layers:
+        layer.kv_b = None if layer.kv_b is None else dense(layer.kv_b, weights.dtype)
     return weights
 
 
@@ -387,4 +399,4 @@ def dummy_weights(
             result.zeros.fill_(SYMMETRIC)
         return result
 
-    return _assemble(model, make, make_fp8, make_packed)
+    return _dequantised(_assemble(model, make, make_fp8, make_packed))

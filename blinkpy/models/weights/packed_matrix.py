@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
 from blinkpy.models.weights.packed_loader import PackedReader
 from blinkpy.models.weights.part import Part
 
@@ -52,6 +53,20 @@ class PackedMatrix:
         if self.zeros is not None:
             values = values - self.zeros[rows, :, None]
         return (values * scales[..., None]).flatten(1).to(dtype)
+
+
+def dense(matrix: torch.Tensor | Fp8Matrix | PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+    """A matrix [N, K] without quantization, in a dtype."""
+    if isinstance(matrix, PackedMatrix):
+        unpacked = matrix.unpack(slice(None), torch.float32)
+        result = torch.empty_like(unpacked)
+        result[:, slice(None) if matrix.columns is None else matrix.columns] = unpacked
+        return result.to(dtype)
+    if isinstance(matrix, Fp8Matrix):
+        rows, width = matrix.values.shape
+        scales = matrix.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1) if matrix.blocks else matrix.scales[:, None]
+        return (matrix.values.float() * scales[:rows, :width]).to(dtype)
+    return matrix.to(dtype)
 
 
 def empty_packed(part: Part, device: str = "cpu") -> PackedMatrix:

@@ -41,6 +41,7 @@ class Part:
     packed: bytes of MXFP4, blocks or scales, not numbers.
     quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
     packing: of a 4-bit matrix (a PackedMatrix).
+    dequantised: quantization and packing are those of the checkpoint alone; the decoder's weight is a tensor.
     """
 
     field: str
@@ -55,6 +56,7 @@ class Part:
     pairs_of: tuple[int, int, int] | None = None
     quantization: Quantization | None = None
     packing: Packing | None = None
+    dequantised: bool = False
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -93,6 +95,8 @@ class Part:
 
     def nbytes(self, itemsize: int) -> int:
         """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.dequantised:
+            return math.prod(self.shape) * itemsize
         if self.packing is not None:
             numbers, groups = math.prod(self.shape), math.prod(self.shape[:-1]) * self.packing.groups(self.shape[-1])
             return numbers // 2 + groups * (4 if self.packing.is_float else 8)

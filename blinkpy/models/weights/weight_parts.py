@@ -55,7 +55,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
-LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that are FP8 in FP8 models
+LINEAR = ("qkv", "q_b", "kv_b", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
 
@@ -114,14 +114,14 @@ def _as_packed(part: Part, model: DecoderDescription, packing: Packing) -> Part:
     """The 4-bit form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't have 4 bits."""
     if not _is_quantised(part, model, packing.keeps):
         return part
-    if part.transposed or part.interleaved:
+    if len(part.sources[0][1]) == 3:
         name = part.sources[0][0].removesuffix(".weight")
         raise ConfigError(f"{name} has the matrices of all experts in one tensor, which is not supported with 4-bit weights")
     for name, (rows, width), _, _ in part.sources:
         misfit = packing.misfit(rows, width)
         if misfit:
             raise ConfigError(f"{name.removesuffix('.weight')}: {misfit}, as {packing.text} needs")
-    return replace(part, packing=packing)
+    return replace(part, packing=packing, dequantised=part.field == "kv_b")
 
 
 def _is_quantised(part: Part, model: DecoderDescription, keeps: Callable[[str], bool]) -> bool:
@@ -136,10 +136,10 @@ def _is_quantised(part: Part, model: DecoderDescription, keeps: Callable[[str], 
 
 def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     """The FP8 form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't be FP8."""
-    if not _is_quantised(part, model, kind.keeps):
+    if not _is_quantised(part, model, kind.keeps) or (part.field == "kv_b" and not kind.stored):
         return part
     names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
-    if part.transposed:
+    if len(part.sources[0][1]) == 3:
         raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
     if part.field == "shared_down" and kind.static and model.experts.shared_gated:  # its inputs are gated, not its results
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")
@@ -156,7 +156,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
             f"{ragged[0]} does not start at a multiple of {BLOCK} rows of its fused matrix; FP8 with block scales "
             f"is not supported for {model.name} of this size"
         )
-    return replace(part, quantization=kind)
+    return replace(part, quantization=kind, dequantised=part.field == "kv_b")
 
 
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
@@ -176,9 +176,19 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 
     parts = [
         *(vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]),
-        *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
-        *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
+        *matrix("o", (names.o,), (hidden,), model.attended_size, attention.o_bias),
     ]
+    if attention.latent:
+        latent, heads = attention.latent, model.heads
+        query = heads * (latent.plain + latent.rotated)
+        rows = latent.q_rank or query, latent.rank + latent.rotated
+        parts += matrix("qkv", (names.q_a if latent.q_rank else names.qkv[0], names.kv_a), rows, hidden, attention.qkv_bias)
+        parts += [vector("k_norm", names.kv_a_norm, latent.rank)]
+        parts += [vector("q_norm", names.q_a_norm, latent.q_rank)] if latent.q_rank else []
+        parts += matrix("q_b", (names.q_b,), (query,), latent.q_rank) if latent.q_rank else []
+        parts += matrix("kv_b", (names.kv_b,), (heads * (latent.plain + latent.value),), latent.rank)
+    else:
+        parts += matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias)
     if attention.rope.neighbours:
         pairs = (model.q_size + model.kv_size, model.head_dim, attention.rope.rotary_dim)
         parts = [replace(part, pairs_of=pairs) if part.field in ("qkv", "qkv_bias") else part for part in parts]

@@ -86,6 +86,14 @@ QWEN3_VL_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe
 QWEN3_VL_MOE |= {"rope_parameters": {**MROPE, "mrope_section": [4, 6, 6], "mrope_interleaved": True}, "mlp_only_layers": [1]}
 GROWING = {**YARN, "original_max_position_embeddings": 21, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
+LATENT: dict[str, Any] = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28}
+LATENT |= {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+LATENT |= {"num_key_value_heads": 4}
+DEEP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 1e4}
+FLASH = {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"} | {"v_head_dim": 36, "num_attention_heads": 5}
+FLASH |= {"num_key_value_heads": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+GROWING_LATENT = {"rope_parameters": {**GROWING, "rope_theta": 1e4, "mscale_all_dim": 0.8}, "max_position_embeddings": 1024}
+
 # name -> (class of the config, what differs from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", {"num_key_value_heads": 4}),
@@ -146,6 +154,21 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         {**HY3, "num_shared_experts": 2, "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
     "solar-open": ("SolarOpenConfig", {**SOLAR, "n_group": 3, "topk_group": 2}),
+    "deepseek-v2-lite": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None, "rope_parameters": DEEP_YARN}),
+    "deepseek-v2": (
+        "DeepseekV2Config",
+        {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3Config",
+        {**LATENT, "rope_parameters": DEEP_YARN, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0},
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3Config",
+        {**LATENT, "rope_interleave": False, "attention_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "glm4-moe-lite": ("Glm4MoeLiteConfig", FLASH),
+    "mistral4": ("Mistral3Config", {**LATENT, **GROWING_LATENT, "model_type": "mistral4"}),
     "dots1": ("Dots1Config", {**DOTS, "first_k_dense_replace": 1, "sliding_window": 19, "max_window_layers": 1}),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "norm_topk_prob": True}),
     "granite-swa": ("GraniteSWAConfig", {**SWA, "layer_rope_theta": [1e4, 0, 100.0], "tie_word_embeddings": False}),
