@@ -17,7 +17,17 @@ from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
 from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.torch_progress import CpuMatrix, TorchProgress, unpack_mxfp4
-from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Latent, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import (
+    Activation,
+    BlockType,
+    Clamp,
+    Experts,
+    Latent,
+    Mlp,
+    NormPlacement,
+    QkNorm,
+    RouterKind,
+)
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor

@@ -27,14 +27,33 @@ INERT = frozenset({GROWTH, "max_position_embeddings"})  # of a rotary embedding;
 SIZES: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 V2: dict[str, Any] = {**SIZES, "q_lora_rank": 1536, "first_k_dense_replace": 0, "topk_method": "greedy", "n_shared_experts": 2}
 V2 |= {"max_position_embeddings": 2048, "routed_scaling_factor": 1.0}
-V3: dict[str, Any] = {**SIZES, "q_lora_rank": 1536, "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8, "topk_group": 4}
+V3: dict[str, Any] = {
+    **SIZES,
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+}
 V3 |= {"routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_interleave": True, "max_position_embeddings": 4096}
 FLASH: dict[str, Any] = {**V3, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1, "topk_group": 1}
 FLASH |= {"routed_scaling_factor": 1.8, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1}
 YARN: dict[str, Any] = {"type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, GROWTH: 0.1}
-MISTRAL_4: dict[str, Any] = {**V3, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "n_group": 1, "topk_group": 1}
-MISTRAL_4 |= {"first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "max_position_embeddings": 1048576, "rope_parameters": YARN}
+MISTRAL_4: dict[str, Any] = {
+    **V3,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MISTRAL_4 |= {
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "max_position_embeddings": 1048576,
+    "rope_parameters": YARN,
+}
 STACKED = TensorNames(
     expert_gate_up=("mlp.experts.gate_up_proj",),
     expert_down="mlp.experts.down_proj",
@@ -165,6 +184,4 @@ def _growing(c: HfConfig, attention: Attention, growth: float) -> Attention:
     rope = attention.rope
     if not rope.original_max_position:
         raise ConfigError(f"{c.where}: {GROWTH} is supported only with rope type yarn")
-    return attention._replace(
-        rope=replace(rope, query_growth=growth, query_period=rope.original_max_position, query_start=0)
-    )
+    return attention._replace(rope=replace(rope, query_growth=growth, query_period=rope.original_max_position, query_start=0))

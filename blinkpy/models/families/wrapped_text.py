@@ -94,8 +94,7 @@ WRAPPERS = (
     Wrapper("Idefics3ForConditionalGeneration", "idefics3", "Idefics 3"),
     Wrapper("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLM"),
     Wrapper("VoxtralForConditionalGeneration", "voxtral", "Voxtral", defaults=VOXTRAL | {"rope_theta": 1e8}),
-    Wrapper("KimiK25ForConditionalGeneration", "kimi_k25", "Kimi K2.5, as published", "deepseek_v3"),
-    Wrapper("Kimi_K25ForConditionalGeneration", "kimi_k25", "Kimi K2.5, as transformers has it", "deepseek_v3", tied=True),
+    Wrapper("KimiK25ForConditionalGeneration", "kimi_k25", "Kimi K2.5 and K2.6", "deepseek_v3"),
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "Qwen2-Audio", "qwen2"),
 )
 

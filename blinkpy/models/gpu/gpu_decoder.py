@@ -36,7 +36,7 @@ from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Latent, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
@@ -407,6 +407,7 @@ BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # _attention
+    Latent: None,  # require_kernels refuses it
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
     Activation.SILU: {"swiglu": True},  # arguments of the previous product; fused into the kernels of experts

@@ -64,7 +64,9 @@ def dense(matrix: torch.Tensor | Fp8Matrix | PackedMatrix, dtype: torch.dtype) -
         return result.to(dtype)
     if isinstance(matrix, Fp8Matrix):
         rows, width = matrix.values.shape
-        scales = matrix.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1) if matrix.blocks else matrix.scales[:, None]
+        scales = (
+            matrix.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1) if matrix.blocks else matrix.scales[:, None]
+        )
         return (matrix.values.float() * scales[:rows, :width]).to(dtype)
     return matrix.to(dtype)
 

@@ -174,10 +174,7 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
             parts.append(joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
         return parts
 
-    parts = [
-        *(vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]),
-        *matrix("o", (names.o,), (hidden,), model.attended_size, attention.o_bias),
-    ]
+    parts = [vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]]
     if attention.latent:
         latent, heads = attention.latent, model.heads
         query = heads * (latent.plain + latent.rotated)
@@ -189,6 +186,7 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         parts += matrix("kv_b", (names.kv_b,), (heads * (latent.plain + latent.value),), latent.rank)
     else:
         parts += matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias)
+    parts += matrix("o", (names.o,), (hidden,), model.attended_size, attention.o_bias)
     if attention.rope.neighbours:
         pairs = (model.q_size + model.kv_size, model.head_dim, attention.rope.rotary_dim)
         parts = [replace(part, pairs_of=pairs) if part.field in ("qkv", "qkv_bias") else part for part in parts]

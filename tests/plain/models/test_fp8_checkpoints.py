@@ -91,7 +91,7 @@ REFUSED: list[tuple[Any, str]] = [
     (FP8 | {"weight_block_size": [128, 128], "activation_scheme": "static"}, "'static' together with weight_block_size"),
     (FP8 | {"activation_scheme": "none"}, "activation_scheme 'none'"),
     (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2'"),
-    (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt 'ue8m0'"),
+    (FP8 | {"scale_fmt": "ue9m0"}, "scale_fmt 'ue9m0'"),
     (FP8 | {"expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
     (FP8 | {"dequantize": True}, "dequantize not supported"),
     (FP8 | {"modules_to_not_convert": "lm_head"}, "must be a list"),

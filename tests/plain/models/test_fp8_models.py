@@ -36,7 +36,8 @@ from blinkpy.models.weights.weight_parts import layer_parts
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images
 FAMILIES = [name for name in FAMILIES if name not in ("voxtral", "qwen2-audio")]  # whose audio towers have the same names
-FAMILIES.remove("qwen3-vl-moe")  # has all experts in one tensor: below
+TOGETHER = ("qwen3-vl-moe", "mistral4", "mistral4-nested")  # all experts in one tensor
+FAMILIES = [name for name in FAMILIES if name not in TOGETHER]
 NO_BLOCKS: tuple[str, ...] = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
 NO_BLOCKS += ("olmoe", "qwen2-vl", "qwen2.5-vl", "glm4v", "glm4v-moe")  # their heads have one size in transformers
 NOT_STATIC = dict.fromkeys(("qwen2-moe", "qwen2-moe-mixed"), "shared_expert.down_proj are gated")
@@ -107,8 +108,9 @@ def test_families(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     check(tmp_path, save_fp8(name, tmp_path, int(rng.integers(2**31)), scheme, **sizes), rng)
 
 
-def test_experts_in_one_tensor_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    save_fp8("qwen3-vl-moe", tmp_path, int(rng.integers(2**31)), next(iter(SCHEMES)))
+@pytest.mark.parametrize("name", TOGETHER)
+def test_experts_in_one_tensor_are_refused(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    save_fp8(name, tmp_path, int(rng.integers(2**31)), next(iter(SCHEMES)))
     with pytest.raises(ConfigError, match="has the matrices of all experts in one tensor, which is not supported with FP8"):
         describe_model(tmp_path)
 

@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 LINEAR = re.compile(r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias))")
 KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
-    "qkv": r"self_attn\.(q|k|v|qkv)_proj",
+    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj",
+    "q_b": r"self_attn\.q_b_proj",
+    "kv_b": r"self_attn\.kv_b_proj",  # dequantised before it is absorbed, so its inputs are not rounded
     "o": r"self_attn\.o_proj",
     "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
     "shared down": r"shared_(experts?|mlp)\.down_proj",
@@ -151,6 +153,9 @@ def save_fp8(
     plain = folder / "plain"
     if "shared_expert_intermediate_size" in ZOO[name][1] and share == "block":
         more = {**more, "shared_expert_intermediate_size": 128}
+    if "kv_lora_rank" in ZOO[name][1] and share == "block":  # head_dim would replace the size of the rotated part
+        sizes = {"q_lora_rank": 128} if ZOO[name][1]["q_lora_rank"] else {}
+        more = {key: value for key, value in more.items() if key != "head_dim"} | sizes
     make_model(name, seed, **more).save_pretrained(plain)
     tensors, stored = each_expert_apart(load_file(plain / "model.safetensors")), dict[str, torch.Tensor]()
     generator = torch.Generator().manual_seed(seed)
@@ -183,7 +188,8 @@ class FakeFp8(TorchFunctionMode):
         self.share, self.products, self.static = share, 0, bool(inputs)
         self.scales: dict[int, float] = {}  # by address of the weight
         for name, value in model.named_parameters():
-            if LINEAR.match(name) and value.dim() > 1 and not kept(name.removesuffix(".weight")):
+            rounds = LINEAR.match(name) and value.dim() > 1 and "kv_b_proj" not in name
+            if rounds and not kept(name.removesuffix(".weight")):
                 self.scales[value.untyped_storage().data_ptr()] = inputs[group(name)] if inputs else 0.0
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:

@@ -90,7 +90,10 @@ LATENT: dict[str, Any] = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_d
 LATENT |= {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 LATENT |= {"num_key_value_heads": 4}
 DEEP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 1e4}
-FLASH = {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"} | {"v_head_dim": 36, "num_attention_heads": 5}
+FLASH = {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"} | {
+    "v_head_dim": 36,
+    "num_attention_heads": 5,
+}
 FLASH |= {"num_key_value_heads": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 GROWING_LATENT = {"rope_parameters": {**GROWING, "rope_theta": 1e4, "mscale_all_dim": 0.8}, "max_position_embeddings": 1024}
 
@@ -168,7 +171,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "rope_interleave": False, "attention_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
     "glm4-moe-lite": ("Glm4MoeLiteConfig", FLASH),
-    "mistral4": ("Mistral3Config", {**LATENT, **GROWING_LATENT, "model_type": "mistral4"}),
+    "mistral4": ("Mistral4Config", {**LATENT, **GROWING_LATENT, "norm_topk_prob": False, "routed_scaling_factor": 1.7}),
+    "mistral4-nested": ("Mistral3Config", {**LATENT, **GROWING_LATENT, "model_type": "mistral4"}),
     "dots1": ("Dots1Config", {**DOTS, "first_k_dense_replace": 1, "sliding_window": 19, "max_window_layers": 1}),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "norm_topk_prob": True}),
     "granite-swa": ("GraniteSWAConfig", {**SWA, "layer_rope_theta": [1e4, 0, 100.0], "tie_word_embeddings": False}),
@@ -257,7 +261,8 @@ def auto_class(name: str) -> Any:
     kind = ZOO[name][0]
     if kind in SOUND_CLASSES:
         return transformers.AutoModelForMultimodalLM
-    return transformers.AutoModelForImageTextToText if kind in VISION_SECTIONS else transformers.AutoModelForCausalLM
+    of_images = kind in VISION_SECTIONS or kind == "Mistral4Config"
+    return transformers.AutoModelForImageTextToText if of_images else transformers.AutoModelForCausalLM
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
