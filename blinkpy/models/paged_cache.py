@@ -181,7 +181,7 @@ A = TypeVar("A")
 
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
-    """Bytes of one page of the pool: what all layers cache, except layers with rings. If all layers
+    """Bytes of one page of the pool, of all layers together, except layers with rings. If all layers
     have rings, a page takes no memory, and the result is 1.
 
     itemsize: bytes of a number.

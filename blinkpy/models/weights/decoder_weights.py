@@ -175,9 +175,9 @@ class LayerWeights:
 
     With 4-bit weights, which only the CPU supports, a Matrix is a PackedMatrix.
 
-    With latent attention, qkv holds the rows of queries, or of the vector that q_b makes queries of, then those
-    of the latent vector and of the rotated part of keys. kv_b has for each head the rows of its keys' plain part,
-    then those of its values; it is never quantised.
+    With latent attention, qkv holds the rows of queries (with q_b, of its input), of the latent vector, and of the
+    rotated part of keys. kv_b has for each head the rows of its keys' plain part, then those of its values. It is
+    never quantised.
     """
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
