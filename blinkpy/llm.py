@@ -34,6 +34,7 @@ from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.models.delta_states import refuse_prefix_cache
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
@@ -157,6 +158,7 @@ class LLM:
         with open(os.devnull, "w") as nowhere:
             progress = Progress(None if shown else nowhere)
             self.config = find_model(self.config, progress)
+            refuse_prefix_cache(self.config, options)
             folder = Path(self.config.model.model)
             self.tokenizer = Tokenizer(folder)
             self._default = self.tokenizer.request_defaults()

@@ -372,6 +372,61 @@ def qwen25_vl(*sizes: int, **more: Any) -> dict[str, Any]:
     return config("Qwen2_5_VLForConditionalGeneration", *sizes, **QWEN | rope | images | more)
 
 
+DELTA: dict[str, Any] = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+}
+NEXT_EXPERTS = {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, "decoder_sparse_step": 1}
+
+
+def qwen3_next(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES."""
+    keys = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "model_type": "qwen3_next", "mlp_only_layers": [], **NEXT_EXPERTS}
+    return config("Qwen3NextForCausalLM", *sizes, **DELTA | keys | more)
+
+
+def qwen35(value_heads: int, *sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES. value_heads: of a gated delta net."""
+    image = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, **image}}
+    extra = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1, "mlp_only_layers": []}
+    keys = DELTA | rope | extra | {"linear_num_value_heads": value_heads, "mtp_use_dedicated_embeddings": False} | more
+    kind = "_moe" if "num_experts" in more else ""
+    tokens = {"image_token_id": 248056, "video_token_id": 248057, "vision_start_token_id": 248053, "vision_end_token_id": 248054}
+    text = config("", *sizes, **keys)
+    if kind:
+        del text["intermediate_size"]
+    return wrapped(f"Qwen3_5{kind.title().replace('_', '')}ForConditionalGeneration", f"qwen3_5{kind}", text,
+                   f"qwen3_5{kind}_text", **tokens)  # fmt: skip
+
+
+def qwen35_experts(count: int, top_k: int, size: int) -> dict[str, int]:
+    sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
+    return {"num_experts": count, "num_experts_per_tok": top_k, **sizes}
+
+
+SMALL_EXPERTS = qwen35_experts(256, 8, 512)
+RECURRENT = (
+    Published("Qwen/Qwen3-Next-80B-A3B-Instruct", qwen3_next(2048, 5120, 48, 16, 2, 151936, 262144, linear_num_value_heads=32,
+        moe_intermediate_size=512, shared_expert_intermediate_size=512), 79_674_391_296),
+    Published("Qwen/Qwen3.5-0.8B", qwen35(16, 1024, 3584, 24, 8, 2, 248320, 262144, **TIED), 752_393_024),
+    Published("Qwen/Qwen3.5-2B", qwen35(16, 2048, 6144, 24, 8, 2, 248320, 262144, **TIED), 1_881_825_088),
+    Published("Qwen/Qwen3.5-4B", qwen35(32, 2560, 9216, 32, 16, 4, 248320, 262144, **TIED), 4_205_751_296),
+    Published("Qwen/Qwen3.5-9B", qwen35(32, 4096, 12288, 32, 16, 4, 248320, 262144), 8_953_803_264),
+    Published("Qwen/Qwen3.5-27B", qwen35(48, 5120, 17408, 64, 24, 4, 248320, 262144), 26_895_998_464),
+    Published("Qwen/Qwen3.5-35B-A3B", qwen35(32, 2048, 0, 40, 16, 2, 248320, 262144, **SMALL_EXPERTS), 34_660_610_688),
+    Published("Qwen/Qwen3.6-35B-A3B", qwen35(32, 2048, 0, 40, 16, 2, 248320, 262144, **SMALL_EXPERTS), 34_660_610_688),
+    Published("Qwen/Qwen3.5-122B-A10B",
+        qwen35(64, 3072, 0, 48, 32, 2, 248320, 262144, **qwen35_experts(256, 8, 1024)), 122_111_526_912),
+    Published("Qwen/Qwen3.5-397B-A17B",
+        qwen35(64, 4096, 0, 60, 32, 2, 248320, 262144, **qwen35_experts(512, 10, 1024)), 396_346_350_336),
+)  # fmt: skip
 GLM_0414: dict[str, Any] = {
     "model_type": "glm4",
     "head_dim": 128,
@@ -770,16 +825,6 @@ MODELS = (
         refusal="it needs MLA with a sparse indexer",
     ),
     Published(
-        "Qwen/Qwen3-Next-80B-A3B-Instruct",
-        {"architectures": ["Qwen3NextForCausalLM"]},
-        refusal="model class Qwen3NextForCausalLM is not supported",
-    ),
-    Published(
-        "Qwen/Qwen3.5-35B-A3B",
-        {"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
-        refusal="model class Qwen3_5MoeForConditionalGeneration is not supported",
-    ),
-    Published(
         "google/gemma-4-31B-it",
         {"architectures": ["Gemma4ForConditionalGeneration"]},
         refusal="model class Gemma4ForConditionalGeneration is not supported",
@@ -890,6 +935,7 @@ LATENT = (
 Kimi K2 and GLM-4.7-Flash could not be compared with the published files."""
 ON_CPU = (
     *LATENT,
+    *RECURRENT,
     Published(
         "zai-org/GLM-4-32B-0414",
         config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),
@@ -900,5 +946,5 @@ ON_CPU = (
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models that only the CPU serves: with latent attention, with 4-bit weights, or with more query heads for a key head than
-the GPU's kernels take."""
+"""Models that only the CPU serves: with latent attention, gated delta nets, 4-bit weights, or more query heads for a key head
+than the GPU's kernels take."""

@@ -20,6 +20,7 @@ from blinkpy.engine.sizing import (
 )
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.models.delta_states import NO_STATES_KEPT
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
@@ -96,6 +97,9 @@ class Engine:
             model = as_stored(model, folder)
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
+            self.config = self.config.with_options({"enable_prefix_caching": False})
+        if model.delta is not None and self.config.cache.enable_prefix_caching:
+            logger.warning("prefix caching is off: %s (%s has recurrent layers)", NO_STATES_KEPT, model.name)
             self.config = self.config.with_options({"enable_prefix_caching": False})
         if self.config.scheduler.step_groups > (most := most_groups(len(model.layers))):
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")

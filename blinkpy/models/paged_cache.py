@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
+from blinkpy.models.delta_states import DeltaStates
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 if TYPE_CHECKING:
@@ -181,12 +182,12 @@ A = TypeVar("A")
 
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
-    """Bytes of one page of the pool, of all layers together, except layers with rings. If all layers
-    have rings, a page takes no memory, and the result is 1.
+    """Bytes of one page of the pool: keys and values of all layers, except layers with rings or with a recurrent
+    state. If no other layer is left, a page takes no memory, and the result is 1.
 
     itemsize: bytes of a number.
     """
-    layers = len(model.layers) - (len(rings.layers) if rings else 0)
+    layers = len(model.layers) - (len(rings.layers) if rings else 0) - model.delta_layers
     return max(1, layers * model.cached_size * page_size * itemsize)
 
 
@@ -198,12 +199,13 @@ def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int
 def _of_layers(
     model: DecoderDescription, page_size: int, num_pages: int, rings: RingSizes | None, zeros: Callable[[tuple[int, ...]], A]
 ) -> list[A]:
-    """Keys or values of each layer. zeros: makes an array of a shape."""
+    """Keys or values of each layer; a layer with a recurrent state has no pages. zeros: makes an array of a shape."""
     page, views = (model.kv_heads, page_size, model.head_dim), dict[int, A]()
     if rings is not None:
         shared: Any = zeros((rings.all_pages, *page))
         views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
-    return [views[layer] if layer in views else zeros((num_pages, *page)) for layer in range(len(model.layers))]
+    pages = [num_pages if layer.delta is None else 0 for layer in model.layers]
+    return [views[layer] if layer in views else zeros((pages[layer], *page)) for layer in range(len(model.layers))]
 
 
 class PagedCache:
@@ -212,6 +214,7 @@ class PagedCache:
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
         contiguous. Layers with rings share memory. With latent attention, values are the first elements of
         keys, in their memory.
+    states: of layers with a gated delta net, for `slots` requests.
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
@@ -226,6 +229,7 @@ class PagedCache:
         device: str | torch.device = "cpu",
         rings: RingSizes | None = None,
         scales: Scales | None = None,
+        slots: int = 1,
     ):
         import torch
 
@@ -242,13 +246,19 @@ class PagedCache:
             self.values = [pages[..., : latent.rank] for pages in self.keys]
         else:
             self.values = _of_layers(model, page_size, num_pages, rings, zeros)
+        own = torch.float32 if torch.device(device).type == "cpu" else dtype
+        self.states = DeltaStates(model, slots, own, device)
 
     def largest(self) -> NDArray[np.float32]:
-        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]. Only without
-        scales.
+        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 in layers without pages. Only
+        without scales.
         """
-        sides = zip(self.keys, self.values, strict=True)
-        return np.array([[side.abs().amax((0, 2, 3)).float().cpu().numpy() for side in both] for both in sides])
+        found = np.zeros((len(self.keys), 2, self.keys[0].shape[1]), np.float32)
+        for layer, both in enumerate(zip(self.keys, self.values, strict=True)):
+            for kind, side in enumerate(both):
+                if len(side):
+                    found[layer, kind] = side.abs().amax((0, 2, 3)).float().cpu().numpy()
+        return found
 
 
 class ArrayCache:

@@ -17,6 +17,7 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
 from blinkpy.engine.sizing import engine_sizes, pages_for
 from blinkpy.model_files import read_json
+from blinkpy.models.delta_states import NO_STATES_KEPT
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
@@ -121,6 +122,7 @@ class ModelFacts:
     cache_dtype: str = "?"
     cache_bytes_per_token: int = 0  # of layers without a window ring
     ring_bytes_per_slot: int = 0
+    state_bytes_per_slot: int = 0  # of recurrent layers
     gpus: list[GpuFit] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)  # runs on GPUs of models with these widths
     tokenizer: dict[str, Any] = field(default_factory=dict)
@@ -198,7 +200,7 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
 
 
 def _part_of(name: str, of_experts: bool) -> str:
-    if name in ATTENTION:
+    if name in ATTENTION or name.startswith("delta_"):
         return "attention"
     if name.startswith("shared"):
         return "shared experts"
@@ -222,6 +224,9 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     if experts.number:
         facts.shape |= {"experts": experts.number, "experts of a token": experts.top_k}
     windows = sorted({layer.attention.window for layer in model.layers} - {0})
+    if model.delta is not None:
+        facts.shape |= {"recurrent layers": model.delta_layers}
+        facts.notes.append(f"prefix caching is off: {NO_STATES_KEPT}")
     facts.context = {"default": model.default_context, "longest": model.max_position, "windows": windows}
     facts.context["rope"] = "; ".join(_spelled(rope) for rope in model.ropes)
     facts.parameters = by_part(model, lambda part: part.parameters)
@@ -232,8 +237,9 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     ringed = len(rings.layers) if rings else 0
     cached, own = cache_itemsize(config, itemsize), "float32" if itemsize == 4 else "bfloat16"
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    facts.cache_bytes_per_token = model.cached_size * (len(model.layers) - ringed) * cached
+    facts.cache_bytes_per_token = model.cached_size * (len(model.layers) - ringed - model.delta_layers) * cached
     facts.ring_bytes_per_slot = model.cached_size * ringed * rings.pages * rings.page_size * cached if rings else 0
+    facts.state_bytes_per_slot = model.state_bytes(itemsize)
     facts.tried = tried(model)
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
@@ -365,6 +371,8 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
         yield f"  {name:15}{count:>18,}  {gib(facts.weight_bytes[name])}"
     yield f"weights          {gib(sum(facts.weight_bytes.values()))}"
     rings = f", and window rings, {facts.ring_bytes_per_slot / 2**20:,.2f} MiB a slot" if facts.ring_bytes_per_slot else ""
+    if facts.state_bytes_per_slot:
+        rings += f", and recurrent states, {facts.state_bytes_per_slot / 2**20:,.2f} MiB a slot"
     yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}, {facts.cache_dtype}"
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"

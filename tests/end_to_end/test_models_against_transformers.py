@@ -46,8 +46,9 @@ def make_decoder(
     folder: Path, dtype: torch.dtype = torch.float32, rings: RingSizes | None = None, max_model_len: int = MAX_MODEL_LEN
 ) -> TorchDecoder:
     model = as_stored(describe_model(folder), folder)
-    cache = PagedCache(model, 160, PAGE, dtype, rings=rings)
-    for tensor in cache.keys + cache.values:  # whatever lies in pages that were never written must not matter
+    cache = PagedCache(model, 160, PAGE, dtype, rings=rings, slots=12)
+    states = [tensor for states in cache.states.layers if states is not None for tensor in states]
+    for tensor in cache.keys + cache.values + states:  # whatever lies in pages that were never written must not matter
         tensor.fill_(float("nan"))
     return TorchDecoder(model, load_weights(model, folder, dtype), cache, max_model_len, 512)
 
@@ -107,16 +108,21 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
     return logits, min(ties)
 
 
+def tolerance(config: Any) -> float:
+    """Of logits. transformers computes a gated delta net in chunks, and is as far from float64 as we are."""
+    return 3e-4 if hasattr(config, "linear_num_key_heads") else TOLERANCE
+
+
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
     """Our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
     assert len(seen) >= minimum
     compared, spread = 0, 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():
         expected, end = expected_logits(model, sequence.tokens, getattr(model.config.get_text_config(), "num_experts_per_tok", 0))
-        spread = max(spread, float(expected.std()))
+        spread, most = max(spread, float(expected.std())), tolerance(model.config.get_text_config())
         for _, position, ours in (item for item in seen if item[0] is sequence and item[1] < end):
             error = float(np.abs(ours - expected[position]).max())
-            assert error < TOLERANCE, f"position {position} of {len(sequence.tokens)} is off by {error}"
+            assert error < most, f"position {position} of {len(sequence.tokens)} is off by {error}"
             compared += 1
     assert compared > 0.5 * len(seen), "too many experts were nearly equal"
     assert spread > 0.5, "logits too flat to show an error"
@@ -150,7 +156,8 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     preempted_at = int(rng.integers(6, 20))
     for step in range(200):
         if step == 8:
-            sequences.append(batches.add(common + prompt(rng, int(rng.integers(1, 20))), share=first, share_pages=3))
+            pages = 3 if decoder.model.delta is None else 0  # with recurrent layers no pages are shared
+            sequences.append(batches.add(common + prompt(rng, int(rng.integers(1, 20))), share=first, share_pages=pages))
         if step == preempted_at:
             batches.preempt(sequences[1])
         work, budget = [], 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from blinkpy.config import STEP_TOKENS, Config, ConfigError
@@ -105,7 +106,20 @@ class CpuDevice(HostDevice):
                 f"the window rings of {config.frontend.workers * config.queue.slots} slots take {rings / 2**20:.1f} MiB, but "
                 f"cpu_cache_mib is {whole >> 20}: lower slots or raise cpu_cache_mib"
             )
+        self._require_states(config, model)
         return whole - rings
+
+    def _require_states(self, config: Config, model: DecoderDescription) -> None:
+        """Raise ConfigError if the recurrent states of all slots exceed the machine's memory."""
+        from blinkpy.models.delta_states import pool_bytes
+
+        states, memory = pool_bytes(config, model, 4), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if states > memory:
+            slots = config.frontend.workers * config.queue.slots
+            raise ConfigError(
+                f"the recurrent states of {slots} slots take {states / 2**30:.1f} GiB, {states / slots / 2**20:.1f} MiB each, "
+                f"but this machine has {memory / 2**30:.1f} GiB of memory: lower slots"
+            )
 
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
@@ -133,7 +147,7 @@ class CpuDevice(HostDevice):
         tokens = setup.config.scheduler.max_num_batched_tokens
         grammars = state.grammars if setup.limits.grammar_share else None
         pages, rings = (sizes.num_pages, sizes.page_size), ring_sizes(setup.config, model)
-        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings, scales)
+        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings, scales, sizes.slots)
         return step, progress
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:

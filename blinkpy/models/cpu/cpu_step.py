@@ -40,6 +40,7 @@ class CpuStep:
     progress: NumpyProgress or TorchProgress, which advances during the work.
     rings: of layers with window rings, or None.
     scales: of an FP8 KV cache.
+    slots: requests that may have a recurrent state.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CpuStep:
         progress: Any = None,
         rings: RingSizes | None = None,
         scales: Scales | None = None,
+        slots: int = 1,
     ):
         self.cache: Any
         self.decoder: Any
@@ -64,7 +66,7 @@ class CpuStep:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales)
+            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, slots=slots)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars, self._layers = grammars, len(model.layers)
         self._stream: Any = None  # of a cut step, after its last completed layer group

@@ -15,6 +15,7 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
+from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.torch_progress import CpuMatrix, TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import (
@@ -22,9 +23,11 @@ from blinkpy.models.description.blocks import (
     BlockType,
     Clamp,
     Experts,
+    GatedDelta,
     Latent,
     Mlp,
     NormPlacement,
+    OutputGate,
     QkNorm,
     RouterKind,
 )
@@ -58,6 +61,7 @@ class TorchDecoder:
         self.progress = progress or TorchProgress()
         form = CpuLatent if model.attention.latent else CpuAttention
         self.attention = form(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
+        self.delta = None if model.delta is None else CpuDelta(model, weights.layers, cache.states, max_tokens, self.progress)
 
     @torch.inference_mode()
     def forward(
@@ -79,6 +83,8 @@ class TorchDecoder:
         """
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
+        if self.delta is not None:
+            self.delta.begin(batch)
         if stream is None:
             x = F.embedding(ids, self.weights.embedding)
             factor = embedding_factor(self.model, x.dtype)
@@ -113,7 +119,11 @@ class TorchDecoder:
 
     def _layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
         """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all."""
-        attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
+        inputs = self.progress.linear(normed := self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        if self.delta is not None and self.model.layers[index].delta is not None:
+            attended = self.delta.run(index, inputs, normed)
+        else:
+            attended = self._attend(index, inputs)
         if kept is not None:
             x, attended = x[kept], attended[kept]
         if len(x) == 0:
@@ -121,6 +131,13 @@ class TorchDecoder:
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
         return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+
+    def _attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
+        """A layer's attention with its gate. qkv: [tokens, q_size + 2 * kv_size], and q_size more with a gate."""
+        if self.model.attention.gate is None:
+            return self.attention.run(index, qkv)
+        gate = qkv[:, -self.model.q_size :].sigmoid()
+        return self.attention.run(index, qkv[:, : -self.model.q_size].contiguous()) * gate
 
     def _mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
         """x + the MLP's result. x, normed: [tokens, hidden]."""
@@ -242,6 +259,8 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # cpu_attention.py
     Latent: None,  # cpu_latent.py
+    **dict.fromkeys(OutputGate),  # _attend
+    GatedDelta: CpuDelta,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,

@@ -86,6 +86,12 @@ class QkNorm(Enum):
     ROTATED_HEAD = "each head by itself, in layers that rotate them, without stored weights"
 
 
+class OutputGate(Enum):
+    """The gate of attention's output."""
+
+    SIGMOID = "a sigmoid that gates attention's output"
+
+
 class Activation(Enum):
     """The activation of a gated MLP's gate; the result is multiplied with up."""
 
@@ -150,6 +156,7 @@ class Attention(NamedTuple):
     sinks: each head has a further score that takes a share of the softmax and has no value.
     chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
     latent: kv_heads is 1, and head_dim the size of a cached vector.
+    gate: of the output; its inputs are further rows of the queries' projection.
     """
 
     heads: int
@@ -165,6 +172,7 @@ class Attention(NamedTuple):
     sinks: bool = False
     chunked: bool = False
     latent: Latent | None = None
+    gate: OutputGate | None = None
 
     @property
     def score_scale(self) -> float:
@@ -244,11 +252,54 @@ class Experts(NamedTuple):
     scales_inputs: bool = False
 
 
+class GatedDelta(NamedTuple):
+    """A gated delta net (Yang et al., "Gated Delta Networks", ICLR 2025): a recurrent layer in the place of attention.
+
+    Each request has a state: for each value head a matrix, float32 [key_dim, value_dim], and the last `taps` - 1 inputs of
+    each channel of the causal convolution. A token has a decay a, a strength b, a normalised key k and query q, and a value v.
+    The matrix S becomes a S + k (b (v - (a S)^T k))^T, and the token's result is S^T q.
+
+    key_heads: of queries and of keys. Consecutive value heads share one.
+    value_heads: a multiple of key_heads.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+
+    @property
+    def key_size(self) -> int:
+        """Width of all keys of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all values of a token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def in_size(self) -> int:
+        """Width of the first projection: the channels, then the gate of the results."""
+        return self.channels + self.value_size
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Of one request in one layer. itemsize: of the convolution's inputs."""
+        return 4 * self.value_size * self.key_dim + (self.taps - 1) * self.channels * itemsize
+
+
 class Layer(NamedTuple):
-    """One layer: attention, then an MLP or experts."""
+    """One layer: attention, then an MLP or experts. delta: it replaces attention."""
 
     attention: Attention
     mlp: Mlp | Experts
+    delta: GatedDelta | None = None
 
 
-BlockType = Enum | type[Mlp] | type[Experts] | type[Latent]
+BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta]

@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError
@@ -11,6 +12,7 @@ from blinkpy.models.description.blocks import (
     BlockType,
     Experts,
     Factors,
+    GatedDelta,
     Latent,
     Layer,
     Mlp,
@@ -33,6 +35,9 @@ class TensorNames(NamedTuple):
     gate_first: all rows of gate come before those of up.
     either_order: the shape of a stored expert's matrix decides between [in, out] and [out, in].
     out_first: of these fields (gate_up, down), as checkpoint.as_stored finds them.
+    one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
+        rows of gate first; empty: there is no such form.
+    delta_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
     renamed: (alternative prefix, our prefix) of names.
     spare: prefixes of parts that are ignored.
     """
@@ -68,6 +73,14 @@ class TensorNames(NamedTuple):
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    one_for_experts: tuple[str, str] | tuple[()] = ()
+    delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    delta_ba: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+    delta_conv: str = "linear_attn.conv1d"
+    delta_decay: str = "linear_attn.A_log"  # complete name, without a suffix
+    delta_bias: str = "linear_attn.dt_bias"  # likewise
+    delta_norm: str = "linear_attn.norm"
+    delta_out: str = "linear_attn.out_proj"
     renamed: tuple[tuple[str, str], ...] = ()
     spare: tuple[str, ...] = ()
 
@@ -112,7 +125,8 @@ class DecoderDescription:
             raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
         attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
-        for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}):
+        deltas = {layer.delta for layer in self.layers if layer.delta is not None}
+        for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
             if len(kinds) > 1:
                 raise ConfigError(f"{self.name}: layers may differ only in window and rope, but they differ more: {kinds}")
 
@@ -125,6 +139,20 @@ class DecoderDescription:
     def ropes(self) -> tuple[Rope, ...]:
         """The different rotary embeddings of the layers, in their order."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
+    @property
+    def delta(self) -> GatedDelta | None:
+        """The gated delta net of the layers that have one in the place of attention."""
+        return next((layer.delta for layer in self.layers if layer.delta is not None), None)
+
+    @property
+    def delta_layers(self) -> int:
+        """The number of layers that have a recurrent state in the place of keys and values."""
+        return sum(layer.delta is not None for layer in self.layers)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """The recurrent state of one request. itemsize: of activations."""
+        return self.delta_layers * self.delta.state_bytes(itemsize) if self.delta is not None else 0
 
     @property
     def default_context(self) -> int:
@@ -166,7 +194,7 @@ class DecoderDescription:
     @property
     def kv_elements(self) -> int:
         """Elements of one token in the cache, of all layers together."""
-        return len(self.layers) * self.cached_size
+        return (len(self.layers) - self.delta_layers) * self.cached_size
 
     @property
     def mlp_size(self) -> int:
@@ -194,8 +222,9 @@ class DecoderDescription:
 
     def lacking_blocks(self, implemented: Container[BlockType]) -> list[str]:
         """Names of this model's blocks that a decoder's table lacks, sorted."""
-        needed: set[BlockType] = {block for block in (self.placement, self.attention.qk_norm) if block is not None}
+        attention = self.attention.qk_norm, self.attention.gate, type(self.delta) if self.delta is not None else None
+        needed: set[BlockType] = {block for block in (self.placement, *attention) if block is not None}
         needed |= {Latent} if self.attention.latent else set()
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
-        return sorted(str(block) for block in needed if block not in implemented)
+        return sorted(str(block) if isinstance(block, Enum) else block.__name__ for block in needed if block not in implemented)

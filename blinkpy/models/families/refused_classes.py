@@ -1,7 +1,6 @@
 """Model classes that are refused: the blocks that each of them needs and no decoder has."""
 
 INDEXER = "MLA with a sparse indexer"
-DELTA = "gated delta net layers"
 MAMBA = "Mamba-2 layers"
 MISSING = {
     "DeepseekV32ForCausalLM": INDEXER,
@@ -11,12 +10,7 @@ MISSING = {
     "MistralLarge4ForConditionalGeneration": INDEXER,
     "MiniCPM3ForCausalLM": "scaled residuals around latent attention",
     "LongcatFlashForCausalLM": "two attentions in a layer, and experts that compute nothing",
-    "Qwen3NextForCausalLM": DELTA,
-    "Qwen3_5ForCausalLM": DELTA,
-    "Qwen3_5MoeForCausalLM": DELTA,
-    "Qwen3_5ForConditionalGeneration": DELTA,
-    "Qwen3_5MoeForConditionalGeneration": DELTA,
-    "OlmoHybridForCausalLM": DELTA,
+    "OlmoHybridForCausalLM": "gated delta nets with a projection for each of queries, keys and values",
     "Gemma3nForConditionalGeneration": "an embedding for each layer, and layers that share keys and values",
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
     "Gemma4ForConditionalGeneration": "two head sizes in one model, and norms of values",

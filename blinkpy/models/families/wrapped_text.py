@@ -82,6 +82,8 @@ WRAPPERS = (
     Wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text"),
     Wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl", "Qwen3-VL, dense", "qwen3_vl_text"),
     Wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3-VL, with experts", "qwen3_vl_moe_text"),
+    Wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5", "Qwen3.5 and 3.6, dense", "qwen3_5_text"),
+    Wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3.5 and 3.6, with experts", "qwen3_5_moe_text"),
     Wrapper("InternVLForConditionalGeneration", "internvl", "InternVL 3 and 3.5, as transformers has them", "qwen2", tied=True),
     Wrapper("InternVLChatModel", "internvl_chat", "InternVL 2.5, 3 and 3.5, as published", "qwen2", section="llm_config"),
     Wrapper("LlavaForConditionalGeneration", "llava", "LLaVA"),

@@ -13,6 +13,7 @@ from blinkpy.kernels import (
     MAX_TOP_K,
     MIN_HEAD_DIM,
 )
+from blinkpy.models.delta_states import pool_bytes
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
@@ -36,6 +37,7 @@ class MemoryPlan:
     free: int  # at the start
     total: int
     share: float  # permitted share of the total
+    slots: int = 0  # request slots
 
     @property
     def usable(self) -> int:
@@ -65,6 +67,7 @@ class MemoryPlan:
             f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
             + ("; lower slots, since each needs a window ring" if self.parts.get("window rings") else "")
+            + (f"; lower slots ({self.slots}), since each needs a recurrent state" if self.parts.get("recurrent states") else "")
         )
 
 
@@ -75,7 +78,9 @@ def gib(n: int) -> str:
 def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
-    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.mlp_size + expert_width
+    gates = 0 if model.attention.gate is None else model.q_size
+    delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
+    width = 3 * model.hidden_size + max(2 * model.q_size + 2 * model.kv_size + gates, delta) + 3 * model.mlp_size + expert_width
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
@@ -118,11 +123,12 @@ def plan_memory(
         "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
         * (2 if config.engine.record_steps else 1),
         "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
+        "recurrent states": pool_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
         "suspended step": cut_tokens * (model.hidden_size * itemsize + 16),
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
-    return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization)
+    return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization, slots)
 
 
 # Models that the GPU's kernels support, by their sizes. Other models are refused before their weights are

@@ -265,13 +265,27 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description with two changes that a checkpoint causes regardless of config.json: for a head that differs from the
-    embedding, and for the order of dimensions of experts' matrices. Raises ConfigError.
+    """The description with the changes that a checkpoint causes regardless of config.json. Raises ConfigError.
+
+    They are for a head other than the embedding, for one tensor of all experts, and for the order of its dimensions.
     """
-    if not model.tied_embeddings and not model.tensors.either_order:
+    tensors = model.tensors
+    if not (model.tied_embeddings or tensors.either_order or tensors.one_for_experts):
         return model
     found = _stored_tensors(model, folder)
+    model = _with_shared_tensors(model, found)
     return _with_stored_order(_with_stored_head(model, folder, found), found)
+
+
+def _with_shared_tensors(model: DecoderDescription, names: Container[str]) -> DecoderDescription:
+    """With the names of tensors that hold all experts, if a checkpoint has these."""
+    if not model.tensors.one_for_experts or True not in model.expert_layers:
+        return model
+    gate_up, down = model.tensors.one_for_experts
+    if f"{model.tensors.layer.format(layer=model.expert_layers.index(True))}{down}" not in names:
+        return model
+    shared = model.tensors._replace(expert_gate_up=(gate_up,), expert_down=down, gate_first=True, out_first=("gate_up", "down"))
+    return replace(model, tensors=shared)
 
 
 def _with_stored_order(model: DecoderDescription, found: dict[str, StoredTensor]) -> DecoderDescription:
@@ -300,6 +314,7 @@ def _with_stored_head(model: DecoderDescription, folder: str | Path, found: dict
 def check_names(model: DecoderDescription, names: Iterable[str], where: str | Path) -> None:
     """Raise ConfigError if tensors of these names lack one of the model, or have a foreign one. Shapes are not known."""
     found = _renamed(model, dict.fromkeys(names))
+    model = _with_shared_tensors(model, found)
     scales = {tensor.names[0]: next((name for name in tensor.names if name in found), "") for tensor in _needed_scales(model)}
     further = {name for _, _, tensor in cache_scales(model) for name in tensor.names}
     further |= {tensor.name for tensor in packed_tensors(model) if tensor.optional}

@@ -19,7 +19,14 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
-from blinkpy.models.weights.packed_matrix import PackedMatrix, arrange_heads, dense, empty_packed, read_packed
+from blinkpy.models.weights.packed_matrix import (
+    PackedMatrix,
+    arrange_heads,
+    arrange_runs,
+    dense,
+    empty_packed,
+    read_packed,
+)
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import dtype_name, layer_parts, open_weights, outer_parts, read_into
 
@@ -171,6 +178,9 @@ class LayerWeights:
     byte has two weights, the first one in its lower half, so the last dimension is half as long. A scale is a
     power of two with an offset of 127. Norms with an offset are float32.
 
+    A layer with a gated delta net has its channels and gate in qkv, its last projection in o, and the fields delta_...;
+    a gate of attention's output comes after the values in qkv.
+
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
 
     With 4-bit weights, which only the CPU supports, a Matrix is a PackedMatrix.
@@ -201,6 +211,11 @@ class LayerWeights:
     shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
     sinks: torch.Tensor | None = None  # [heads]
+    delta_ba: Matrix | None = None  # [2 * value_heads, hidden], of strengths and of decays
+    delta_conv: torch.Tensor | None = None  # [channels, taps], the last tap for the token itself
+    delta_decay: torch.Tensor | None = None  # float32 [value_heads], logarithm of the rate
+    delta_bias: torch.Tensor | None = None  # float32 [value_heads], of decays
+    delta_norm: torch.Tensor | None = None  # [value_dim]
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
     k_scale: float | None = None
@@ -294,7 +309,7 @@ def load_weights(
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
-        if part.transposed or part.interleaved or part.pairs_of:
+        if part.transposed or part.interleaved or part.pairs_of or part.runs:
             arranged.append((result, part))
         if (part.offset, part.factor) != (0, 1):
             changed.append((result, part.offset, part.factor))
@@ -309,10 +324,13 @@ def load_weights(
             quantised.append((part, result))
         for name, shape, expert, row in part.sources:
             values, own = (result.values, result.scales) if expert < 0 else (result.values[expert], result.scales[expert])
-            rows = slice(row, row + shape[0])
-            places.append((name, stored[name], QuantisedRows(values[rows], own[rows]) if found is None else values[rows]))
+            rows = slice(row, row + shape[0])  # of a matrix, or experts of a tensor that holds all of them
+            target = QuantisedRows(values[rows].flatten(0, -2), own[rows].flatten())
+            places.append((name, stored[name], target if found is None else values[rows]))
         if part.pairs_of:
             arranged.extend((rows, part) for rows in ((result.values,) if result.blocks else (result.values, result.scales)))
+        if part.runs:
+            arranged.extend((rows, part) for rows in (result.values, result.scales))
         if part.factor != 1:
             changed.append((result.scales, 0, part.factor))
         return result
@@ -328,7 +346,9 @@ def load_weights(
         if not bool(matrix.scales.isfinite().all()):
             raise ConfigError(f"{folder}: {part.sources[0][0]}, or a matrix fused with it, has non-finite values")
     for tensor, part in arranged:
-        if part.pairs_of:
+        if part.runs:
+            arrange_runs(tensor, part.runs, unit=part.shape[0] // len(tensor))
+        elif part.pairs_of:
             arrange_heads(tensor, *part.pairs_of)
         else:
             arrange_experts(tensor, part)

@@ -1,5 +1,6 @@
 """The one inner form of all 4-bit weights: numbers along the inputs, a scale for each group of inputs, and a table of values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,6 +106,10 @@ def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> Packed
         for tensor in (result.words, result.scales, result.zeros):
             if tensor is not None:
                 arrange_heads(tensor, rows, head, rotated)
+    if part.runs:
+        for tensor in (result.words, result.scales, result.zeros):
+            if tensor is not None:
+                arrange_runs(tensor, part.runs)
     if part.factor != 1:
         result.scales.mul_(part.factor)
     if all(order is None for order in orders.values()):
@@ -117,6 +122,16 @@ def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> Packed
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def arrange_runs(weight: torch.Tensor, runs: Sequence[tuple[int, int]], unit: int = 1) -> None:
+    """Put runs of rows into this order, in place.
+
+    weight: of any shape.
+    runs: (first row, rows) of each, in a matrix of which a row of `weight` stands for `unit` rows.
+    """
+    stored = weight.view(torch.uint8) if weight.itemsize == 1 else weight
+    stored.copy_(torch.cat([stored[first // unit : (first + rows) // unit] for first, rows in runs]))
 
 
 def arrange_heads(weight: torch.Tensor, rows: int, head: int, rotated: int) -> None:

@@ -38,6 +38,7 @@ class Part:
         gate first.
     pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, neighbours within a head are
         rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
+    runs: (first stored row, rows) of each run of rows; the decoder's weight has them in this order. Empty: as stored.
     packed: bytes of MXFP4, blocks or scales, not numbers.
     quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
     packing: of a 4-bit matrix (a PackedMatrix).
@@ -54,6 +55,7 @@ class Part:
     interleaved: bool = False
     packed: bool = False
     pairs_of: tuple[int, int, int] | None = None
+    runs: tuple[tuple[int, int], ...] = ()
     quantization: Quantization | None = None
     packing: Packing | None = None
     dequantised: bool = False

@@ -8,7 +8,18 @@ from pathlib import Path
 
 from blinkpy.config import ConfigError
 from blinkpy.model_files import open_file
-from blinkpy.models.description.blocks import BLOCK, Experts, Mlp, NormPlacement, QkNorm, Quantization, RouterKind, Scales
+from blinkpy.models.description.blocks import (
+    BLOCK,
+    Experts,
+    GatedDelta,
+    Latent,
+    Mlp,
+    NormPlacement,
+    QkNorm,
+    Quantization,
+    RouterKind,
+    Scales,
+)
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing, StoredPart
 from blinkpy.models.description.rope_tables import NONE
@@ -55,7 +66,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
-LINEAR = ("qkv", "q_b", "kv_b", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
+LINEAR = ("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
 
@@ -102,7 +113,7 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer. The residual stream's factor is applied here instead of in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
-    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
+    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") and p.field != "delta_norm" else p for p in parts]
     if model.quantization is not None:
         parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
     if model.packing is not None:
@@ -136,15 +147,20 @@ def _is_quantised(part: Part, model: DecoderDescription, keeps: Callable[[str], 
 
 def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     """The FP8 form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't be FP8."""
-    if not _is_quantised(part, model, kind.keeps) or (part.field == "kv_b" and not kind.stored):
+    sensitive = part.field in ("kv_b", "delta_ba") and not kind.stored
+    if sensitive or not _is_quantised(part, model, kind.keeps):
         return part
     names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
-    if len(part.sources[0][1]) == 3:
+    if part.transposed or (kind.stored and len(part.sources[0][1]) == 3):
         raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
     if part.field == "shared_down" and kind.static and model.experts.shared_gated:  # its inputs are gated, not its results
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
+    if kind.scales == Scales.BLOCK and any(size % BLOCK for run in part.runs for size in run):
+        raise ConfigError(
+            f"{names[0]} has rows to be reordered in other units than blocks of {BLOCK} rows: unsupported FP8 scales"
+        )
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
         raise ConfigError(
@@ -159,49 +175,114 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     return replace(part, quantization=kind, dequantised=part.field == "kv_b")
 
 
+def _vector(field: str, name: str, size: int) -> Part:
+    return joined(field, [(f"{name}.weight", size)])
+
+
+def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+    """A projection and its bias. rows: of the tensors, which the checkpoint may store as one tensor."""
+    sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
+    parts = [joined(field, [(f"{name}.weight", count) for name, count in sizes], width)]
+    if bias:
+        parts.append(joined(f"{field}_bias", [(f"{name}.bias", count) for name, count in sizes]))
+    return parts
+
+
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
+    names, delta = model.tensors, model.layers[layer].delta
     prefix = names.layer.format(layer=layer)
+    norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
+    mixer = _attention_parts(model, layer, prefix) if delta is None else _delta_parts(model, delta, prefix)
+    return [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
 
-    def vector(field: str, name: str, size: int) -> Part:
-        return joined(field, [(f"{prefix}{name}.weight", size)])
 
-    def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
-        """A projection and its bias. rows: of the tensors, which the checkpoint may store as one tensor."""
-        sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
-        parts = [joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
-        if bias:
-            parts.append(joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
-        return parts
+def _latent_parts(model: DecoderDescription, latent: Latent, prefix: str, bias: bool) -> list[Part]:
+    """The projections and norms of queries, keys and values."""
+    names, hidden, heads = model.tensors, model.hidden_size, model.heads
+    query = heads * (latent.plain + latent.rotated)
+    rows = latent.q_rank or query, latent.rank + latent.rotated
+    first = names.q_a if latent.q_rank else names.qkv[0]
+    parts = _matrix("qkv", (prefix + first, prefix + names.kv_a), rows, hidden, bias)
+    parts.append(_vector("k_norm", prefix + names.kv_a_norm, latent.rank))
+    if latent.q_rank:
+        parts.append(_vector("q_norm", prefix + names.q_a_norm, latent.q_rank))
+        parts += _matrix("q_b", (prefix + names.q_b,), (query,), latent.q_rank)
+    return parts + _matrix("kv_b", (prefix + names.kv_b,), (heads * (latent.plain + latent.value),), latent.rank)
 
-    parts = [vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]]
+
+def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list[Part]:
+    names, hidden, attention = model.tensors, model.hidden_size, model.layers[layer].attention
+    last = _matrix("o", (prefix + names.o,), (hidden,), model.attended_size, attention.o_bias)
     if attention.latent:
-        latent, heads = attention.latent, model.heads
-        query = heads * (latent.plain + latent.rotated)
-        rows = latent.q_rank or query, latent.rank + latent.rotated
-        parts += matrix("qkv", (names.q_a if latent.q_rank else names.qkv[0], names.kv_a), rows, hidden, attention.qkv_bias)
-        parts += [vector("k_norm", names.kv_a_norm, latent.rank)]
-        parts += [vector("q_norm", names.q_a_norm, latent.q_rank)] if latent.q_rank else []
-        parts += matrix("q_b", (names.q_b,), (query,), latent.q_rank) if latent.q_rank else []
-        parts += matrix("kv_b", (names.kv_b,), (heads * (latent.plain + latent.value),), latent.rank)
-    else:
-        parts += matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias)
-    parts += matrix("o", (names.o,), (hidden,), model.attended_size, attention.o_bias)
+        return _latent_parts(model, attention.latent, prefix, attention.qkv_bias) + last
+    queries = model.q_size if attention.gate is None else 2 * model.q_size
+    stored = [prefix + name for name in names.qkv]
+    qkv = _matrix("qkv", stored, (queries, model.kv_size, model.kv_size), hidden, attention.qkv_bias)
+    if attention.gate is not None:
+        qkv = [replace(part, runs=_gates_last(model)) for part in qkv]
     if attention.rope.neighbours:
         pairs = (model.q_size + model.kv_size, model.head_dim, attention.rope.rotary_dim)
-        parts = [replace(part, pairs_of=pairs) if part.field in ("qkv", "qkv_bias") else part for part in parts]
+        qkv = [replace(part, pairs_of=pairs) for part in qkv]
+    parts = qkv + last
     if attention.qk_norm == QkNorm.ROTATED_HEAD:
         if attention.rope.kind != NONE:
             parts += [Part(field, (model.head_dim,), ()) for field in ("q_norm", "k_norm")]
     elif attention.qk_norm:
         sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
-        parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
+        parts += [_vector("q_norm", prefix + names.q_norm, sizes[0]), _vector("k_norm", prefix + names.k_norm, sizes[1])]
     if attention.sinks:
         parts.append(joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
+    return parts
+
+
+def _gates_last(model: DecoderDescription) -> tuple[tuple[int, int], ...]:
+    """Runs of a projection of queries whose heads are each stored as queries, then gate."""
+    size, starts = model.head_dim, range(0, 2 * model.q_size, 2 * model.head_dim)
+    queries, gates = ([(start + offset, size) for start in starts] for offset in (0, size))
+    return (*queries, (2 * model.q_size, 2 * model.kv_size), *gates)
+
+
+def _delta_parts(model: DecoderDescription, delta: GatedDelta, prefix: str) -> list[Part]:
+    """Of a gated delta net. `qkv` has the channels, then the gate of the results; `o` is the last projection."""
+    names, hidden, heads = model.tensors, model.hidden_size, delta.value_heads
+    shared = heads // delta.key_heads
+    inputs = _matrix("qkv", [prefix + name for name in names.delta_in], (delta.channels, delta.value_size), hidden)
+    strengths = _matrix("delta_ba", [prefix + name for name in names.delta_ba], (heads, heads), hidden)
+    if len(names.delta_in) == 1:
+        widths = delta.key_dim, delta.key_dim, shared * delta.value_dim, shared * delta.value_dim
+        inputs = [replace(part, runs=_ungrouped(delta.key_heads, widths)) for part in inputs]
+    if len(names.delta_ba) == 1:
+        strengths = [replace(part, runs=_ungrouped(delta.key_heads, (shared, shared))) for part in strengths]
+    taps = (f"{prefix}{names.delta_conv}.weight", (delta.channels, 1, delta.taps), -1, 0)
+    return [
+        *inputs,
+        *_matrix("o", (prefix + names.delta_out,), (hidden,), delta.value_size),
+        *strengths,
+        Part("delta_conv", (delta.channels, delta.taps), (taps,)),
+        replace(joined("delta_decay", [(prefix + names.delta_decay, heads)]), wide=True),
+        replace(joined("delta_bias", [(prefix + names.delta_bias, heads)]), wide=True),
+        _vector("delta_norm", prefix + names.delta_norm, delta.value_dim),
+    ]
+
+
+def _ungrouped(groups: int, widths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of a matrix that is stored group by group, each with these numbers of rows of its parts."""
+    starts = [sum(widths[:part]) for part in range(len(widths))]
+    return tuple(
+        (group * sum(widths) + start, width) for start, width in zip(starts, widths, strict=True) for group in range(groups)
+    )
+
+
+def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> list[Part]:
+    names, hidden = model.tensors, model.hidden_size
+
+    def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+        return _matrix(field, [prefix + name for name in stored], rows, width, bias)
+
     if isinstance(mlp, Mlp):
-        parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
+        parts = matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
-    parts += matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
+    parts = matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
     if mlp.router == RouterKind.SIGMOID_TOP_K:
         parts.append(replace(joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
     if mlp.shared:

@@ -4,6 +4,7 @@ Where a number lies between two of FP8, roundings before it decide, and all that
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import BLOCKS, SCHEMES, FakeFp8, by_rows, quantised, rounded, save_fp8
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, make_model, save_model
 from support.models.paged_batch import PagedBatches
@@ -29,7 +31,7 @@ from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights import array_loader
 from blinkpy.models.weights import array_weights as fp8_arrays
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayWeights, dummy_array_weights, load_array_weights
-from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
 from blinkpy.models.weights.decoder_weights import QuantisedRows, Weights, dummy_weights, load_tensors, load_weights
 from blinkpy.models.weights.weight_parts import layer_parts
 
@@ -40,7 +42,9 @@ TOGETHER = ("qwen3-vl-moe", "mistral4", "mistral4-nested")  # all experts in one
 FAMILIES = [name for name in FAMILIES if name not in TOGETHER]
 NO_BLOCKS: tuple[str, ...] = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
 NO_BLOCKS += ("olmoe", "qwen2-vl", "qwen2.5-vl", "glm4v", "glm4v-moe")  # their heads have one size in transformers
-NOT_STATIC = dict.fromkeys(("qwen2-moe", "qwen2-moe-mixed"), "shared_expert.down_proj are gated")
+NO_BLOCKS += ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-nested", "qwen3.5-moe-nested")  # below
+GATED = ("qwen2-moe", "qwen2-moe-mixed", "qwen3-next", "qwen3.5-moe", "qwen3.5-moe-nested")
+NOT_STATIC = dict.fromkeys(GATED, "shared_expert.down_proj are gated")
 NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj are scaled")
 ROWS, LENGTH = 16, 4
 KEPT = {  # of each layout, what leaves layer 1 and all output projections as they are
@@ -61,7 +65,7 @@ def logits(
     if isinstance(weights, ArrayWeights):
         decoder = NumpyDecoder(model, weights, ArrayCache(model, 64, 8), MAX_MODEL_LEN, tokens.size)
     else:
-        decoder = TorchDecoder(model, weights, PagedCache(model, 64, 8, weights.dtype), MAX_MODEL_LEN, tokens.size)
+        decoder = TorchDecoder(model, weights, PagedCache(model, 64, 8, weights.dtype, slots=ROWS), MAX_MODEL_LEN, tokens.size)
     rows, found = [batches.add(row[:-1].tolist()) for row in tokens], np.empty((*tokens.shape, model.vocab_size), np.float32)
     for step in (slice(0, -1), slice(-1, None)):
         batch = batches.batch([(row, len(range(*step.indices(tokens.shape[1])))) for row in rows])
@@ -115,6 +119,50 @@ def test_experts_in_one_tensor_are_refused(name: str, tmp_path: Path, rng: np.ra
         describe_model(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+def test_gated_delta_nets_in_blocks(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """As published: heads of whole blocks are reordered with their scales; strengths and decays are not quantised."""
+    kept = [f"model.layers.{layer}.linear_attn.in_proj_{kind}" for layer in range(3) for kind in ("a", "b", "ba")]
+    sizes = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_value_heads": 4}
+    seed, ignored = int(rng.integers(2**31)), {"modules_to_not_convert": [*kept, "lm_head"]}
+    made = save_fp8(name, tmp_path, seed, "fp8-block", lambda name: name in kept, ignored, **BLOCKS | sizes)
+    layers = load_weights(describe_model(tmp_path), tmp_path, torch.float32).layers
+    assert all(isinstance(layer.qkv, Fp8Matrix) and not isinstance(layer.delta_ba, Fp8Matrix) for layer in layers)
+    check(tmp_path, made, rng)
+
+
+def test_experts_in_one_tensor_or_apart(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Both forms of Qwen3.5's experts have the same weights, also if they are quantised as they are loaded."""
+    apart, together = tmp_path / "apart", tmp_path / "together"
+    save_model("qwen3.5-moe", apart, int(rng.integers(2**31)), dtype=torch.bfloat16)
+    tensors = load_file(apart / "model.safetensors")
+    names = {apart: list(tensors)}
+    experts = {name: tensors.pop(name) for name in list(tensors) if ".experts." in name}
+    for layer in range(3):
+        stem, each = f"model.layers.{layer}.mlp.experts", dict[str, torch.Tensor]()
+        for kind in ("gate", "up", "down"):
+            each[kind] = torch.stack([experts[f"{stem}.{number}.{kind}_proj.weight"] for number in range(8)])
+        gate_up = torch.cat([each["gate"], each["up"]], 1).contiguous()
+        tensors |= {f"{stem}.gate_up_proj": gate_up, f"{stem}.down_proj": each["down"]}
+    together.mkdir()
+    save_file(tensors, together / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(apart / "config.json", together)
+    names[together] = list(tensors)
+    for quantization in ("auto", "fp8"):
+        found = []
+        for folder in (apart, together):
+            model = as_stored(describe_model(folder, quantization), folder)
+            check_names(model, names[folder], folder)
+            found.append(load_weights(model, folder, torch.bfloat16).layers)
+        for one, other in zip(*found, strict=True):
+            for name in ("gate_up", "down"):
+                both = getattr(one, name), getattr(other, name)
+                if quantization == "fp8":
+                    assert torch.equal(both[0].scales, both[1].scales)
+                    both = both[0].values.float(), both[1].values.float()
+                assert torch.equal(*both)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", ["llama2", "qwen3-moe"])
 def test_layouts_that_leave_matrices_as_they_are(name: str, scheme: str, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -129,7 +177,7 @@ def test_layouts_that_leave_matrices_as_they_are(name: str, scheme: str, tmp_pat
     check(tmp_path, made, rng)
 
 
-@pytest.mark.parametrize("name", ["llama2", "phi3", "granite", "qwen2-moe", "gemma3-nested"])
+@pytest.mark.parametrize("name", ["llama2", "phi3", "granite", "qwen2-moe", "gemma3-nested", "qwen3-next"])
 def test_quantised_as_it_is_loaded(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """The bits of each matrix, quantised as a whole: by both loaders, of a checkpoint in bfloat16."""
     save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

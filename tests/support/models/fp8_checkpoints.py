@@ -16,12 +16,15 @@ from safetensors.torch import load_file, save_file
 from support.models.model_zoo import ZOO, auto_class, make_model
 from torch.overrides import TorchFunctionMode
 
-LINEAR = re.compile(r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias))")
+LINEAR = re.compile(
+    r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log))"
+)
 KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
-    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj",
+    "strengths and decays": r"linear_attn\.in_proj_(b|a|ba)\.",
+    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj|linear_attn\.in_proj",
     "q_b": r"self_attn\.q_b_proj",
     "kv_b": r"self_attn\.kv_b_proj",  # dequantised before it is absorbed, so its inputs are not rounded
-    "o": r"self_attn\.o_proj",
+    "o": r"self_attn\.o_proj|linear_attn\.out_proj",
     "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
     "shared down": r"shared_(experts?|mlp)\.down_proj",
     "experts' gate and up": r"experts\..*(gate|up)_proj|experts\..*w[13]\b|experts\.gate_up_proj",

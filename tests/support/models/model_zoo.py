@@ -48,7 +48,7 @@ def _longrope(original: int) -> dict[str, Any]:
 GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 0.7}
 HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "sliding_window": 20}
 OSS_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
@@ -84,6 +84,15 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 GLM4V = {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
 QWEN3_VL_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 QWEN3_VL_MOE |= {"rope_parameters": {**MROPE, "mrope_section": [4, 6, 6], "mrope_interleaved": True}, "mlp_only_layers": [1]}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
+DELTA |= {"head_dim": 32, "full_attention_interval": 2}
+DELTA_MOE = {
+    **DELTA,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 GROWING = {**YARN, "original_max_position_embeddings": 21, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
 LATENT: dict[str, Any] = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28}
@@ -198,6 +207,11 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics3": ("Idefics3Config", {"model_type": "llama"}),
     "voxtral": ("VoxtralConfig", {"model_type": "llama", "head_dim": 32}),
     "qwen2-audio": ("Qwen2AudioConfig", {"model_type": "qwen2"}),
+    "qwen3-next": ("Qwen3NextConfig", {**DELTA_MOE, "mlp_only_layers": [1]}),
+    "qwen3.5": ("Qwen3_5TextConfig", {**DELTA, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 3}),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", {**DELTA_MOE, "attention_bias": True, "linear_num_value_heads": 2}),
+    "qwen3.5-nested": ("Qwen3_5Config", {**DELTA, "model_type": "qwen3_5_text", "layer_types": [RECURRENT, FULL, RECURRENT]}),
+    "qwen3.5-moe-nested": ("Qwen3_5MoeConfig", {**DELTA_MOE, "model_type": "qwen3_5_moe_text"}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
@@ -238,6 +252,8 @@ VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in t
     "Qwen2_5_VLConfig": QWEN_VISION,
     "Qwen3VLConfig": DEEPSTACK,
     "Qwen3VLMoeConfig": DEEPSTACK,
+    "Qwen3_5Config": {**QWEN_VISION, "num_position_embeddings": 16},
+    "Qwen3_5MoeConfig": {**QWEN_VISION, "num_position_embeddings": 16},
     "InternVLConfig": {**SMALL_VISION, "model_type": "internvl_vision"},
     "LlavaConfig": CLIP,
     "LlavaNextConfig": CLIP,
@@ -254,6 +270,7 @@ SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
 MAX_MODEL_LEN = 256
+ADDS_1 = ("Gemma", "Qwen3Next", "Qwen3_5")  # to the weights of norms
 
 
 def auto_class(name: str) -> Any:
@@ -285,7 +302,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5).sub_(1 if kind.startswith("Gemma") else 0)  # to which Gemma adds 1
+                added = kind.startswith(ADDS_1) and not parameter_name.endswith("linear_attn.norm.weight")
+                parameter.uniform_(0.5, 1.5).sub_(1 if added else 0)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(2, 1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:

@@ -1,0 +1,262 @@
+"""Gated delta nets on the CPU: a compiled pass for the convolution, the recurrence, and the norm and gate of its results.
+
+The recurrence is computed token by token in float32, so a token's result does not depend on how its prompt is cut into chunks.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import carray, njit, types
+
+from blinkpy.device.compile_cache import cached_cfunc
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
+from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
+from blinkpy.models.cpu.njit_math import FAST, exp2, larger, pointer_to, take_number
+from blinkpy.models.cpu.torch_progress import TorchProgress
+from blinkpy.models.delta_states import DeltaStates
+from blinkpy.models.description.blocks import GatedDelta
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.decoder_weights import LayerWeights
+
+_ADDRESSES = (
+    "projected",  # float32 [tokens, in_size]: channels (queries, keys, values), then gates
+    *("decays", "strengths"),  # float32 [tokens, value_heads]
+    "out",  # float32 [tokens, value_heads, DV]
+    "matrices",  # float32 [slots, value_heads, DK, DV]
+    "inputs",  # float32 [slots, taps - 1, channels]
+    "weights",  # float32 [taps, channels]
+    "norm",  # float32 [DV]
+    *("starts", "contexts", "row_slots"),  # int32 [rows + 1], [rows], [rows]
+    "scratch",  # float32 [threads, channels of a key head]
+    "sums",  # float32 [threads, DV]
+    "begun",  # int64 [2], numbers of threads and units of work that have begun: 0 before each pass
+    "progress",  # int64, counts units of work, for the watchdog
+)
+_SIZES = ("tokens", "rows", "threads", "slots", "key_heads", "value_heads", "taps")
+ARGUMENTS = np.dtype([*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("eps", np.float32)], align=True)
+L2_EPS = 1e-6  # added to the squares of a query or key
+LOG2_E = np.float32(1.44269504)
+
+inlined = njit(inline="always")
+
+
+@functools.lru_cache(maxsize=32)
+def compile_delta(key_dim: int, value_dim: int) -> Any:
+    """Compile the pass for one size of keys and values. Returns Numba's CFunc; see
+    blinkpy.models.cpu.cpu_attention_pass.compile_pass.
+    """
+    DK, DV = key_dim, value_dim
+
+    def delta_pass(arguments):  # type: ignore[no-untyped-def]
+        a = carray(arguments, (1,), ARGUMENTS)[0]
+        thread, taps = take_number(a.begun), a.taps
+        key_heads, heads = a.key_heads, a.value_heads
+        shared = heads // key_heads
+        channels = 2 * key_heads * DK + heads * DV
+        own = 2 * DK + shared * DV  # channels of a key head, its query's first
+        projected = carray(pointer_to(a.projected), (a.tokens, channels + heads * DV), np.float32)
+        decays = carray(pointer_to(a.decays), (a.tokens, heads), np.float32)
+        strengths = carray(pointer_to(a.strengths), (a.tokens, heads), np.float32)
+        out = carray(pointer_to(a.out), (a.tokens, heads, DV), np.float32)
+        matrices = carray(pointer_to(a.matrices), (a.slots, heads, DK, DV), np.float32)
+        inputs = carray(pointer_to(a.inputs), (a.slots, taps - 1, channels), np.float32)
+        weights = carray(pointer_to(a.weights), (taps, channels), np.float32)
+        norm = carray(pointer_to(a.norm), (DV,), np.float32)
+        starts = carray(pointer_to(a.starts), (a.rows + 1,), np.int32)
+        contexts = carray(pointer_to(a.contexts), (a.rows,), np.int32)
+        row_slots = carray(pointer_to(a.row_slots), (a.rows,), np.int32)
+        x = carray(pointer_to(a.scratch), (a.threads, own), np.float32)[thread]
+        sums = carray(pointer_to(a.sums), (a.threads, DV), np.float32)[thread]
+
+        unit = take_number(a.begun + 8)  # a row with one of its key heads
+        while unit < a.rows * key_heads:
+            row = unit // key_heads
+            g = unit - row * key_heads
+            start, end, slot = np.int64(starts[row]), np.int64(starts[row + 1]), np.int64(row_slots[row])
+            carried = inputs[slot]
+            if contexts[row] == end - start:  # a new sequence
+                for j in range(taps - 1):
+                    clear(carried[j, g * DK : (g + 1) * DK])
+                    clear(carried[j, (key_heads + g) * DK : (key_heads + g + 1) * DK])
+                    clear(carried[j, 2 * key_heads * DK + g * shared * DV : 2 * key_heads * DK + (g + 1) * shared * DV])
+                for h in range(g * shared, (g + 1) * shared):
+                    for k in range(DK):
+                        clear(matrices[slot, h, k])
+            for t in range(start, end):
+                convolve(projected, carried, weights, start, t, g * DK, x[:DK])
+                convolve(projected, carried, weights, start, t, (key_heads + g) * DK, x[DK : 2 * DK])
+                convolve(projected, carried, weights, start, t, 2 * key_heads * DK + g * shared * DV, x[2 * DK :])
+                normalise(x[:DK], np.float32(1) / np.sqrt(np.float32(DK)))
+                normalise(x[DK : 2 * DK], np.float32(1))
+                for i in range(shared):
+                    h = g * shared + i
+                    v = x[2 * DK + i * DV : 2 * DK + (i + 1) * DV]
+                    advance(x[:DK], x[DK : 2 * DK], v, decays[t, h], strengths[t, h], matrices[slot, h], sums, out[t, h])
+                    gate(out[t, h], projected[t, channels + h * DV : channels + (h + 1) * DV], norm, a.eps)
+            keep(projected, carried, start, end, g * DK, DK)
+            keep(projected, carried, start, end, (key_heads + g) * DK, DK)
+            keep(projected, carried, start, end, 2 * key_heads * DK + g * shared * DV, shared * DV)
+            take_number(a.progress)
+            unit = take_number(a.begun + 8)
+
+    return cached_cfunc(delta_pass, types.void(types.voidptr), (key_dim, value_dim), error_model="numpy", fastmath=FAST)
+
+
+@inlined
+def clear(x):  # type: ignore[no-untyped-def]
+    for i in range(len(x)):
+        x[i] = np.float32(0)
+
+
+@inlined
+def silu(x):  # type: ignore[no-untyped-def]
+    return x / (np.float32(1) + exp2(min(larger(-x * LOG2_E, np.float32(-126)), np.float32(126))))
+
+
+@inlined
+def convolve(projected, carried, weights, start, t, first, target):  # type: ignore[no-untyped-def]
+    """target = silu of the convolution of some channels, from `first` on, at token t of a row that starts at `start`."""
+    taps = len(weights)
+    for c in range(len(target)):
+        target[c] = projected[t, first + c] * weights[taps - 1, first + c]
+    for j in range(taps - 1):
+        at = t - (taps - 1) + j
+        if at >= start:
+            for c in range(len(target)):
+                target[c] += projected[at, first + c] * weights[j, first + c]
+        else:
+            for c in range(len(target)):
+                target[c] += carried[taps - 1 + at - start, first + c] * weights[j, first + c]
+    for c in range(len(target)):
+        target[c] = silu(target[c])
+
+
+@inlined
+def keep(projected, carried, start, end, first, count):  # type: ignore[no-untyped-def]
+    """Carry the last inputs of some channels to the row's next token."""
+    kept = len(carried)
+    for j in range(kept):
+        at = end - kept + j
+        for c in range(first, first + count):
+            carried[j, c] = projected[at, c] if at >= start else carried[kept + at - start, c]
+
+
+@inlined
+def normalise(x, factor):  # type: ignore[no-untyped-def]
+    """x = factor * x / |x|, in place."""
+    square = np.float32(0)
+    for i in range(len(x)):
+        square += x[i] * x[i]
+    scale = factor / np.sqrt(square + np.float32(L2_EPS))
+    for i in range(len(x)):
+        x[i] *= scale
+
+
+@inlined
+def advance(q, k, v, decay, strength, matrix, sums, out):  # type: ignore[no-untyped-def]
+    """Advance a head's matrix by one token, and compute its result. See blinkpy.models.description.blocks.GatedDelta.
+
+    q, k: float32 [DK]; v, sums (scratch), out: [DV]; matrix: [DK, DV], changed in place.
+    """
+    DV = len(v)
+    clear(sums)
+    for i in range(len(k)):
+        for d in range(DV):
+            sums[d] += k[i] * matrix[i, d]
+    for d in range(DV):
+        sums[d] = strength * (v[d] - decay * sums[d])
+        out[d] = np.float32(0)
+    for i in range(len(k)):
+        for d in range(DV):
+            new = decay * matrix[i, d] + k[i] * sums[d]
+            matrix[i, d] = new
+            out[d] += q[i] * new
+
+
+@inlined
+def gate(x, gates, norm, eps):  # type: ignore[no-untyped-def]
+    """x = norm(x) * silu(gates), in place. All: float32 [DV]."""
+    square = np.float32(0)
+    for d in range(len(x)):
+        square += x[d] * x[d]
+    scale = np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
+    for d in range(len(x)):
+        x[d] *= scale * norm[d] * silu(gates[d])
+
+
+class CpuDelta:
+    """The gated delta nets of all layers of a model.
+
+    states: of the request slots; changed by each run.
+    max_tokens: of the largest batch.
+    progress: advances during a step.
+    """
+
+    def __init__(
+        self,
+        model: DecoderDescription,
+        layers: list[LayerWeights],
+        states: DeltaStates,
+        max_tokens: int,
+        progress: TorchProgress,
+    ):
+        if model.delta is None:
+            raise ValueError(f"{model.name} has no gated delta net")
+        self.delta: GatedDelta = model.delta
+        self.layers = layers
+        self.states = states
+        self.progress = progress
+        self.threads = team_size()
+        delta = self.delta
+        self.compiled = compile_delta(delta.key_dim, delta.value_dim)
+        self.out = torch.empty(max_tokens, delta.value_size)
+        self.begun = np.zeros(2, np.int64)
+        own = 2 * delta.key_dim + delta.value_heads // delta.key_heads * delta.value_dim
+        scratch, sums = torch.empty(self.threads, own), torch.empty(self.threads, delta.value_dim)
+        self.arguments = a = np.zeros(1, ARGUMENTS)
+        a["scratch"], a["sums"], a["begun"] = scratch.data_ptr(), sums.data_ptr(), self.begun.ctypes.data
+        a["out"], a["threads"], a["slots"], a["eps"] = self.out.data_ptr(), self.threads, states.slots, model.norm.eps
+        a["key_heads"], a["value_heads"], a["taps"] = delta.key_heads, delta.value_heads, delta.taps
+        self.weights = [  # of the convolution and the norm, whatever the dtype of the others
+            None
+            if layer.delta_conv is None or layer.delta_norm is None
+            else (layer.delta_conv.float().t().contiguous(), layer.delta_norm.float())
+            for layer in layers
+        ]
+        self.kept = scratch, sums  # the arguments point into them
+
+    def begin(self, batch: Batch) -> None:
+        """Read the metadata of one step. Raises ValueError for slots beyond the states."""
+        a, counts = self.arguments, batch.counts
+        self.tokens, rows = int(counts[S.TOKENS]), int(counts[S.ROWS])
+        # The compiled pass does not check these; a wrong value would write outside the buffers.
+        if self.tokens > len(self.out) or (rows and int(batch.row_slots[:rows].max()) >= self.states.slots):
+            raise ValueError(f"{self.tokens} tokens of slots {batch.row_slots[:rows]} exceed {self.states.slots} states")
+        a["tokens"], a["rows"], a["progress"] = self.tokens, rows, self.progress.word.ctypes.data
+        a["starts"], a["contexts"] = batch.query_starts.ctypes.data, batch.context_lengths.ctypes.data
+        a["row_slots"] = batch.row_slots.ctypes.data
+
+    def run(self, layer: int, projected: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """One layer, up to its last projection. Advances the states of the batch's rows.
+
+        projected: [tokens, in_size]. normed: [tokens, hidden], the layer's input behind its norm.
+        Returns [tokens, value_size] in the dtype of `projected`, valid until the next run.
+        """
+        weights, own, states = self.layers[layer], self.weights[layer], self.states.layers[layer]
+        if own is None or states is None or weights.delta_ba is None:
+            raise ValueError(f"layer {layer} has no gated delta net")
+        strengths, rates = self.progress.linear(normed, weights.delta_ba).float().chunk(2, dim=-1)
+        strengths = strengths.sigmoid()
+        decays = (F.softplus(rates + weights.delta_bias) * -weights.delta_decay.exp()).exp()  # type: ignore[operator, union-attr]
+        wide = projected.float().contiguous()
+        a = self.arguments
+        for name, tensor in {"projected": wide, "decays": decays, "strengths": strengths, "matrices": states.matrices}.items():
+            a[name] = tensor.data_ptr()
+        a["inputs"], a["weights"], a["norm"] = states.inputs.data_ptr(), own[0].data_ptr(), own[1].data_ptr()
+        self.begun[:] = 0
+        run_on_threads(self.compiled.address, a.ctypes.data, self.threads)
+        return self.out[: self.tokens].to(projected.dtype)
