@@ -261,7 +261,8 @@ class LLM:
             prompts = [self._dialect.prompt(request, self.tokenizer.specials) for request in requests]
             takes_grammars = self._pair.facts.grammar_share > 0
             fields_of = [r.grammar if r.grammar is not None and (r.grammar.needed or takes_grammars) else None for r in requests]
-            grammars = [None if field is None else automaton_of_grammar(field.grammar) for field in fields_of]
+            closes = self.tokenizer.spells_bytes
+            grammars = [None if field is None else automaton_of_grammar(field.grammar, closes=closes) for field in fields_of]
         except ApiError as error:
             raise ValueError(error.message) from error
         except GrammarError as error:

@@ -4,7 +4,9 @@ fuzz-schemas` runs it.
 Each schema is compiled to an automaton. Tokens of the demonstration model's vocabulary are drawn at
 random, with the mask of the CPU engine and the state transitions of the loop. A share of the schemas goes
 through the whole engine, with random weights. A complete output must be valid according to the package
-jsonschema; an output cut by max_tokens must be the beginning of a valid one. To repeat one schema:
+jsonschema; an output cut by max_tokens must be the beginning of a valid one. Three more outputs of each schema
+have the lowest, the highest or a random legal token at each place. Their max_tokens is at least the bytes of the
+shortest output, so each must be complete. To repeat one schema:
 
     python tools/fuzz_schemas.py --seed SEED --first NUMBER --count 1
 """
@@ -96,11 +98,11 @@ def fuzz_schemas(run: Run) -> None:
     refused = {name.removeprefix("refused: "): n for name, n in counts.items() if name.startswith("refused: ")}
     run.write(__doc__, {
         "schemas": options.count, "refused": refused, "outputs that ended": counts["ended"],
-        "outputs cut by max_tokens": counts["cut"],
+        "outputs cut by max_tokens": counts["cut"], "outputs that had to end": counts["closed"],
         "outputs of the engine that ended": counts["engine ended"], "of the engine cut by max_tokens": counts["engine cut"],
         "invalid": len(faults),
     })  # fmt: skip
-    total = counts["ended"] + counts["cut"] + counts["engine ended"] + counts["engine cut"]
+    total = counts["ended"] + counts["cut"] + counts["closed"] + counts["engine ended"] + counts["engine cut"]
     print(f"{options.count:,} schemas, {sum(refused.values()):,} of them refused; {total:,} outputs, none invalid")
 
 

@@ -7,6 +7,9 @@ them. A request has a slot and a state of its automaton. commit advances the sta
 sampled token, and the samplers mask tokens that no string of the language continues with. The state after
 a token is a pure function of the state before it.
 
+Near max_tokens, the mask leads to an end: the state after a token must be near enough to an accepting state
+for the tokens that are left (see most_distance).
+
 A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
 are scanned when a slot is needed, which is rare.
 """
@@ -20,6 +23,7 @@ from blinkpy.device.portable import barrier, block_max, block_sum, device, strid
 from blinkpy.kv import state as S
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import token_rules as R
+from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS, WORD_STOP_IDS
 from blinkpy.queues.words import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP, Int32
 
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 except the sign
@@ -117,6 +121,8 @@ ILLEGAL = -1  # instead of a state: the grammar does not allow this token
 STATE_MASK = (1 << 15) - 1
 ENDING = 1 << 15  # flag added to a state: the output ends here
 
+NO_LIMIT = A.MOST_DISTANCE + 1  # of the distance to an end
+
 _INDEX_BITS = 12  # limits.MOST_SHARE
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _LATEST = 1 << 50  # above all arrival numbers
@@ -162,15 +168,52 @@ def must_end(words, slot, state):
 
 
 @device
-def follow(grammars, slot, state, token, stops):
+def distance_of(words, slot, state):
+    """The fewest bytes from a state of the automaton in a slot to an accepting one."""
+    return cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD])) >> A.DISTANCE_SHIFT
+
+
+@device
+def may_stop(entry, slot, generated):
+    """Whether a stop id can end the output. generated: tokens of the output, the next one included."""
+    some = False
+    for i in range(STOP_IDS):
+        some = some or entry[slot, WORD_STOP_IDS + i] >= 0
+    return some and generated > entry[slot, WORD_MIN_TOKENS]
+
+
+@device
+def most_distance(grammars, requests, slot):
+    """The largest distance to an end that is legal after a request's next token, so that the output is complete at max_tokens.
+
+    NO_LIMIT if the tokens left are enough for any end, or too few for each end. Also if the output may end here, but no stop
+    id can end it. Also for requests with token rules, which may exclude the tokens of an end.
+    """
+    entry, own, state = requests.entry, requests.grammar[slot], requests.grammar_state[slot]
+    generated = requests.length[slot] + 1 - requests.prompt_length[slot]
+    left = entry[slot, WORD_MAX_TOKENS] - generated
+    if left >= grammars.words[own, A.STATES_WORD] or entry[slot, WORD_RULES_WORDS] != 0:
+        return NO_LIMIT
+    if distance_of(grammars.words, own, state) > left + 1:
+        return NO_LIMIT
+    if may_end(grammars.words, own, state) and not may_stop(entry, slot, generated):
+        return NO_LIMIT
+    return left
+
+
+@device
+def follow(grammars, slot, state, token, stops, most):
     """The state after a token, with ENDING if the output ends there, or ILLEGAL.
 
     stops: whether the token is a stop id; it is legal if the output may end here, and keeps the state.
+    most: the largest legal distance of the state after the token (most_distance).
     """
     if stops:
         following = state if may_end(grammars.words, slot, state) else ILLEGAL
     else:
         following = state_after(grammars, slot, state, token)
+        if following >= 0 and distance_of(grammars.words, slot, following) > most:
+            following = ILLEGAL
         if following >= 0 and must_end(grammars.words, slot, following):
             following |= ENDING
     return following
@@ -182,7 +225,8 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
 
     finish: its finish code without the grammar.
     """
-    following = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], token, finish == FINISH_STOP)
+    most = most_distance(grammars, requests, slot)
+    following = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], token, finish == FINISH_STOP, most)
     if following < 0:
         finish = FINISH_ERROR
     elif following & ENDING != 0:
@@ -234,27 +278,33 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
 
 @device
 def is_automaton(words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are a packed automaton with valid targets and correct flags."""
+    """Whether the `count` words in a slot are a packed automaton with valid targets, correct flags, and distances that are all
+    correct, or all 0."""
     states, classes = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD]
     row = 1 + classes
     fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and count == A.CELLS_WORD + ((states * row + 1) >> 1)
-    bad = 0
+    bad, wrong, distances = 0, 0, 0
     if fits:
         for byte in strided(lane, A.BYTES, lanes):
             if class_of(words, slot, byte) >= classes:
                 bad = 1
         for state in strided(lane, states, lanes):
-            flags, leads = cell_of(words, slot, state * row), 0
+            flags, leads, nearest = cell_of(words, slot, state * row), 0, A.MOST_DISTANCE
             for i in range(1, row):
                 following = cell_of(words, slot, state * row + i)
                 if following != A.DEAD_CELL:
                     leads = 1
                     if following >= states:
                         bad = 1
-            ends = flags & A.STATE_ACCEPTING != 0 and leads == 0
-            if flags != (flags & A.STATE_ACCEPTING) | (A.STATE_ENDING if ends else 0):
+                    else:
+                        nearest = min(nearest, 1 + (cell_of(words, slot, following * row) >> A.DISTANCE_SHIFT))
+            accepts, distance = flags & A.STATE_ACCEPTING, flags >> A.DISTANCE_SHIFT
+            if flags & (1 << A.DISTANCE_SHIFT) - 1 != accepts | (A.STATE_ENDING if accepts != 0 and leads == 0 else 0):
                 bad = 1
+            if distance != (0 if accepts != 0 else nearest):
+                wrong = 1
+            distances = max(distances, distance)
         if lane == 0 and states * row & 1 != 0 and cell_of(words, slot, states * row) != 0:
             bad = 1  # padding
-    bad = block_max(bad, lane, lanes)
-    return fits and bad == 0
+    bad, wrong, distances = block_max(bad, lane, lanes), block_max(wrong, lane, lanes), block_max(distances, lane, lanes)
+    return fits and bad == 0 and (wrong == 0 or distances == 0)

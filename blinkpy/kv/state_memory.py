@@ -14,7 +14,7 @@ from blinkpy.config import ConfigError
 from blinkpy.device.portable import device
 from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as kinds
-from blinkpy.kv.grammars import TokenBytes, follow, is_allowed
+from blinkpy.kv.grammars import NO_LIMIT, TokenBytes, follow, is_allowed, most_distance
 from blinkpy.kv.limits import Limits, default_buckets
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.queues.words import COUNTER_NAMES, LOGPROB_ENTRIES
@@ -33,6 +33,7 @@ def synthetic_choice(grammars, requests, slot, token, vocab_size):
     if requests.grammar[slot] < 0 and requests.rules[slot] < 0:
         return token
     counts = length + 1 - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]
+    most = most_distance(grammars, requests, slot) if requests.grammar[slot] >= 0 else NO_LIMIT
     for i in range(vocab_size):
         candidate = (token + i) % vocab_size
         if requests.grammar[slot] < 0:
@@ -41,7 +42,7 @@ def synthetic_choice(grammars, requests, slot, token, vocab_size):
             stops = False
             for k in range(STOP_IDS):
                 stops = stops or (counts and requests.entry[slot, WORD_STOP_IDS + k] == candidate)
-            fine = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], candidate, stops) >= 0
+            fine = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], candidate, stops, most) >= 0
         if fine:
             return candidate
     return token

@@ -42,7 +42,23 @@ def test_outputs_under_random_schemas_are_valid(llm: LLM, seed: int) -> None:
     counts = sum((found for _, found in walk_outputs(TokenWalk(tokens, llm.tokenizer.eos_ids[0]), seed, range(25), 2)), Counter())
     counts += engine_outputs(llm, seed, [draw(seed, number) for number in range(25)], 100)
     assert counts["ended"] > 25
+    assert counts["closed"] > 25
     assert counts["engine ended"] > 5
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_output_is_complete_at_max_tokens(llm: LLM, rng: np.random.Generator, ends: bool) -> None:
+    """If max_tokens are as many as the bytes of the shortest output, and never with fewer tokens than any output has."""
+    schema = {"type": "object", "required": ["name", "tags"], "properties": {
+        "name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}, "more": {}}}  # fmt: skip
+    grammar, shortest = automaton_of_grammar({"schema": schema}), len('{"name":"","tags":[]}')
+    most = [int(m) for m in (rng.integers(shortest, 90, 8) if ends else rng.integers(1, 4, 8))]
+    params = [SamplingParams(max_tokens=m, temperature=float(i % 4), grammar=grammar) for i, m in enumerate(most)]
+    for done in llm.generate(["x"] * len(params), params):
+        (out,) = done.outputs
+        assert out.finish_reason == ("stop" if ends else "length"), out
+        if ends:
+            assert set(json.loads(out.text)) >= {"name", "tags"}
 
 
 def test_an_output_may_have_one_form_alone(llm: LLM) -> None:

@@ -52,6 +52,28 @@ class ExpectedRequest:
         self.ended = finish
 
 
+def leading_to_an_end(
+    grammar: ByteAutomaton, output: bytes, after: list[int], left: int, sampling: RequestParameters, made: int
+) -> list[int]:
+    """The states after each token, without those from which `left` tokens, that one included, can't reach an end."""
+    far = [bytes_to_an_end(grammar, state) for state in range(grammar.states)]
+    state = grammar.advance(0, output)
+    stops = made >= sampling.min_tokens and any(stop >= 0 for stop in sampling.stop_ids)
+    if far[state] > left or left > grammar.states or (grammar.accepting[state] and not stops):
+        return after
+    return [one if one != DEAD and far[one] < left else DEAD for one in after]
+
+
+def bytes_to_an_end(grammar: ByteAutomaton, state: int) -> int:
+    """The fewest bytes from a state to an accepting one."""
+    known = {state}
+    for count in range(grammar.states):
+        if any(grammar.accepting[one] for one in known):
+            return count
+        known |= {int(one) for state in known for one in grammar.next_state[state] if one != DEAD}
+    return 1 << 30
+
+
 def _generate(
     limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None, rules: TokenRules | None,
     pieces: Sequence[bytes],
@@ -68,6 +90,8 @@ def _generate(
         token = token_after(total, sampling.seed, limits.vocab_size)
         if grammar is not None:
             after = [grammar.advance(0, output + piece) if piece else DEAD for piece in pieces]
+            if rules is None:
+                after = leading_to_an_end(grammar, output, after, most - len(tokens), sampling, len(tokens))
             if len(tokens) >= sampling.min_tokens:
                 may_end = grammar.accepts(output)
                 after = [(0 if may_end else DEAD) if token in sampling.stop_ids else after[token] for token in range(len(pieces))]

@@ -3,7 +3,8 @@ independent validator."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,14 @@ from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
 from blinkpy.models.cpu.cpu_sampler import mask_illegal
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.submission import (
+    SQ_ENTRY_WORDS,
+    STOP_IDS,
+    WORD_MAX_TOKENS,
+    WORD_MIN_TOKENS,
+    WORD_RULES_WORDS,
+    WORD_STOP_IDS,
+)
 from blinkpy.queues.words import Int32
 
 MOST_TOKENS = 400  # of an output
@@ -63,8 +71,16 @@ def judge(drawn: Drawn, output: bytes) -> None:
 
 
 @cached_njit
-def _following(grammars, slot, state, token, stops):  # type: ignore[no-untyped-def]
-    return G.follow(grammars, slot, state, token, stops)
+def _following(grammars, slot, state, token, stops, most):  # type: ignore[no-untyped-def]
+    return G.follow(grammars, slot, state, token, stops, most)
+
+
+CHOICES: dict[str, Callable[[np.ndarray, np.random.Generator], int]] = {
+    "lowest": lambda legal, rng: int(legal[0]),
+    "highest": lambda legal, rng: int(legal[-1]),
+    "uniform": lambda legal, rng: int(legal[rng.integers(len(legal))]),
+}
+SPARE_TOKENS = 50  # in an output, at most, beyond the bytes of the shortest one
 
 
 @cached_njit
@@ -113,7 +129,7 @@ class TokenWalk:
                 token = int(legal[rng.integers(len(legal))])
             else:
                 token = self._nearest(rng, state, legal)
-            following = int(_following(self._grammars, 0, state, token, token == self._eos))
+            following = int(_following(self._grammars, 0, state, token, token == self._eos, G.NO_LIMIT))
             if following < 0:
                 raise InvalidOutputError(f"the mask allows token {token} in state {state}, the loop does not")
             if token == self._eos:
@@ -124,17 +140,52 @@ class TokenWalk:
             state = following & G.STATE_MASK
         return b"".join(parts), False
 
+    def closed(self, rng: np.random.Generator, choice: str) -> bytes:
+        """An output of at least as many tokens as the shortest one has bytes, by one of CHOICES alone. It must be complete.
+
+        Raises InvalidOutputError if it is cut."""
+        most = max(1, int(self._distance[0])) + int(rng.integers(SPARE_TOKENS))
+        entry: Int32 = np.full((1, SQ_ENTRY_WORDS), -1, np.int32)
+        entry[0, [WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS]] = most, 0, 0
+        entry[0, WORD_STOP_IDS] = self._eos
+        one = np.zeros(1, np.int32)
+        requests = SimpleNamespace(entry=entry, grammar=one, grammar_state=one.copy(), length=one + 1, prompt_length=one + 1)
+        logits, state, parts = np.zeros(len(self._pieces), np.float32), 0, list[bytes]()
+        for _ in range(most):
+            nearest = int(G.most_distance(self._grammars, requests, 0))
+            logits[:] = 0
+            mask_illegal(logits, self._grammars, 0, state, self._stops, nearest)
+            legal = np.flatnonzero(logits == 0)
+            if len(legal) == 0:
+                raise InvalidOutputError(f"no token is legal behind {b''.join(parts)!r}")
+            token = CHOICES[choice](legal, rng)
+            following = int(_following(self._grammars, 0, state, token, token == self._eos, nearest))
+            if following < 0:
+                raise InvalidOutputError(f"the mask allows token {token} in state {state}, the loop does not")
+            if token == self._eos:
+                return b"".join(parts)
+            parts.append(self._pieces[token])
+            state = requests.grammar_state[0] = following & G.STATE_MASK
+            requests.length[0] += 1
+            if following & G.ENDING:
+                return b"".join(parts)
+        if self._distance[state] > 0:
+            raise InvalidOutputError(f"{most} tokens did not suffice: {b''.join(parts)!r}")
+        return b"".join(parts)
+
     def _nearest(self, rng: np.random.Generator, state: int, legal: np.ndarray) -> int:
         if legal[legal == self._eos].size:
             return self._eos
         some = rng.choice(legal, min(LOOKS, len(legal)), replace=False)
         some = np.concatenate([some, np.intersect1d(legal, self._bytes)])
-        states = [int(_following(self._grammars, 0, state, token, False)) & G.STATE_MASK for token in some.tolist()]
+        states = [int(_following(self._grammars, 0, state, token, False, G.NO_LIMIT)) & G.STATE_MASK for token in some.tolist()]
         return int(some[np.argmin(self._distance[states])])
 
 
 def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> Iterator[tuple[Drawn, Counter[str]]]:
-    """For each schema, its outputs by how they ended; refusals by keyword. Raises InvalidOutputError."""
+    """For each schema, its outputs by how they ended: some of random tokens, and one by each of CHOICES; refusals by keyword.
+
+    Raises InvalidOutputError."""
     for index in indices:
         drawn, counts = draw(seed, index), Counter[str]()
         if drawn.automaton is None:
@@ -149,6 +200,9 @@ def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> It
                     judge(drawn, output)
                 elif drawn.automaton.advance(0, output) < 0:
                     raise InvalidOutputError(f"no beginning of a valid output: {output!r}, schema {index}: {drawn.schema}")
+            for choice in CHOICES:
+                judge(drawn, walk.closed(rng, choice))
+                counts["closed"] += 1
         yield drawn, counts
 
 

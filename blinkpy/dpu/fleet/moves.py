@@ -78,7 +78,8 @@ def started_at(automaton: ByteAutomaton, state: int) -> ByteAutomaton:
     order = np.arange(automaton.states)
     order[[0, state]] = state, 0
     number: NDArray[np.integer] = np.append(order, DEAD)  # its own inverse; DEAD is -1, the last element
-    return ByteAutomaton.trimmed(automaton.class_of, number[automaton.next_state[order]], automaton.accepting[order])
+    following = number[automaton.next_state[order]]
+    return ByteAutomaton.trimmed(automaton.class_of, following, automaton.accepting[order], automaton.closes)
 
 
 @dataclass(slots=True, eq=False)

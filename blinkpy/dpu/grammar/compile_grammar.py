@@ -16,6 +16,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"part": G, "of": [F, N]}            G, made of the field F of a tool N, which errors name
 """
 
+from dataclasses import replace
 from typing import Any
 
 from blinkpy.dpu.grammar import byte_nfa
@@ -46,9 +47,10 @@ def token_bytes(name: str) -> bytes:
     return TOKEN_BYTE + name.encode()
 
 
-def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS) -> ByteAutomaton:
-    """The automaton of a grammar. digits: the limit of a number's digits before the point, and behind it. Raises GrammarError for
-    what is not supported, fits nothing, or is too large."""
+def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = True) -> ByteAutomaton:
+    """The automaton of a grammar. digits: the limit of a number's digits before the point, and behind it. closes: see
+    ByteAutomaton; for vocabularies in which each byte is a token. Raises GrammarError for what is not supported, fits nothing, or
+    is too large."""
     try:
         automaton = automaton_of(_piece(grammar, "#", digits))
         if automaton is None:
@@ -59,7 +61,7 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS) -> ByteAutomato
             raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
     except GrammarTooLargeError as error:
         raise located(grammar, error) from None
-    return automaton
+    return automaton if closes else replace(automaton, closes=False)
 
 
 def _piece(grammar: Grammar, path: str, digits: int) -> Piece:

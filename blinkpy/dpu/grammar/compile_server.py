@@ -2,7 +2,8 @@
 
 A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path,
 keyword and part; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read
-from standard input: CPU seconds and bytes of memory for each, and the limit of digits of numbers.
+from standard input: CPU seconds and bytes of memory for each, the limit of digits of numbers, and whether automata have
+distances.
 """
 
 import json
@@ -21,10 +22,10 @@ ANSWER, REFUSAL, FAILURE, EXHAUSTED = b"\1", b"\0", b"\2", b"\3"
 BRIEF_S = 0.1
 
 
-def compiled(digits: int, grammar: bytes) -> bytes:
+def compiled(digits: int, closes: bool, grammar: bytes) -> bytes:
     """The answer to a job."""
     try:
-        return ANSWER + automaton_of_grammar(orjson.loads(grammar), digits).words().tobytes()
+        return ANSWER + automaton_of_grammar(orjson.loads(grammar), digits, closes).words().tobytes()
     except MemoryError:
         return EXHAUSTED
     except RecursionError:
@@ -39,5 +40,5 @@ def compiled(digits: int, grammar: bytes) -> bytes:
 if __name__ == "__main__":
     for name in FORMATS:
         format_automaton(name)  # kept, and so in each fork
-    cpu_s, memory_bytes, number_digits = json.load(sys.stdin)
-    serve_jobs(int(sys.argv[1]), partial(compiled, number_digits), ForkBudget(cpu_s, memory_bytes, BRIEF_S))
+    cpu_s, memory_bytes, number_digits, with_distances = json.load(sys.stdin)
+    serve_jobs(int(sys.argv[1]), partial(compiled, number_digits, with_distances), ForkBudget(cpu_s, memory_bytes, BRIEF_S))

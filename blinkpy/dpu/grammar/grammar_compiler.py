@@ -39,15 +39,15 @@ class _Compiling:
 class GrammarCompiler:
     """Automata of grammars. compile_s, compile_bytes: CPU time and memory for each, in seconds and bytes; cache_bytes: of what is
     kept, automata and refusals, the least recently used first to go; digits: the limit of a number's digits before the point, and
-    behind it."""
+    behind it; closes: see ByteAutomaton."""
 
-    def __init__(self, compile_s: float, compile_bytes: int, cache_bytes: int, digits: int = DIGITS):
+    def __init__(self, compile_s: float, compile_bytes: int, cache_bytes: int, digits: int = DIGITS, closes: bool = True) -> None:
         self.compile_s, self.cache_bytes = compile_s, cache_bytes
         self._cache: OrderedDict[bytes, ByteAutomaton | GrammarError] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: dict[tuple[str, bytes], _Compiling] = {}  # by asker and key
         self._places = Places(AT_ONCE, MOST_WAITING, of_one=OF_ONE)
-        self._forks = ForkServer(SERVER, (compile_s, compile_bytes, digits), compile_s + MARGIN_S)
+        self._forks = ForkServer(SERVER, (compile_s, compile_bytes, digits, closes), compile_s + MARGIN_S)
 
     def close(self) -> None:
         """End the processes."""

@@ -66,7 +66,9 @@ class Service:
         frontend = config.frontend
         self.gate = Gate(frontend.max_lag_ms / 1000, metrics, self._streaming)
         compile_s, compile_bytes = frontend.grammar_compile_ms / 1000, frontend.grammar_compile_mib << 20
-        self._grammars = GrammarCompiler(compile_s, compile_bytes, frontend.grammar_cache_mib << 20, frontend.grammar_digits)
+        self._grammars = GrammarCompiler(
+            compile_s, compile_bytes, frontend.grammar_cache_mib << 20, frontend.grammar_digits, self.tokenizer.spells_bytes
+        )
 
     def _streaming(self) -> bool:
         pair = self.engine.pair

@@ -39,6 +39,7 @@ def token_pieces(encoder: Encoder, pieces: Sequence[bytes]) -> list[bytes]:
     return [special.get(token, piece) for token, piece in enumerate(plain)]
 
 
+UTF8_BYTES = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
 COMPOSED = 4  # maximum characters that NFC composes to one (Unicode: longest canonical decomposition)
 
 
@@ -340,6 +341,11 @@ class Tokenizer:
         """The bytes of each token for grammars, or None if they depend on other tokens."""
         pieces = self._texts.pieces
         return None if pieces is None else token_pieces(self.encoder, pieces)
+
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether each byte of UTF-8 is a token. Then any text can be spelled byte by byte."""
+        return {piece[0] for piece in self.pieces_in_grammars or () if len(piece) == 1} >= UTF8_BYTES
 
     def spell(self, token: int) -> tuple[str, bytes]:
         r"""Text and bytes of a single token, including special tokens. Bytes that are not text are written as

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kv import grammars
 from blinkpy.queues import byte_automaton, submission, token_rules
 
 NO_KEY = tl.constexpr(-1)
@@ -179,7 +180,14 @@ def apply_rules(
 CLASSES_WORD = tl.constexpr(byte_automaton.CLASSES_WORD)
 CLASS_OF_BYTE = tl.constexpr(4 * byte_automaton.CLASS_OF_WORD)
 FIRST_CELL = tl.constexpr(2 * byte_automaton.CELLS_WORD)
+STATES_WORD = tl.constexpr(byte_automaton.STATES_WORD)
 STATE_ACCEPTING = tl.constexpr(byte_automaton.STATE_ACCEPTING)
+DISTANCE_SHIFT = tl.constexpr(byte_automaton.DISTANCE_SHIFT)
+CELL_MASK = tl.constexpr(byte_automaton.CELL_MASK)
+NO_LIMIT = tl.constexpr(grammars.NO_LIMIT)
+WORD_MAX_TOKENS = tl.constexpr(submission.WORD_MAX_TOKENS)
+WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
+WORD_RULES_WORDS = tl.constexpr(submission.WORD_RULES_WORDS)
 WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
 
@@ -218,8 +226,8 @@ def walk(
     token_place_ptr,  # int64 [V] first word | number of bytes << 32
     token_bytes_ptr,  # int32 [n]
 ):
-    """Whether the bytes of each token continue a string from `state`, bool [BLOCK]; False for a token without
-    bytes.
+    """(whether the bytes of each token continue a string from `state`, bool [BLOCK], False for a token without
+    bytes; the state after them, int32 [BLOCK]).
     """
     row = 1 + tl.load(words_ptr + CLASSES_WORD)
     place = tl.load(token_place_ptr + ids, mask=inside, other=0)
@@ -239,7 +247,24 @@ def walk(
             alive = alive & (at >= 0)
         done += BYTES_AT_ONCE
         longest = tl.max(tl.where(alive, length, 0), 0)
-    return alive
+    return alive, at
+
+
+@triton.jit
+def most_distance(
+    entry_ptr,  # int32 [64] submission entry
+    generated,  # tokens of the output, the next one included
+    states,  # of the automaton
+    accepting, distance,  # of its state
+):  # fmt: skip
+    """kv.grammars.most_distance."""
+    left = tl.load(entry_ptr + WORD_MAX_TOKENS) - generated
+    some = tl.load(entry_ptr + WORD_STOP_IDS) >= 0
+    for i in tl.static_range(1, STOP_IDS):
+        some = some | (tl.load(entry_ptr + WORD_STOP_IDS + i) >= 0)
+    stops = some & (generated > tl.load(entry_ptr + WORD_MIN_TOKENS))
+    free = (left >= states) | (tl.load(entry_ptr + WORD_RULES_WORDS) != 0) | (distance > left + 1) | (accepting & (stops == 0))
+    return tl.where(free, NO_LIMIT, left)
 
 
 @triton.jit(noinline=True)  # uses no registers of rows without a grammar
@@ -248,6 +273,7 @@ def mask_illegal(
     first_id,  # the first token of this program
     vocabulary,  # V
     entry_ptr,  # int32 [64] submission entry
+    generated,  # tokens of the output, the next one included
     grammar, state,  # slot and state of its automaton
     words_ptr,  # int32 [G, W]
     classes_ptr,  # uint8 [G, 4 W] the same memory
@@ -258,15 +284,21 @@ def mask_illegal(
     TOKENS: tl.constexpr,  # of this program
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Set the logits of illegal tokens to -inf, in place. A stop id is legal if the output may end."""
+    """Set the logits of illegal tokens to -inf, in place. A stop id is legal if the output may end. Near max_tokens, tokens are
+    legal if the state after them is near an end (most_distance)."""
     offset = grammar.to(tl.int64) * width
     words_ptr, classes_ptr, cells_ptr = words_ptr + offset, classes_ptr + 4 * offset, cells_ptr + 2 * offset
-    flags = tl.load(cells_ptr + FIRST_CELL + state * (1 + tl.load(words_ptr + CLASSES_WORD))).to(tl.int32)
+    row = 1 + tl.load(words_ptr + CLASSES_WORD)
+    flags = tl.load(cells_ptr + FIRST_CELL + state * row).to(tl.int32) & CELL_MASK
     accepting = (flags & STATE_ACCEPTING) != 0
+    most = most_distance(entry_ptr, generated, tl.load(words_ptr + STATES_WORD), accepting, flags >> DISTANCE_SHIFT)
     for first in range(0, TOKENS, BLOCK):
         ids = first_id + first + tl.arange(0, BLOCK)
         inside = ids < vocabulary
-        legal = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
+        legal, at = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
+        if most < NO_LIMIT:
+            after = tl.load(cells_ptr + FIRST_CELL + at * row, mask=legal, other=0).to(tl.int32) & CELL_MASK
+            legal = legal & ((after >> DISTANCE_SHIFT) <= most)
         for i in tl.static_range(STOP_IDS):
             legal = tl.where(ids == tl.load(entry_ptr + WORD_STOP_IDS + i), accepting, legal)
         tl.store(row_ptr + ids, float("-inf"), mask=inside & ~legal)

@@ -229,8 +229,9 @@ def _adjust(
         if constrained:
             if scores_prompt(entry, prompt_length_ptr, slot, length) == 0:
                 mask_illegal(
-                    row_ptr, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
-                    tl.load(grammar_state_ptr + slot), grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
+                    row_ptr, first_id, vocabulary, entry, length + 1 - tl.load(prompt_length_ptr + slot),
+                    tl.load(grammar_ptr + slot), tl.load(grammar_state_ptr + slot),
+                    grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
                     token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
                 )  # fmt: skip
         if ruled:

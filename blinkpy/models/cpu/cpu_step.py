@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import most_distance
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.cpu.cpu_sampler import (
     apply_rules,
@@ -78,7 +79,7 @@ class CpuStep:
         """Compute a batch and write batch.sampled.
 
         batch, requests: the scheduler's state (blinkpy.kv.state). Of the requests it reads page_table,
-            tokens, prompt_length, entry, grammars and rules.
+            tokens, length, prompt_length, entry, grammars and rules.
 
         Keys and values of every token are written to the cache. For each emitting row, batch.sampled gets the
         new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
@@ -107,7 +108,7 @@ class CpuStep:
             assert self._grammars is not None  # otherwise intake refuses grammars
             slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
             place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
-            mask_illegal(logits[index], self._grammars, *place, stop_ids)
+            mask_illegal(logits[index], self._grammars, *place, stop_ids, most_distance(self._grammars, requests, slot))
         asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
         ruled = np.flatnonzero((entries["rules_words"] != 0) & ~scored)

@@ -36,6 +36,7 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
     request.prompt_length, request.hashed = length, hashes
     request.max_tokens, request.min_tokens = int(entry["max_tokens"]), int(entry["min_tokens"])
     request.stop_ids, request.priority = tuple(entry["stop_ids"].tolist()), int(entry["priority"])
+    request.ruled = bool(entry["rules_words"])
     request.tenant, request.best_effort = int(entry["tenant"]), int(entry["best_effort"])
     request.weight = int(entry["tenant_weight"])
     request.salt, request.logprobs = int(entry["cache_salt"]), bool(entry["logprobs"] >= 0)

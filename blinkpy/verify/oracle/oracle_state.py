@@ -169,6 +169,7 @@ class Request:
     grammar: ByteAutomaton | None = None
     grammar_keys: list[GrammarKey] = field(default_factory=list)  # keys of its grammar and of its token rules
     grammar_state: int = 0
+    ruled: bool = False  # it has token rules
 
     @property
     def length(self) -> int:

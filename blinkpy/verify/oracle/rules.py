@@ -231,8 +231,32 @@ def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bo
         return True
     if stops:
         return bool(grammar.accepting[request.grammar_state])
-    request.grammar_state = grammar.advance(request.grammar_state, piece) if piece else DEAD
-    return request.grammar_state != DEAD
+    before, request.grammar_state = request.grammar_state, grammar.advance(request.grammar_state, piece) if piece else DEAD
+    return request.grammar_state != DEAD and (ends_later(request, before) or can_end(request, request.grammar_state, 1))
+
+
+def ends_later(request: Request, before: int) -> bool:
+    """R6: whether the next token of an output in this state of its grammar need not lead to an end."""
+    grammar, made = request.grammar, len(request.tokens) + 1 - request.prompt_length
+    assert grammar is not None
+    if request.ruled or not grammar.closes or request.max_tokens - made >= grammar.states:  # no way to an end is as long
+        return True
+    stops = any(stop >= 0 for stop in request.stop_ids) and made > request.min_tokens
+    return (bool(grammar.accepting[before]) and not stops) or not can_end(request, before, 0)
+
+
+def can_end(request: Request, state: int, tokens: int) -> bool:
+    """R6: whether some bytes lead from a state of the request's grammar to an accepting one, no more than its tokens that are
+    left after some more. They are searched breadth first."""
+    grammar = request.grammar
+    assert grammar is not None
+    left = request.max_tokens - (len(request.tokens) - request.prompt_length) - tokens
+    level = {state}
+    for _ in range(left + 1):
+        if any(grammar.accepting[one] for one in level):
+            return True
+        level = {int(after) for one in level for after in grammar.next_state[one] if after != DEAD}
+    return False
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:

@@ -18,6 +18,8 @@ from blinkpy.queues.byte_automaton import (
     CLASS_OF_WORD,
     CLASSES_WORD,
     DEAD,
+    DISTANCE_SHIFT,
+    STATE_ENDING,
     STATES_WORD,
     ByteAutomaton,
     packed_words,
@@ -38,7 +40,8 @@ ALPHABET = b"ab{"
 LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
 GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES), 144)  # the token rules below need 144
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
-DAMAGES = 5  # damaged automata, after the good automata
+FAR = 1000  # more than all states
+DAMAGES = 6  # damaged automata, after the good automata
 
 
 class GrammarSupply(NamedTuple):
@@ -50,6 +53,7 @@ class GrammarSupply(NamedTuple):
     following: Int32  # [A - DAMAGES, MOST_STATES, V] next state by token, DEAD
     accepting: Int32  # [A - DAMAGES, MOST_STATES] 1 if the output may end here
     ending: Int32  # [A - DAMAGES, MOST_STATES] 1 if it must end here
+    distance: Int32  # [A - DAMAGES, MOST_STATES] bytes to an accepting state, or FAR
 
 
 def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
@@ -69,6 +73,7 @@ def random_supply(seed: int, share: int, pieces: list[bytes]) -> GrammarSupply:
         following=np.full((good, MOST_STATES, len(pieces)), DEAD, np.int32),
         accepting=np.zeros((good, MOST_STATES), np.int32),
         ending=np.zeros((good, MOST_STATES), np.int32),
+        distance=np.full((good, MOST_STATES), FAR, np.int32),
     )
     place = TokenBytes.of(pieces, len(pieces)).place
     spelled = np.zeros((LONGEST_PIECE, len(pieces)), np.uint8)
@@ -81,6 +86,11 @@ def random_supply(seed: int, share: int, pieces: list[bytes]) -> GrammarSupply:
             states = np.where(position < place[:, 1], moved, states)
         supply.following[i, : automaton.states] = np.where(place[:, 1] > 0, states, DEAD)
         supply.accepting[i, : automaton.states] = automaton.accepting
+        supply.distance[i, : automaton.states][automaton.accepting] = 0
+        for _ in range(automaton.states):  # no way to an end is longer
+            for state, after in np.argwhere(automaton.next_state != DEAD).tolist():
+                target = automaton.next_state[state, after]
+                supply.distance[i, state] = min(supply.distance[i, state], 1 + supply.distance[i, target])
         supply.ending[i, : automaton.states] = automaton.accepting & (automaton.next_state == DEAD).all(axis=1)
     for i in range(good + DAMAGES):
         words = automata[i % good].words()
@@ -113,8 +123,10 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
         words[STATES_WORD] += 1
     elif kind == 3:
         words[CLASSES_WORD] = 0
+    elif kind == 4:
+        words[CELLS_WORD] ^= STATE_ENDING
     else:
-        words[CELLS_WORD] ^= 2  # inverts STATE_ENDING
+        words[CELLS_WORD] ^= 2 << DISTANCE_SHIFT  # of the first state
 
 
 RULES = 4  # valid token rules

@@ -193,16 +193,29 @@ def draw_grammar(limits, sim, pair, slot):
 
 
 @device
-def allowed(sim, slot, state, token, stops):
+def leads_to_an_end(sim, slot, entry, state, generated):
+    """Whether the token after `generated` ones must lead to where the output may end."""
+    own, left, stops = sim.fronts.grammar[slot], entry[submission.WORD_MAX_TOKENS] - generated, False
+    for i in range(submission.STOP_IDS):
+        stops = stops or (entry[submission.WORD_STOP_IDS + i] >= 0 and generated >= entry[submission.WORD_MIN_TOKENS])
+    may_go_on = sim.grammars.accepting[own, state] != 0 and not stops
+    return sim.fronts.rules[slot] < 0 and sim.grammars.distance[own, state] <= left and not may_go_on
+
+
+@device
+def allowed(sim, slot, entry, state, token, generated):
     """Whether the grammar of a slot's request allows a token in `state`, or its token rules if it has no
-    grammar. stops: the token is an active stop id.
+    grammar. generated: tokens before it.
     """
+    stops = is_stop(entry, token, generated + 1)
     own, rules = sim.fronts.grammar[slot], sim.fronts.rules[slot]
     if own < 0:
         return rules < 0 or sim.rules.allowed[rules, token] != 0
     if stops:
         return sim.grammars.accepting[own, state] != 0
-    return sim.grammars.following[own, state, token] >= 0
+    after = sim.grammars.following[own, state, token]
+    near = after >= 0 and sim.grammars.distance[own, after] < entry[submission.WORD_MAX_TOKENS] - generated
+    return after >= 0 and (near or not leads_to_an_end(sim, slot, entry, state, generated))
 
 
 @device
@@ -228,7 +241,7 @@ def expected_end(limits, sim, slot, entry):
         total += value * (i + 1)
     while finish == completion.FINISH_NONE:
         token, tried = token_after(total, fronts.seed[slot], limits.vocab_size), 0
-        while tried < limits.vocab_size and not allowed(sim, slot, state, token, is_stop(entry, token, generated + 1)):
+        while tried < limits.vocab_size and not allowed(sim, slot, entry, state, token, generated):
             token, tried = (token + 1) % limits.vocab_size, tried + 1
         if tried == limits.vocab_size:
             finish = completion.FINISH_ERROR

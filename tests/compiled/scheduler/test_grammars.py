@@ -19,6 +19,7 @@ from blinkpy.kv.grammars import (
     ENDING,
     ILLEGAL,
     LONGEST,
+    NO_LIMIT,
     STATE_MASK,
     TokenBytes,
     follow,
@@ -350,10 +351,10 @@ def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
             piece = pieces[token] if token < 300 else b""
             expected = automaton.advance(state, piece) if piece else DEAD
             assert state_after(grammars, 1, state, token) == (ILLEGAL if expected == DEAD else expected)
-            found = follow(grammars, 1, state, token, False)
+            found = follow(grammars, 1, state, token, False, NO_LIMIT)
             assert found == ILLEGAL if expected == DEAD else found & STATE_MASK == expected
             assert found < 0 or bool(found & ENDING) == automaton.must_end(expected)
-            assert follow(grammars, 1, state, token, True) == (state if automaton.accepting[state] else ILLEGAL)
+            assert follow(grammars, 1, state, token, True, NO_LIMIT) == (state if automaton.accepting[state] else ILLEGAL)
 
 
 def test_tokens_without_bytes() -> None:
@@ -374,7 +375,7 @@ def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> Non
     automaton = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.array([[DEAD], [0]], np.int16), np.ones(2, bool))
     none = np.zeros(1, np.int64)
     grammars = as_memoryviews(Grammars(none, none, none, none, *TokenBytes.of([b"a"], 1)))
-    assert follow(grammars._replace(words=WordsOfSlot(automaton.words(), 1)), 1, 1, 0, False) == ENDING
+    assert follow(grammars._replace(words=WordsOfSlot(automaton.words(), 1)), 1, 1, 0, False, NO_LIMIT) == ENDING
 
 
 @pytest.mark.parametrize(("states", "fine"), [(A.MOST_STATES, True), (A.MOST_STATES + 1, False)])

@@ -13,7 +13,7 @@ from support.scheduler_cases import make_case, tokens
 from blinkpy.device.lanes import Team
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import is_automaton
+from blinkpy.kv.grammars import NO_LIMIT, is_automaton
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.state_memory import differences, snapshot, synthetic_choice
 from blinkpy.queues import submission as E
@@ -126,11 +126,12 @@ def test_a_synthetic_model_keeps_to_min_tokens(monkeypatch: pytest.MonkeyPatch, 
     """A stop id ends the output from the token behind the `least` first ones on."""
     asked: list[tuple[int, bool]] = []
 
-    def follow(grammars: Any, slot: int, state: int, candidate: int, stop: bool) -> int:
+    def follow(grammars: Any, slot: int, state: int, candidate: int, stop: bool, most: int) -> int:
         asked.append((candidate, stop))
         return 0
 
     monkeypatch.setitem(synthetic_choice.__globals__, "follow", follow)
+    monkeypatch.setitem(synthetic_choice.__globals__, "most_distance", lambda grammars, requests, slot: NO_LIMIT)
     entry = np.full((1, E.SQ_ENTRY_WORDS), -1)
     entry[0, E.WORD_MIN_TOKENS], entry[0, E.WORD_STOP_IDS] = least, 3
     requests = SimpleNamespace(

@@ -1,4 +1,5 @@
-"""Values of a schema end: numbers always, strings, arrays and objects if the schema bounds them."""
+"""Values of a schema end: numbers always, strings, arrays and objects if the schema bounds them; without bounds they end in time
+for max_tokens (tests/end_to_end/test_grammar_outputs.py)."""
 
 from collections.abc import Callable
 from typing import Any

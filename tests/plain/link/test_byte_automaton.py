@@ -75,7 +75,7 @@ def test_states_say_where_the_output_may_and_must_end():
     automaton = automaton_of_choices([b"a", b"ab"])
     flags = automaton.words()[A.CELLS_WORD :].view(np.uint16)[:: 1 + automaton.classes][: automaton.states]
     by_text = [flags[automaton.advance(0, text)] for text in (b"", b"a", b"ab")]
-    assert by_text == [0, A.STATE_ACCEPTING, A.STATE_ACCEPTING | A.STATE_ENDING]
+    assert by_text == [1 << A.DISTANCE_SHIFT, A.STATE_ACCEPTING, A.STATE_ACCEPTING | A.STATE_ENDING]
     assert [automaton.must_end(automaton.advance(0, text)) for text in (b"", b"a", b"ab")] == [False, False, True]
     nothing = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.full((1, 1), DEAD, np.int16), np.zeros(1, bool))
     assert not nothing.must_end(0) and not nothing.words()[A.CELLS_WORD] & A.STATE_ENDING, "nothing has ended"

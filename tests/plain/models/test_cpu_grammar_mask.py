@@ -3,6 +3,7 @@
 import numpy as np
 from support.models.random_grammars import RandomGrammars
 
+from blinkpy.kv.grammars import NO_LIMIT
 from blinkpy.models.cpu.cpu_sampler import mask_illegal
 from blinkpy.queues.submission import STOP_IDS
 
@@ -17,8 +18,9 @@ def test_what_is_not_legal_is_masked_and_all_else_stays(rng: np.random.Generator
         stop_ids[: rng.integers(STOP_IDS)] = vocabulary + 7  # beyond the model's vocabulary
         stop_ids[-3:] = rng.integers(0, vocabulary, 3)
         masked = logits.copy()
-        mask_illegal(masked, arrays, int(grammars.slot[slot]), int(grammars.state[slot]), stop_ids)
-        legal = grammars.legal(slot, stop_ids[stop_ids < vocabulary])
+        most = int(rng.choice([0, 1, 2, 3, NO_LIMIT]))
+        mask_illegal(masked, arrays, int(grammars.slot[slot]), int(grammars.state[slot]), stop_ids, most)
+        legal = grammars.legal(slot, stop_ids[stop_ids < vocabulary], most)
         np.testing.assert_array_equal(masked, np.where(legal, logits, -np.inf))
         seen += int(legal.sum())
     assert 0 < seen < slots * vocabulary

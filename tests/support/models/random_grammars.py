@@ -4,12 +4,12 @@ every token, and by what the rules say."""
 import numpy as np
 import torch
 from support.automata import random_automaton
+from support.expected_request import bytes_to_an_end
 
 from blinkpy.kernels.sampling.candidates import GrammarView
-from blinkpy.kv.grammars import TokenBytes
+from blinkpy.kv.grammars import NO_LIMIT, TokenBytes
 from blinkpy.kv.state import Grammars
 from blinkpy.queues import submission as E
-from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 
 GRAMMARS = 5
@@ -63,6 +63,16 @@ class RandomGrammars:
             changed[np.setdiff1d(np.arange(len(changed)), rules.allowed)] = -np.inf
         return changed
 
+    def most_distance(self, slot: int, entry: np.ndarray, generated: int) -> int:
+        """The `most` of `legal` for a request's next token. entry: int32 [64]; generated: tokens of the output, that one
+        included."""
+        if self.slot[slot] < 0 or self.ruled[slot] >= 0:
+            return NO_LIMIT
+        automaton, state, left = self.automata[self.slot[slot]], int(self.state[slot]), int(entry[E.WORD_MAX_TOKENS]) - generated
+        stops = entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS].max() >= 0 and generated > entry[E.WORD_MIN_TOKENS]
+        free = left >= automaton.states or bytes_to_an_end(automaton, state) > left + 1
+        return NO_LIMIT if free or (automaton.accepting[state] and not stops) else left
+
     def arrays(self) -> Grammars:
         """As the scheduler has them; what samplers do not read is empty."""
         none = np.zeros(0, np.int64)
@@ -73,12 +83,13 @@ class RandomGrammars:
         arrays = (grammars.words, grammars.token_place, grammars.token_bytes, self.slot, self.state, self.ruled)
         return GrammarView(*(torch.from_numpy(array.copy()).to(device) for array in arrays))
 
-    def legal(self, slot: int, stop_ids: np.ndarray) -> np.ndarray:
-        """Whether each token may come next in a request: bool [V]."""
+    def legal(self, slot: int, stop_ids: np.ndarray, most: int = NO_LIMIT) -> np.ndarray:
+        """Whether each token may come next in a request: bool [V]. most: bytes from the state after it to an end."""
         if self.slot[slot] < 0:
             return np.ones(len(self.pieces), bool)
         automaton, state = self.automata[self.slot[slot]], int(self.state[slot])
-        legal = np.array([bool(piece) and automaton.advance(state, piece) != DEAD for piece in self.pieces])
+        far = [bytes_to_an_end(automaton, one) for one in range(automaton.states)] + [1 << 30]  # of DEAD, the last one
+        legal = np.array([bool(piece) and far[automaton.advance(state, piece)] <= most for piece in self.pieces])
         for stop in stop_ids[stop_ids >= 0]:
             legal[stop] = automaton.accepting[state]
         return legal

@@ -40,6 +40,7 @@ def draw_requests(
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
     entry[:, E.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
+    entry[:, E.WORD_MAX_TOKENS] = rng.choice([1, 2, 4, history, 2 * history], slots)
     entry[:, E.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
     entry[:, E.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
     for stop_ids in entry[:, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]:
@@ -97,13 +98,22 @@ def sampling_case(
     requests = RequestView(*(ints(arrays[name], device) for name in RequestView._fields))
     automata = RandomGrammars(rng, len(arrays["entry"]), vocabulary)
     automata.constrain(arrays["entry"])
+    for slot, length in zip(row_slots[:rows].tolist(), contexts[:rows].tolist(), strict=True):
+        entry, generated = arrays["entry"][slot], length + 1 - int(arrays["prompt_length"][slot])
+        stop_ids = entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]
+        legal = automata.legal(slot, stop_ids, automata.most_distance(slot, entry, generated))
+        legal[stop_ids[stop_ids >= 0]] = False
+        if legal.sum() < 2:  # no byte is a token here, so there may be no way to an end
+            entry[E.WORD_MAX_TOKENS] = 1 << 20
     requests, grammars = requests._replace(entry=ints(arrays["entry"], device)), automata.view(device)
     allowed = logits.copy()
     for row in np.flatnonzero(emits[:rows]):
         slot = int(row_slots[row])
         if scores(arrays, slot, int(contexts[row])):
             continue
-        allowed[row, ~automata.legal(slot, arrays["entry"][slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS])] = -np.inf
+        entry, generated = arrays["entry"][slot], int(contexts[row]) + 1 - int(arrays["prompt_length"][slot])
+        most = automata.most_distance(slot, entry, generated)
+        allowed[row, ~automata.legal(slot, entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS], most)] = -np.inf
     slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
     other = torch.zeros_like(slots)  # what sampling has no use for
     batch = BatchView(counts, slots, other, lengths, emitted, other, other)
