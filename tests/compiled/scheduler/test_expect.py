@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numba import njit
 from support.expecting_phases import EXPECTING
+from support.invariant_reference import EXPECTED
 
 from blinkpy.device.expect import FAULT_TEXTS, BrokenInvariantError, describe_fault, expect, fault_at, fault_code, is_faulted
 from blinkpy.device.tables import ArgumentTable
@@ -26,7 +27,7 @@ from blinkpy.verify.sim.world import make_world
 
 BROKEN = fault_code("slot {} is broken by a test")
 OTHER = fault_code("something else is broken by a test")
-CODES = {name: code for name, code in vars(phase_faults).items() if name.isupper()}
+CODES = {name: code for name, code in vars(phase_faults).items() if name in EXPECTED}
 RECORDED = {"RECORD_BEYOND", "COPIED_BEYOND"}  # the simulator's worlds have no recorder; tests of recordings reach these
 
 

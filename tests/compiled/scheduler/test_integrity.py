@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import typeof
-from support.invariant_reference import wrong
+from support.invariant_reference import CODES, wrong
 
 from blinkpy.device.expect import CODE_MASK, PLACE_SHIFT, describe_fault, fault_at
 from blinkpy.device.tables import ArgumentTable, as_memoryviews, named_arrays
@@ -32,7 +32,7 @@ from blinkpy.queues.words import DIGEST_BITS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 
-NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
+NAMES = {code: name for name, code in CODES.items()}
 DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "suspended.", "running", "waiting", "finishing", "counts")
 UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),
