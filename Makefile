@@ -131,8 +131,23 @@ build/clients/.installed: tests/clients/requirements.txt tests/clients/package-l
 	  echo "two of the clients are for Node: npm of Node 20 or later is needed (Debian: apt install npm)" >&2; exit 1; }
 	@touch $@
 
-test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
-	@BLINKPY_PYTHON=$(CURDIR)/$(RUNNER) build/clients/bin/python -m pytest -c tests/clients/pytest.ini $(if $(filter-out tests,$(T)),$(T),tests/clients)
+# In another environment: frameworks for agents want other versions. The agents for the command line have 900 MB.
+build/agents/.installed: tests/clients/scripted/requirements.txt tests/clients/scripted/package.json | $(call STAMP,serve-$(EXTRA))
+	@$(RUNNER) -m venv build/agents
+	@build/agents/bin/python -m pip install -qq --disable-pip-version-check --no-input -r tests/clients/scripted/requirements.txt
+	@mkdir -p build/agents/node && cp tests/clients/scripted/package.json build/agents/node
+	@npm install --prefix build/agents/node --silent --no-audit --no-fund --no-package-lock || { \
+	  echo "the agents are for Node: npm of Node 20 or later is needed (Debian: apt install npm)" >&2; exit 1; }
+	@touch $@
+
+# All, or those of T: tests/clients/scripted has the agents.
+OF_CLIENTS = $(if $(filter tests/clients/scripted%,$(T)),,$(if $(filter-out tests,$(T)),$(T),tests/clients --ignore=tests/clients/scripted))
+OF_AGENTS = $(if $(filter-out tests,$(T)),$(if $(filter tests/clients/scripted%,$(T)),$(T)),tests/clients/scripted)
+TEST_CLIENTS = BLINKPY_PYTHON=$$(command -v $(RUNNER)) build/$(1)/bin/python -m pytest -c tests/clients/pytest.ini $(2)
+
+test-clients: $(if $(OF_CLIENTS),build/clients/.installed) $(if $(OF_AGENTS),build/agents/.installed) $(call STAMP,serve-$(EXTRA))
+	$(if $(OF_CLIENTS),@$(call TEST_CLIENTS,clients,$(OF_CLIENTS)))
+	$(if $(OF_AGENTS),@$(call TEST_CLIENTS,agents,$(OF_AGENTS)))
 
 # In an environment of its own, like the clients: Ray is large.
 build/ray/.installed: pyproject.toml | $(call STAMP,serve-$(EXTRA))

@@ -138,6 +138,12 @@ def test_choices_of_tools(thinking: Served) -> None:
     assert "web_search" not in thinking.prompt()
 
 
+def test_fields_of_claude_code(thinking: Served) -> None:
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    for given in ({}, {"edits": []}, {"edits": edits}, {"edits": [{**edits[0], "keep": {"type": "thinking_turns", "value": 2}}]}):
+        assert post(thinking, context_management=given, thinking={"type": "adaptive"}).status_code == 200, given
+
+
 def test_counting(thinking: Served) -> None:
     counted = post(thinking, "/v1/messages/count_tokens", tools=TOOLS, system="Be brief.")
     assert counted.json() == {"input_tokens": counted.json()["input_tokens"]}
@@ -161,6 +167,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}}, "tools"),
     ({"temperature": -1}, "temperature"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "must be 'clear_thinking_20251015'"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"n": 2}, "unknown field 'n'"),
     ({"model": "claude-x"}, "claude-x"),

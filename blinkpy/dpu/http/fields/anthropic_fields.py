@@ -188,6 +188,18 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
+class ThinkingEdit(Body, tag_field="type", tag="clear_thinking_20251015"):
+    """Earlier reasoning may be omitted. keep: turns that keep it."""
+
+    keep: Any = None
+
+
+class ContextManagement(Body):
+    """Changes of the conversation before the model sees it."""
+
+    edits: list[ThinkingEdit] | None = None
+
+
 class AnthropicMetadata(Body):
     """A remark for the operator of a service. Nothing is stored here."""
 
@@ -232,7 +244,10 @@ class CountTokensBody(Body, kw_only=True):
     ] = None
     output_format: Annotated[OutputFormat | None, doc("as `output_config.format`")] = None
     cache_control: Annotated[Any, doc(f"accepted, without effect: {_CACHED}")] = None
-    context_management: Annotated[Any, only({}, why="no prompt is shortened")] = None
+    context_management: Annotated[
+        ContextManagement | None,
+        doc("`edits`: only `clear_thinking_20251015`, without effect: the chat template decides about earlier reasoning"),
+    ] = None
     mcp_servers: Annotated[Any, only([], why="clients connect to them")] = None
     speed: Annotated[Any, only("standard", why="see `service_tier`")] = None
 
