@@ -55,6 +55,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
+    "qwen3-32b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
     "mixtral-8x7b": LLAMA
     | {
         "architectures": ["MixtralForCausalLM"],

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import class_tables, front_end_tables, grid_summary, part_tables, serving_tables, words
+from benchmarks.report.evaluation_tables import evaluation, read_cells
 from benchmarks.report.figure_files import (
     digest,
     draw_attacks,
@@ -56,6 +57,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
+    "evaluation": lambda results: evaluation(read_cells(results.folder / "evaluation")),
     "classes": class_tables.classes,
     "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,

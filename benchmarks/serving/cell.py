@@ -121,7 +121,8 @@ class Bench:
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
         front_end = "own" if cores.front_end else "shared"
-        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found}
+        beside = {"neighbours": neighbours.count, "neighbours_work": neighbours.work}
+        return {"load": dataclasses.asdict(load), "front_end": front_end, **beside, **found}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

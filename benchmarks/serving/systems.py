@@ -41,6 +41,12 @@ VLLM = (
     "--max-model-len {length} {dummy} --max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching "
     "--disable-uvicorn-access-log"
 )
+SGLANG = (
+    "{python} -m sglang.launch_server --model-path {model} --served-model-name {name} --host 127.0.0.1 --port {port} "
+    "--context-length {length} {dummy} --max-running-requests 256 --mem-fraction-static 0.85 --disable-radix-cache "
+    "--attention-backend fa3 --sampling-backend pytorch --log-level warning"
+)
+REALTIME_PRIORITY = 50  # of SCHED_FIFO
 
 
 class ServerError(Exception):
@@ -50,25 +56,31 @@ class ServerError(Exception):
 @dataclass(frozen=True)
 class System:
     """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own."""
+    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own. realtime: a pattern
+    for those that get real-time priority (SCHED_FIFO)."""
 
     name: str
     command: str = ""
     url: str = ""
     front_end: str = ""
+    realtime: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     extra: str = ""
 
 
+VLLM_FRONT_END = r"vllm\.entrypoints|APIServer"
 DPU_PART = r"blinkpy\.serving\.children frontend|blinkpy\.dpu\.worker"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+VLLM_VARIABLES = {**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}
 SYSTEMS = {
     system.name: system
     for system in (
         System("blinkpy", BLINKPY, front_end=DPU_PART),
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
         System("blinkpy-8192", BLINKPY + ONE_SIZE, front_end=DPU_PART),
-        System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
+        System("vllm", VLLM, front_end=VLLM_FRONT_END, environment=VLLM_VARIABLES),
+        System("vllm-realtime", VLLM, front_end=VLLM_FRONT_END, realtime="EngineCore", environment=VLLM_VARIABLES),
+        System("sglang", SGLANG, front_end=r"sglang\.launch_server|sglang::detokenizer", environment=OFFLINE),
     )
 }
 
@@ -193,6 +205,23 @@ class Running:
             reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
             raise UsageError(f"{self.system.name}: {reason}")
 
+    def prioritise(self) -> None:
+        """Give the system's real-time processes their priority, with all their threads. Raises ServerError if that is not
+        permitted, or none is known."""
+        pattern, threads = re.compile(self.system.realtime), 0
+        for pid in tree(self.process.pid) if self.process else ():
+            if pattern.search(command_line(pid) + process_title(pid)):
+                for task in Path(f"/proc/{pid}/task").glob("*"):
+                    try:
+                        os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
+                    except OSError as error:
+                        reason = f"real-time priority needs CAP_SYS_NICE: {error.strerror}"
+                        raise ServerError(f"{self.system.name}: {reason}") from error
+                    threads += 1
+        if not threads:
+            raise ServerError(f"{self.system.name}: no process matches {self.system.realtime!r}")
+        self.facts["realtime_threads"] = threads
+
 
 @contextlib.contextmanager
 def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: ProgressCallback) -> Iterator[Running]:
@@ -234,6 +263,8 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
         server.facts["version"] = server.version()
         if cores.front_end:
             server.place(cores)
+        if system.realtime:
+            server.prioritise()
         yield server
     finally:
         stop(process)
@@ -285,6 +316,14 @@ def tree(pid: int) -> list[int]:
 def command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def process_title(pid: int) -> str:
+    """The short name of a process, which it may have chosen itself."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return ""
 
