@@ -87,7 +87,8 @@ def test_attention_with_new_tokens(
     contexts = [*rng.integers(1, 3000, rows - 1).tolist(), 1200][:rows]
     sizes = SHAPES[shape]
     sm_count, dim = torch.cuda.get_device_properties(0).multi_processor_count, sizes["head_dim"]
-    plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=dim)
+    group = sizes["heads"] // sizes["kv_heads"]
+    plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=dim, group=group)
     few = DecodePlan(splits=8, min_tiles=1, block_n=32)
     for chosen in (plan, few):
         period = int(rng.integers(2)) * 500
@@ -109,7 +110,8 @@ def test_fp8_cache(rng: np.random.Generator, dtype: torch.dtype, shape: int, nor
         attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, fp8=True, **sizes)
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     for rows in (1, 13, 64):
-        plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=sizes["head_dim"], fp8=True)
+        group = sizes["heads"] // sizes["kv_heads"]
+        plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=sizes["head_dim"], group=group, fp8=True)
         some = [*rng.integers(1, 3000, rows - 1).tolist(), 1200]
         new_tokens_case(rng, CUDA, dtype, some, norm=norm, rotary=rotary, plan=plan, bucket=rows + 3, fp8=True, **sizes)
 

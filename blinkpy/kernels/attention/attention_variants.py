@@ -45,9 +45,13 @@ class DecodePlan:
         group: query heads per key and value head.
         fp8: the cache has FP8 numbers.
         """
-        block_m = max(16, triton.next_power_of_2(group + 1))
-        needs = attention_needs(block_m, self.block_n, head_dim, dtype, buffers=1, fp8=fp8)
+        needs = attention_needs(rows_of_group(group), self.block_n, head_dim, dtype, buffers=1, fp8=fp8)
         check_needs(needs, self.warps, f"plan of decode attention: {self} for heads of {head_dim}")
+
+
+def rows_of_group(group: int) -> int:
+    """Rows of a decode program's tile: the queries of a group and, behind them, the new key."""
+    return max(16, triton.next_power_of_2(group + 1))
 
 
 def attention_needs(block_m: int, block_n: int, head_dim: int, dtype: torch.dtype, *, buffers: int, fp8: bool) -> Needs:
@@ -71,10 +75,13 @@ def plan_decode(
     *,
     mixed: bool = False,
     head_dim: int = 128,
+    group: int = 1,
     fp8: bool = False,
 ) -> DecodePlan:
     """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for
     a GPU of `sm_count` SMs. mixed: with prefill chunks.
+
+    group: query heads per key and value head.
 
     - One row: about one tile per split, because a split's loads are serial.
     - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each,
@@ -82,18 +89,19 @@ def plan_decode(
     - Many rows fill the GPU: only long contexts are split, so that they don't delay the step; an unused split
       costs its start.
 
-    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape
-    at contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads
-    over 128 need twice the warps, for the registers of their queries and sums, and half the tile with an FP8
-    cache (not measured). FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a
-    split has fewer tiles. One row, or very many rows, use one warp for half a tile (measured for the kernel
+    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B
+    shape at contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same
+    SMs. Heads over 128 need twice the warps, for the registers of their queries and sums, and half the
+    tile with an FP8 cache (not measured). So do groups of 16 query heads, which are tiles of 32 rows with
+    the new key. FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a split
+    has fewer tiles. One row, or very many rows, use one warp for half a tile (measured for the kernel
     alone at 1 to 256 rows).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
     if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
         block_n, warps = 32, 1
-    warps *= 2 if head_dim > 128 else 1
+    warps *= 2 if head_dim > 128 or rows_of_group(group) > 16 else 1
     block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:

@@ -32,6 +32,7 @@ from blinkpy.kernels.attention.attention_variants import (
     DecodeWorkspace,
     NewTokens,
     as_cached,
+    rows_of_group,
     scales_of,
 )
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
@@ -324,7 +325,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         LAST_TOKENS=call.last_tokens, FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0,
         NORM=norms is not None, GROWTH=growth, PERIOD=period, START=start, SINKS=call.sinks is not None,
         SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
+        BLOCK_M=rows_of_group(heads // kv_heads),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
         OVERLAP_PREFILL=plan.overlap_prefill, FP8=fp8,

@@ -100,6 +100,7 @@ class GpuDecoder:
                 dtype,
                 mixed=mixed,
                 head_dim=model.head_dim,
+                group=model.heads // model.kv_heads,
                 fp8=cache.scales is not None,
             )
             for s in shapes

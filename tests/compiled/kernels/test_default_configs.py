@@ -98,18 +98,27 @@ def test_defaults_of_experts_pass_their_check(shape: ExpertShape, form: str, tok
     kv_heads=st.integers(1, 128),
     context=st.integers(1, 1 << 21),
     head_dim=st.integers(MIN_HEAD_DIM, MAX_HEAD_DIM),
+    group=st.integers(1, MAX_GROUP),
     dtype=st.sampled_from(DTYPES),
     mixed=st.booleans(),
     fp8=st.booleans(),
     sm_count=st.integers(1, 200),
 )
 def test_plans_of_attention_pass_their_check(
-    rows: int, kv_heads: int, context: int, head_dim: int, dtype: torch.dtype, mixed: bool, fp8: bool, sm_count: int
+    rows: int,
+    kv_heads: int,
+    context: int,
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    mixed: bool,
+    fp8: bool,
+    sm_count: int,
 ) -> None:
-    """A plan is checked where it is made; what it needs is for the widest head and the largest group."""
-    plan = plan_decode(rows, kv_heads, context, sm_count, dtype, mixed=mixed, head_dim=head_dim, fp8=fp8)
+    """A plan is checked where it is made, for its own heads."""
+    plan = plan_decode(rows, kv_heads, context, sm_count, dtype, mixed=mixed, head_dim=head_dim, group=group, fp8=fp8)
     assert plan.splits <= 64
-    plan.check_needs(head_dim, MAX_GROUP, dtype, fp8=fp8)
+    plan.check_needs(head_dim, group, dtype, fp8=fp8)
     for every_row in (False, True):
         prefill = plan_prefill(dtype, sm_count, head_dim=head_dim, every_row=every_row)
         assert prefill.block_m >= MAX_GROUP
