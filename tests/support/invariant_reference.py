@@ -1,7 +1,6 @@
 """The invariants of the scheduler's state once more, over lists and sets, to compare the checks of kv/invariants with."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,23 +11,14 @@ import numpy as np
 from blinkpy.device.tables import map_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import check_state as P
+from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.byte_automaton import STATES_WORD
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT
 from blinkpy.queues.token_rules import MARK, MARK_WORD
-from blinkpy.sources import PACKAGE
 
-# Names of the faults that phases expect not to happen (blinkpy/device/expect.py). The checks do not report them.
-EXPECTED = frozenset(re.findall(r"\bF\.([A-Z_]+)", "".join(path.read_text() for path in PACKAGE.rglob("*.py"))))
-CODES = {
-    name: code
-    for module in (B, P, R)
-    for name, code in vars(module).items()
-    if name.isupper() and isinstance(code, int) and name not in EXPECTED
-}
 Wrong = Iterator[tuple[int, int]]  # fault code, place
 
 

@@ -8,13 +8,14 @@ Supports claim state/checks.
 from typing import Any
 
 import numpy as np
-from support.invariant_reference import CODES, wrong
+from support.invariant_reference import wrong
 from support.scheduler_cases import case_sizes
 
 from blinkpy.device.expect import fault_at
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
+from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.limits import Limits, make_limits_by_name
@@ -379,6 +380,7 @@ CACHE_SLOT 3: suspend(); state.suspended.cache_slots[3] = 0
 SHARED_WRITE 0: suspend(); r.page_table[2, 1] = 12; p.refcount[[9, 12]] = 0, 2; c[FREE_COUNT] = 6; p.free[5] = 9; index(12)
 YIELDS_NOT 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
 """
+CODES = {name: code for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 
 
 def names(state: Any) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import typeof
-from support.invariant_reference import CODES, wrong
+from support.invariant_reference import wrong
 
 from blinkpy.device.expect import CODE_MASK, PLACE_SHIFT, describe_fault, fault_at
 from blinkpy.device.tables import ArgumentTable, as_memoryviews, named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import check_state as P
+from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits
@@ -32,7 +32,7 @@ from blinkpy.queues.words import DIGEST_BITS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 
-NAMES = {code: name for name, code in CODES.items()}
+NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "suspended.", "running", "waiting", "finishing", "counts")
 UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),

@@ -14,7 +14,7 @@ from verified.small_worlds.pool_reference import EVICTED, ORPHANED, ROOT, Holder
 from blinkpy.device.expect import describe_fault
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants.check_state import check_index, check_pages, check_ring
+from blinkpy.kv.invariants.page_invariants import check_index, check_pages, check_ring
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.page_hash import PageHasher
