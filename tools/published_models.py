@@ -815,6 +815,7 @@ MODELS = (
     ),
     *MORE,
     *OF_2026,
+    *RECURRENT,
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
     Published(
         "mistralai/Ministral-3-8B-Instruct-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False, **STATIC_FP8), 8_489_553_920
@@ -935,7 +936,6 @@ LATENT = (
 Kimi K2 and GLM-4.7-Flash could not be compared with the published files."""
 ON_CPU = (
     *LATENT,
-    *RECURRENT,
     Published(
         "zai-org/GLM-4-32B-0414",
         config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),
@@ -946,5 +946,5 @@ ON_CPU = (
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models that only the CPU serves: with latent attention, gated delta nets, 4-bit weights, or more query heads for a key head
+"""Models that only the CPU serves: with latent attention, 4-bit weights, or more query heads for a key head
 than the GPU's kernels take."""

@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 PAGE_SIZE = 16
 STATIC_SCALE = 2.0**-5
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+KEPT = [f"linear_attn.in_proj_{kind}" for kind in ("a", "b", "ba")]  # strengths and decays of gated delta nets
 ONE, FEW, MANY, MIXED = StepShape(1, 1, False), StepShape(8, 8, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 STEPS = (ONE, FEW, MANY, MIXED, replace(ONE, whole=True), replace(MIXED, whole=True))
 """What is launched of each model in each form; those that are whole by a batch-invariant decoder."""
@@ -88,7 +89,7 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
     asked: list[tuple[str, dict[str, Any], str]] = [
         ("bfloat16", plain, "auto"),
         ("fp8", plain, "fp8"),
-        ("fp8_blocks", plain | {"quantization_config": BLOCKS}, "auto"),
+        ("fp8_blocks", plain | {"quantization_config": BLOCKS | {"modules_to_not_convert": KEPT}}, "auto"),
     ]
     stored = config.get("quantization_config")
     if stored is not None and stored != BLOCKS:

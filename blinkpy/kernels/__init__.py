@@ -6,4 +6,5 @@ MAX_GROUP = 16  # query heads that share a key and value head
 MIN_HEAD_DIM = 16  # the matrix unit multiplies 16 numbers in one instruction
 MAX_HEAD_DIM = 256  # queries, keys and sums of a tile fit the registers
 MAX_EXPERTS = 1024  # one warp has the logits of a token
+MAX_STATE = 1 << 15  # a matrix of a gated delta net, with padded sizes, fits the registers of 8 warps
 MAX_TOP_K = 64

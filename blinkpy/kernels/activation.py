@@ -141,3 +141,47 @@ def softcap(logits: torch.Tensor, counts: torch.Tensor, cap: float, *, pdl: bool
     _softcap[(rows, triton.cdiv(width, block))](
         logits, counts, WIDTH=width, CAP=cap, BLOCK=block, PDL=pdl, num_warps=4, **launch.options(pdl)
     )
+
+
+@triton.jit
+def _gate_output(
+    x_ptr,  # [M, WIDTH]; replaced
+    gates_ptr,  # [T, WIDTH]
+    query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
+    counts_ptr,  # int64 [8] batch header of x
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, LAST_TOKENS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if row < tl.load(counts_ptr + COUNT_TOKENS):
+        token = tl.load(query_starts_ptr + row + 1) - 1 if LAST_TOKENS else row
+        gate = tl.load(gates_ptr + token.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        at = x_ptr + row.to(tl.int64) * WIDTH + column
+        x = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32) / (1.0 + tl.exp(-gate))
+        tl.store(at, x.to(x_ptr.dtype.element_ty), mask=column < WIDTH)
+
+
+def gate_output(
+    x: torch.Tensor, gates: torch.Tensor, query_starts: torch.Tensor | None, counts: torch.Tensor, *, pdl: bool = False
+) -> None:
+    """x *= sigmoid(gates) in place, of the first counts[TOKENS] rows.
+
+    x: [M, width].
+    gates: [M, width], or [T, width] if the rows of x are the last tokens of a batch's rows.
+    query_starts: of that batch, int32 [at least M + 1]; None: x has all tokens.
+    """
+    rows, width = x.shape
+    starts = None if query_starts is None else (query_starts, "query_starts", (launch.AtLeast(rows + 1),), torch.int32)
+    launch.check_tensors(
+        (x, "x", (rows, width)),
+        (gates, "gates", (rows if query_starts is None else None, width), x.dtype),
+        (counts, "counts", *launch.HEADER),
+        *([starts] if starts is not None else []),
+    )
+    block = min(2048, triton.next_power_of_2(width))
+    _gate_output[(rows, triton.cdiv(width, block))](
+        x, gates, counts if query_starts is None else query_starts, counts,
+        WIDTH=width, BLOCK=block, LAST_TOKENS=query_starts is not None, PDL=pdl, num_warps=4, **launch.options(pdl),
+    )  # fmt: skip

@@ -230,7 +230,7 @@ class CudaDevice:
         torch.cuda.empty_cache()
         report("allocating the KV cache and the scheduler's state")
         rings = ring_sizes(setup.config, model)
-        cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales)
+        cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales, sizes.slots)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
 
         def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:

@@ -293,7 +293,7 @@ def router_logits(
     (tokens, size), experts = hidden.shape, router.shape[0]
     launch.check_tensors(
         (hidden, "hidden", (tokens, size)),
-        (norm[0], "norm weight", (size,), hidden.dtype),
+        (norm[0], "norm weight", (size,)),
         (router, "router", (experts, size), hidden.dtype),
         (bias, "router bias", (experts,), hidden.dtype),
         (normed, "normed", (tokens, size), hidden.dtype),

@@ -10,6 +10,7 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
+from blinkpy.models.description.blocks import GatedDelta
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights
 
@@ -33,6 +34,12 @@ class Buffers:
         self.normed = zeros(tokens, model.hidden_size)  # its norm
         self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
         self.attended = zeros(tokens, model.q_size)
+        self.gates = zeros(tokens if model.attention.gate is not None else 0, model.q_size)  # of attention's output
+        delta, some = model.delta or GatedDelta(1, 1, 1, 1), tokens if model.delta is not None else 0
+        self.delta_in = zeros(some, delta.in_size)
+        self.delta_ba = zeros(some, 2 * delta.value_heads)
+        self.delta_mixed = zeros(some, delta.channels)
+        self.delta_out = zeros(some, delta.value_size)
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
         # residual stream of each row's last token, if no other token is needed
         self.last_hidden = zeros(rows, model.hidden_size)

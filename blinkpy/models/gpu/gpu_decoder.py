@@ -36,9 +36,21 @@ from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Latent, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import (
+    Activation,
+    BlockType,
+    Experts,
+    GatedDelta,
+    Latent,
+    Mlp,
+    NormPlacement,
+    OutputGate,
+    QkNorm,
+    RouterKind,
+)
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
+from blinkpy.models.gpu.gpu_delta import gate_attended, launch_delta, project_gated
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -185,8 +197,16 @@ class GpuDecoder:
         last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token.
         """
         model, pdl = self.model, self.pdl
+        dense = isinstance(model.layers[index].mlp, Mlp)
+        if model.layers[index].delta is not None:
+            mixed = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only)
+            self._add_linear(mixed, layer.o, None, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
+            return
         qkv = self.buffers.qkv[: shape.tokens]
-        self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
+        if model.attention.gate is not None:
+            project_gated(self, layer, qkv)
+        else:
+            self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
         if norms is not None and model.attention.qk_norm == QkNorm.WIDTH:
             q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], 1)
@@ -232,7 +252,8 @@ class GpuDecoder:
             attend(call, self.plans[shape.rows, chunks])
         if rings is not None and shape.mixed:
             keep_spilled(rings, cache, view, rows=shape.rows, pdl=pdl)
-        dense = isinstance(model.layers[index].mlp, Mlp)
+        if model.attention.gate is not None:
+            gate_attended(self, call.out, shape.tokens, last_tokens_only=last_tokens_only)
         self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
@@ -408,6 +429,8 @@ BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # _attention
+    **dict.fromkeys(OutputGate),  # gpu_delta.py
+    GatedDelta: launch_delta,
     Latent: None,  # require_kernels refuses it
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,

@@ -10,6 +10,7 @@ from blinkpy.kernels import (
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_HIDDEN,
+    MAX_STATE,
     MAX_TOP_K,
     MIN_HEAD_DIM,
 )
@@ -80,7 +81,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
-    width = 3 * model.hidden_size + max(2 * model.q_size + 2 * model.kv_size + gates, delta) + 3 * model.mlp_size + expert_width
+    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + gates + delta + 3 * model.mlp_size + expert_width
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
@@ -165,6 +166,11 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
             f"{attention}: {heads} query heads over {model.kv_heads} key and value heads, and the kernels take 1 to {MAX_GROUP} "
             f"for each; {INSTEAD}"
         )
+    if (delta := model.delta) is not None and padded(delta.key_dim) * padded(delta.value_dim) > MAX_STATE:
+        yield (
+            f"{first}{model.tensors.delta_norm.rpartition('.')[0]}: heads of {delta.key_dim} x {delta.value_dim} numbers, and "
+            f"kernels take at most {MAX_STATE} of padded sizes; {INSTEAD}"
+        )
     for layer in first_layers(model):
         mlp = model.layers[layer].mlp
         if isinstance(mlp, Experts) and (mlp.number > MAX_EXPERTS or mlp.top_k > MAX_TOP_K):
@@ -176,6 +182,11 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
         for part in layer_parts(model, layer):
             if part.quantization is not None and part.shape[-1] > MAX_FP8_WIDTH:
                 yield _too_wide(part)
+
+
+def padded(size: int) -> int:
+    """The power of two that a kernel computes in the place of a size."""
+    return 1 << (size - 1).bit_length()
 
 
 def _too_wide(part: Part) -> str:

@@ -118,6 +118,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if layers := config.get("layer_types"):  # one of each kind
         config["layer_types"] = [layers[0], layers[-1]]
+    elif "full_attention_interval" in config:
+        config["layer_types"] = ["linear_attention", "full_attention"]
     if "no_rope_layers" in config or "no_rope_layer_interval" in config:
         config["no_rope_layers"] = [1, 0]
     if "first_k_dense_replace" in config:
@@ -155,11 +157,11 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
     config._experts_implementation = "eager"
     with torch.device(device):
         model = kind._from_config(config, dtype=torch.bfloat16)
-    gemma = "Gemma" in widths.architecture
+    adds_1 = any(name in widths.architecture for name in ("Gemma", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5).sub_(1 if gemma else 0)  # to which Gemma adds 1
+                parameter.uniform_(0.5, 1.5).sub_(1 if adds_1 and not name.endswith("linear_attn.norm.weight") else 0)
             elif name.endswith("sinks"):
                 parameter.normal_(2, 1)
             elif name.endswith("bias"):

@@ -65,7 +65,7 @@ class OnDevice:
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
         self.scales = None if self.largest is None else scales_for(self.largest)
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales)
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, slots)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
             expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant,
@@ -139,7 +139,9 @@ def step_case(
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
         weights = quantise(weights)
-    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales)
+    slots = len(batches.requests.page_table)
+    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots)
+    states = [tensor for one in cpu.cache.states.layers if one is not None for tensor in one]
     if on.largest is not None:
         np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
     waiting = []
@@ -165,6 +167,7 @@ def step_case(
         for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
             buffer.fill_(float("nan"))
         cpu.decoder.weights = as_computed(on.step.decoder, shape, weights)
+        held = [state.clone() for state in states]
         cpu.run(batch, batches.requests)
         if stream is not None:
             with torch.cuda.stream(stream):
@@ -174,6 +177,8 @@ def step_case(
         else:
             on.step.launch(shape)
         emitting = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
+        for state, before in zip(states, held, strict=True):
+            state.copy_(before)
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
         if len(emitting):
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
@@ -187,6 +192,10 @@ def step_case(
     if exact or not any(model.expert_layers):
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
+        taken = [sequence.slot for sequence in running]
+        found = [tensor for one in on.cache.states.layers if one is not None for tensor in one]
+        for ours, theirs in zip(found, states, strict=True):
+            assert kernel_reference.relative_error(ours[taken].cpu(), theirs[taken]) < limit
     return worst
 
 
@@ -277,7 +286,7 @@ def on_device(
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
     """float32 [emitting rows, V]."""
-    hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys and values
+    hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys, values and states
     last = torch.from_numpy(batch.query_starts[emitting + 1].astype(np.int64) - 1)
     return cpu.decoder.logits(hidden[last])
 
@@ -306,6 +315,8 @@ def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], lim
         pages = sequence.pages[: -(-sequence.computed // PAGE)]
         for mine, other in ((a.keys, b.keys), (a.values, b.values)):
             for x, y in zip(mine, other, strict=True):
+                if len(x) == 0:  # of a layer with a state
+                    continue
                 first, second = (
                     t.float()[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
                 )

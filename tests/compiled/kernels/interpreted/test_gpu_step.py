@@ -62,6 +62,9 @@ MIXED_STEPS = [  # model, rows, steps
     ("granite-swa", 8, 3),
     ("ministral3", 8, 4),
     ("qwen3-vl-moe", 3, 3),
+    ("qwen3-next", 8, 3),
+    ("qwen3.5", 3, 4),
+    ("qwen3.5-nested", 8, 3),  # whose last layer has a state
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -105,6 +108,13 @@ def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> 
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, **how), 1e-3)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_fp8_recurrent_layers(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
+    """Also the two parts of the projection of gated attention."""
+    how: dict[str, Any] = {"steps": 3, "quantise": partial(fp8_reference.fp8_weights, blocks=blocks), "rows": 3}
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", "qwen3.5", tmp_path, torch.float32, **how), 1e-3)
+
+
 def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
     quantise = partial(fp8_reference.fp8_weights, kept=("down",))
     with pytest.raises(ConfigError, match="all experts"):
@@ -142,9 +152,18 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
     return np.add.reduce(products, axis=0, dtype=dtype)
 
 
-@pytest.mark.parametrize(("name", "table"), [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default")])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default")],
+)
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "table"), [("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT")])
+def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
+    """The input of a gated delta net is normed for two products; its norm adds up split sums."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 

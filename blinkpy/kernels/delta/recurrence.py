@@ -1,0 +1,154 @@
+"""The recurrence of a gated delta net, token by token, and the norm and gate of its results.
+
+A program has a row's matrix of one value head in registers, and goes through the row's tokens. The bytes of the matrices bound a
+step of decode rows. A token's result depends on no other row, and not on how its prompt is cut into chunks.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_ROWS, BatchView
+
+L2_EPS = tl.constexpr(1e-6)
+"""Added to the squares of a query or key."""
+LARGEST_RATE = tl.constexpr(20.0)
+"""Above it, softplus(x) is x in float32."""
+
+
+class DeltaSizes(NamedTuple):
+    """Heads of queries and of keys, heads of values (a multiple), and elements of a key and of a value."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@triton.jit
+def unit_vector(x, factor):
+    """factor * x / |x| of a float32 vector."""
+    return x * (tl.math.rsqrt(tl.sum(x * x, 0) + L2_EPS) * factor)
+
+
+@triton.jit
+def decay_of(rate, log_rate):
+    """exp(-exp(log_rate) * softplus(rate)), float32."""
+    soft = tl.where(rate > LARGEST_RATE, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, LARGEST_RATE))))
+    return tl.exp(-tl.exp(log_rate) * soft)
+
+
+@triton.jit
+def _recur(
+    mixed_ptr,  # [T, 2 * KEYS * DK + HEADS * DV] queries, keys, values behind their convolution
+    gates_ptr,  # [T, HEADS * DV], rows gate_stride apart
+    strengths_ptr,  # [T, 2 * HEADS] strengths, then rates of decay
+    log_rates_ptr,  # float32 [HEADS]
+    biases_ptr,  # float32 [HEADS] of the rates
+    norm_ptr,  # [DV]
+    matrices_ptr,  # float32 [slots, HEADS, DK, DV]; replaced
+    out_ptr,  # [T, HEADS * DV], or with LAST_TOKENS [B, HEADS * DV]
+    counts_ptr,  # int64 [8] batch header
+    query_starts_ptr,  # int32 [B + 1] first token of each row
+    context_lengths_ptr,  # int32 [B]
+    row_slots_ptr,  # int32 [B]
+    gate_stride,  # elements
+    eps,  # of the norm
+    query_factor,  # of normalised queries
+    KEYS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    LAST_TOKENS: tl.constexpr,  # store the result of each row's last token alone
+    PDL: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    k_at, v_at = tl.arange(0, BK), tl.arange(0, BV)
+    k_in, v_in = k_at < DK, v_at < DV
+    log_rate, bias = tl.load(log_rates_ptr + head), tl.load(biases_ptr + head)
+    norm = tl.load(norm_ptr + v_at, mask=v_in, other=0.0).to(tl.float32)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if row < tl.load(counts_ptr + COUNT_ROWS):
+        start = tl.load(query_starts_ptr + row)
+        end = tl.load(query_starts_ptr + row + 1)
+        known = tl.load(context_lengths_ptr + row) > end - start  # otherwise the slot holds another request's state
+        place = (tl.load(row_slots_ptr + row).to(tl.int64) * HEADS + head) * (DK * DV)
+        tile = matrices_ptr + place + k_at[:, None] * DV + v_at[None, :]
+        both = k_in[:, None] & v_in[None, :]
+        matrix = tl.load(tile, mask=both & known, other=0.0)
+        width = 2 * KEYS * DK + HEADS * DV
+        key_head = head // (HEADS // KEYS)
+        line = mixed_ptr + start.to(tl.int64) * width
+        scores = strengths_ptr + start.to(tl.int64) * (2 * HEADS) + head
+        gates = gates_ptr + start.to(tl.int64) * gate_stride + head * DV + v_at
+        results = out_ptr + (row if LAST_TOKENS else start).to(tl.int64) * (HEADS * DV) + head * DV + v_at
+        for token in range(start, end):
+            q = tl.load(line + key_head * DK + k_at, mask=k_in, other=0.0).to(tl.float32)
+            k = tl.load(line + (KEYS + key_head) * DK + k_at, mask=k_in, other=0.0).to(tl.float32)
+            v = tl.load(line + 2 * KEYS * DK + head * DV + v_at, mask=v_in, other=0.0).to(tl.float32)
+            strength, rate = tl.load(scores).to(tl.float32), tl.load(scores + HEADS).to(tl.float32)
+            q, k = unit_vector(q, query_factor), unit_vector(k, 1.0)
+            matrix *= decay_of(rate + bias, log_rate)
+            change = (v - tl.sum(matrix * k[:, None], 0)) / (1.0 + tl.exp(-strength))
+            matrix += k[:, None] * change[None, :]
+            if not LAST_TOKENS or token == end - 1:
+                result = tl.sum(matrix * q[:, None], 0)
+                result = result * tl.math.rsqrt(tl.sum(result * result, 0) / DV + eps) * norm
+                z = tl.load(gates, mask=v_in, other=0.0).to(tl.float32)
+                result = result * (z / (1.0 + tl.exp(-z)))
+                tl.store(results, result.to(out_ptr.dtype.element_ty), mask=v_in)
+            line += width
+            scores += 2 * HEADS
+            gates += gate_stride
+            if not LAST_TOKENS:
+                results += HEADS * DV
+        tl.store(tile, matrix, mask=both)
+
+
+def recur(
+    sizes: DeltaSizes,
+    mixed: torch.Tensor,
+    gates: torch.Tensor,
+    strengths: torch.Tensor,
+    rates: tuple[torch.Tensor, torch.Tensor],
+    norm: tuple[torch.Tensor, float],
+    matrices: torch.Tensor,
+    batch: BatchView,
+    out: torch.Tensor,
+    *,
+    rows: int,
+    last_tokens_only: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Advance the states of all rows by their tokens, and compute the tokens' results, normalised and gated.
+
+    mixed: [T, channels] of `convolve`.
+    gates: [T, value_size]; rows may have any stride.
+    strengths: [T, 2 * value_heads], before their sigmoid; then the rates of decay, before their bias.
+    rates: logarithms of the heads' rates, and biases, float32 [value_heads] each.
+    norm: weights [value_dim] and eps.
+    matrices: float32 [slots, value_heads, key_dim, value_dim], of all request slots.
+    out: [T, value_size]; with last_tokens_only [B, value_size], each row's last token.
+    rows: of the step's shape.
+    """
+    tokens, (key_heads, heads, key_dim, value_dim) = len(mixed), sizes
+    size = heads * value_dim
+    launch.check_tensors(
+        (mixed, "mixed", (tokens, 2 * key_heads * key_dim + size)),
+        (gates, "gates", (tokens, size), mixed.dtype, True),
+        (strengths, "strengths", (tokens, 2 * heads), mixed.dtype),
+        (rates[0], "rates", (heads,), torch.float32),
+        (rates[1], "biases", (heads,), torch.float32),
+        (norm[0], "norm", (value_dim,)),
+        (matrices, "matrices", (None, heads, key_dim, value_dim), torch.float32),
+        (out, "out", (rows if last_tokens_only else tokens, size), mixed.dtype),
+        *batch.declared(rows, "query_starts", "context_lengths", "row_slots"),
+    )
+    block_k, block_v = (max(16, triton.next_power_of_2(size)) for size in (key_dim, value_dim))
+    _recur[(rows, heads)](
+        mixed, gates, strengths, *rates, norm[0], matrices, out, batch.counts, batch.query_starts, batch.context_lengths,
+        batch.row_slots, gates.stride(0), norm[1], key_dim**-0.5,
+        KEYS=key_heads, HEADS=heads, DK=key_dim, DV=value_dim, BK=block_k, BV=block_v,
+        LAST_TOKENS=last_tokens_only, PDL=pdl, num_warps=max(1, min(8, block_k * block_v // 2048)), **launch.options(pdl),
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Gated delta nets and gated attention on the GPU: the launches of a layer up to its last projection.
+
+decoder: blinkpy.models.gpu.gpu_decoder.GpuDecoder, which imports this file.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.activation import gate_output
+from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
+from blinkpy.kernels.delta.short_convolution import convolve
+from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.weights.decoder_weights import LayerWeights
+
+
+def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> torch.Tensor:
+    """Launch the gated delta net of a layer. Returns the input of its last projection, [rows of the stream, value_size].
+
+    last_tokens_only: advance the states by all tokens, but continue only with each row's last token.
+    """
+    model, view, pdl, buffers = decoder.model, decoder.view, decoder.pdl, decoder.buffers
+    delta, states, tokens = model.layers[index].delta, decoder.cache.states.layers[index], shape.tokens
+    taps, norm, strengths = layer.delta_conv, layer.delta_norm, layer.delta_ba
+    if delta is None or states is None or taps is None or norm is None or strengths is None or layer.input_norm is None:
+        raise ValueError(f"layer {index} has no gated delta net")
+    if layer.delta_decay is None or layer.delta_bias is None:
+        raise ValueError(f"layer {index} has no decays")
+    projected, mixed, scores = buffers.delta_in[:tokens], buffers.delta_mixed[:tokens], buffers.delta_ba[:tokens]
+    normed = decoder._norm(layer.input_norm)
+    decoder._linear(normed, layer.qkv, projected)
+    decoder._linear(normed, strengths, scores)
+    convolve(projected, taps, states.inputs, view, mixed, rows=shape.rows, mixed=shape.mixed, pdl=pdl)
+    if last_tokens_only:
+        decoder._keep_last_tokens(shape)
+    out, gates = buffers.delta_out[: decoder.stream.rows], projected[:, delta.channels :]
+    rates = layer.delta_decay, layer.delta_bias
+    recur(
+        DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps), states.matrices, view, out,
+        rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def project_gated(decoder: Any, layer: LayerWeights, qkv: torch.Tensor) -> None:
+    """Launch the projection of queries, keys and values, and that of the gates of attention's output. qkv: [T, their width]."""
+    if layer.input_norm is None:
+        raise ValueError("a layer with gated attention needs a norm before it")
+    normed, size, bias = decoder._norm(layer.input_norm), qkv.shape[1], layer.qkv_bias
+    for rows, out in ((slice(0, size), qkv), (slice(size, None), decoder.buffers.gates[: len(qkv)])):
+        decoder._linear(normed, _rows(layer.qkv, rows), out, bias=None if bias is None else bias[rows])
+
+
+def gate_attended(decoder: Any, attended: torch.Tensor, tokens: int, *, last_tokens_only: bool) -> None:
+    """Launch the gate of attention's output, in place. tokens: of the step's shape."""
+    starts = decoder.view.query_starts if last_tokens_only else None
+    gate_output(attended, decoder.buffers.gates[:tokens], starts, decoder.stream.counts, pdl=decoder.pdl)
+
+
+def _rows(weight: torch.Tensor | Fp8Matrix, rows: slice) -> torch.Tensor | Fp8Matrix:
+    """Some rows of a matrix."""
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    stop = None if rows.stop is None else rows.stop // BLOCK
+    scales = weight.scales[rows.start // BLOCK : stop] if weight.blocks else weight.scales[rows]
+    return replace(weight, values=weight.values[rows], scales=scales)
