@@ -12,6 +12,11 @@ SCHEDULER = ("queues", "device", "kv", "scheduler")
 """Sources that determine the scheduler's decisions: a recording replays on the same sources."""
 DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py", "verify/sim")
 """Sources of compiled code that outlives the process."""
+FRONT_END = (
+    *("dpu", "queues", "transport", "config.py", "model_files.py", "packages.py", "process_exit.py", "processes.py"),
+    *("sources.py", "version.py"),
+)
+"""Sources of a worker and of its children, which must be the same."""
 VERIFIED = (
     *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/pace.py", "scheduler/phases"),
     "scheduler/tenant_service.py",

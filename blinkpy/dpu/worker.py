@@ -137,6 +137,7 @@ def serve_worker(
 
     def ready() -> None:
         reporter.ready(attached=server.app.service.engine.pair is not None)
+        server.app.service.start_children()
 
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(memory_fd, 0))

@@ -71,8 +71,9 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
         other.client.api_key = "secret"
         assert other.chat()
         assert null_server.chat()
-        below = other.children()
-        assert len(below) == 4, "engine, front end, two workers"
+        assert len(other.children()) == 4, "engine, front end, two workers"
+        wait_for(lambda: len(other.children(jobs=True)) == 8, 60, "two children of each worker")
+        below = other.children(jobs=True)
         other.process.send_signal(signal.SIGTERM)
         assert other.process.wait(60) == 0
         assert not other.segments()

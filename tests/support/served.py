@@ -12,6 +12,7 @@ from support.commands import Command
 from benchmarks.serving.systems import command_line, tree
 
 STORY = [{"role": "user", "content": "Tell me a story."}]
+JOB_SERVERS = re.compile(r"\.(job|compile)_server")
 LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
 
 
@@ -28,9 +29,10 @@ class Server(Command):
         """Process id of the engine or the front end."""
         return next(pid for pid in self.children() if f" {entry} " in command_line(pid))
 
-    def children(self) -> list[int]:
-        """All processes below it."""
-        return sorted(set(tree(self.process.pid)) - {self.process.pid})
+    def children(self, jobs: bool = False) -> list[int]:
+        """The processes below it. jobs: also the workers' children for large bodies and grammars."""
+        below = sorted(set(tree(self.process.pid)) - {self.process.pid})
+        return below if jobs else [pid for pid in below if not JOB_SERVERS.search(command_line(pid))]
 
     def segments(self) -> list[str]:
         return [path.name for path in Path("/dev/shm").glob(f"blinkpy.serve-{self.process.pid}-*")]

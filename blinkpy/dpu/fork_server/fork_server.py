@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fork_server.forked_jobs import KILLED
 from blinkpy.processes import child_environment
+from blinkpy.sources import FRONT_END, source_digest
+
+logger = logging.getLogger("blinkpy.frontend")
 
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
 PIECE = 1 << 16  # bytes per read
@@ -21,8 +26,23 @@ DEATH_LOOKS, DEATH_LOOK_S = 5, 0.01
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # OpenBLAS threads don't survive a fork
 
 
+@cache
+def own_sources() -> str:
+    """The digest of this process's sources: of the files at the first call, soon after the start."""
+    return source_digest(FRONT_END)
+
+
+def sources_changed() -> bool:
+    """Whether the installed files are other ones than at the start."""
+    try:
+        return source_digest(FRONT_END) != own_sources()
+    except OSError:  # an upgrade is under way
+        return True
+
+
 class ForkServer:
-    """Starts the process with the first job, and again if it dies.
+    """Starts the process by start() or with the first job, and again if it dies. It never starts from installed files that have
+    changed since the start of this process, because the two versions may differ.
 
     module: the module to run.
     order: JSON for its standard input.
@@ -31,8 +51,14 @@ class ForkServer:
 
     def __init__(self, module: str, order: Any, limit_s: float):
         self._module, self._order, self._limit_s = module, order, limit_s
+        own_sources()
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the process. If the machine lacks something, the first job tries again."""
+        with contextlib.suppress(OSError, ApiError):
+            self._connected()
 
     def close(self) -> None:
         """End the process and its forks."""
@@ -49,7 +75,8 @@ class ForkServer:
 
         parts: concatenated, they are the job.
         A job that the kernel kills runs once more. Cancelling the call ends the fork.
-        Raises ApiError with status 503 if the machine lacks memory, processes or descriptors.
+        Raises ApiError with status 503 if the machine lacks memory, processes or descriptors, or if the process has ended and the
+        installed files have changed.
         """
         try:
             for _ in range(2):
@@ -99,6 +126,14 @@ class ForkServer:
 
     def _connected(self) -> socket.socket:
         if self._control is None:
+            if sources_changed():
+                logger.error(
+                    "blinkpy's files have changed since this worker started; it can't start %s: restart the server", self._module
+                )
+                message = (
+                    "The server's files have changed since it started, and it can't process this request: restart the server."
+                )
+                raise ApiError(503, message, code="sources_changed")
             self._control, theirs = socket.socketpair()
             self._control.setblocking(False)
             with theirs:

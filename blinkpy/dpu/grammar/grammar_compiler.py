@@ -49,6 +49,10 @@ class GrammarCompiler:
         self._places = Places(AT_ONCE, MOST_WAITING, of_one=OF_ONE)
         self._forks = ForkServer(SERVER, (compile_s, compile_bytes, digits, closes), compile_s + MARGIN_S)
 
+    def start(self) -> None:
+        """Start the process now."""
+        self._forks.start()
+
     def close(self) -> None:
         """End the processes."""
         for compiling in self._compiling.values():

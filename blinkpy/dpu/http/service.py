@@ -30,6 +30,7 @@ from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader, is_brief
 from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.http.response_store import ResponseStore
 from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import NOTHING
@@ -62,6 +63,8 @@ class Service:
         self._reader = RequestReader(config, folder)
         self.tokenizer, self.dialect = self._reader.tokenizer, self._reader.dialect
         self.model = self._reader.model
+        stored = config.frontend.response_store_mib << 20
+        self.responses = ResponseStore(stored, config.frontend.response_store_count) if stored else None
         self._queue = PreparationQueue(self._reader, config, folder, metrics)
         frontend = config.frontend
         self.gate = Gate(frontend.max_lag_ms / 1000, metrics, self._streaming)
@@ -86,6 +89,11 @@ class Service:
     def end_preparations(self) -> None:
         """What waits to be prepared ends with status 503."""
         self._queue.refuse()
+
+    def start_children(self) -> None:
+        """Start the processes for large bodies and for grammars, from the files that this worker itself was started from."""
+        self._queue.start()
+        self._grammars.start()
 
     def close(self) -> None:
         """End threads and processes."""

@@ -139,8 +139,9 @@ def test_choices_of_tools(thinking: Served) -> None:
 
 
 def test_fields_of_claude_code(thinking: Served) -> None:
-    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
-    for given in ({}, {"edits": []}, {"edits": edits}, {"edits": [{**edits[0], "keep": {"type": "thinking_turns", "value": 2}}]}):
+    edit: dict[str, Any] = {"type": "clear_thinking_20251015", "keep": "all"}
+    some: list[Any] = [[], [edit], [{**edit, "keep": {"type": "thinking_turns", "value": 2}}]]
+    for given in ({}, *({"edits": edits} for edits in some)):
         assert post(thinking, context_management=given, thinking={"type": "adaptive"}).status_code == 200, given
 
 

@@ -29,7 +29,7 @@ class JobForks:
     def __init__(self, config: Config, folder: Path):
         limit_s = 2 * config.frontend.prepare_ms / 1000 + MARGIN_S
         self._forks = ForkServer(SERVER, [dict(as_table(config)), str(folder)], limit_s)
-        self.close = self._forks.close
+        self.start, self.close = self._forks.start, self._forks.close
 
     async def run(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
         """The job's result. Whoever cancels this ends the process. Raises ApiError, with status 413 for a job of more time or
@@ -74,6 +74,10 @@ class PreparationQueue:
         # Jobs in processes are long: another owner finds a place while one has all that it may have.
         self._large = Places(2 * AT_ONCE, options.max_preparing, half, of_one=AT_ONCE)
         self._closed = False
+
+    def start(self) -> None:
+        """Start the process for large bodies now."""
+        self._forks.start()
 
     def refuse(self) -> None:
         """Who waits from now on is refused with status 503, and the processes end."""
