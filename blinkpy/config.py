@@ -451,6 +451,16 @@ class FrontendOptions:
     grammar_compile_mib: int = option(
         128, "memory limit for compiling a request's grammar, in MiB; a worker compiles up to 8 at a time", low=16, high=1 << 16
     )
+    response_store_mib: int = option(
+        0,
+        "memory for conversations of /v1/responses that 'previous_response_id' continues, in MiB (0: off); beyond it, "
+        "the least recently used conversation of the key with the most memory is evicted; needs workers 1",
+        low=0,
+        high=1 << 14,
+    )
+    response_store_count: int = option(
+        1000, "maximum number of stored conversations of a key; the least recently used is evicted", low=1, high=1 << 20
+    )
     grammar_cache_mib: int = option(64, "memory of a worker for compiled grammars, in MiB", low=1, high=1 << 14)
     grammar_digits: int = option(
         20, "maximum digits before and behind the decimal point of a number that a schema describes", low=1, high=400
@@ -563,6 +573,10 @@ class Config:
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
+        if self.frontend.response_store_mib and self.frontend.workers > 1:
+            raise ConfigError(
+                f"response_store_mib needs workers 1, not {self.frontend.workers}: each worker would store other responses"
+            )
         if 0 < self.engine.grammar_slots < self.frontend.workers:
             raise ConfigError(
                 f"grammar_slots ({self.engine.grammar_slots}) must be 0 or at least workers ({self.frontend.workers})"

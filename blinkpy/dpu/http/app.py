@@ -36,6 +36,7 @@ from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
 HTML = b"text/html; charset=utf-8"
+OF_RESPONSES = ("response", "input_tokens")  # kinds of JOBS
 STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
@@ -223,6 +224,9 @@ class App:
         """The result of one of JOBS for the request's body, which is given up when the client leaves."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
+        stored, conversation = service.responses, None
+        if stored is not None and kind in OF_RESPONSES:
+            conversation = stored.resolve(body, exchange.tenant.name)
         if kind in CONVERSIONS:
             service.admission.convert(exchange.tenant, len(body) // BYTES_OF_TOKEN)
 
@@ -233,8 +237,14 @@ class App:
 
         try:
             if service.is_short(body):
-                return await service.gate.run(exchange.asker, prepare)
-            return await exchange.unless_gone(service.prepare(kind, body, service.limits(), exchange.asker))
+                prepared = await service.gate.run(exchange.asker, prepare)
+            else:
+                prepared = await exchange.unless_gone(service.prepare(kind, body, service.limits(), exchange.asker))
+            if stored is not None and conversation is not None:
+                request = prepared[0]
+                request.previous_response_id = conversation.previous
+                request.keep = partial(stored.keep, conversation) if conversation.stored else None
+            return prepared
         finally:
             with contextlib.suppress(BufferError):  # somebody still looks at it, and lets it go soon
                 body.clear()  # an error keeps this frame, until it is collected

@@ -114,6 +114,9 @@ class ResponseAnswer:
 
     def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
         request = self._request
+        output = [] if usage is None else [item.table() for item in self._items]
+        if usage is not None and request.keep is not None:  # before the client knows that it has ended
+            request.keep(self.id, output)
         return {
             "id": self.id,
             "object": "response",
@@ -125,12 +128,12 @@ class ResponseAnswer:
             "max_output_tokens": request.max_tokens,
             "metadata": request.metadata or {},
             "model": self._model,
-            "output": [] if usage is None else [item.table() for item in self._items],
+            "output": output,
             "parallel_tool_calls": request.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": request.reasoning_effort, "summary": None},
             "service_tier": request.service_tier,
-            "store": False,
+            "store": request.keep is not None,
             "temperature": request.parameters.temperature,
             "text": {"format": TEXT if request.text_format is None else request.text_format.given},
             "tool_choice": _choice(request),

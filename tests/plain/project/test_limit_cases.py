@@ -62,6 +62,8 @@ CASES = {
     "prepare_mib": f"{FRONT}/test_request_preparation.py::test_a_request_that_takes_too_much_is_given_up",
     "prepare_ms": BUDGETS,
     "prompt_arena_tokens": "plain/link/test_queue_pair.py::test_busy_when_the_arenas_are_full_and_nothing_is_overwritten",
+    "response_store_count": f"{FRONT}/test_response_store.py::test_limits",
+    "response_store_mib": f"{FRONT}/test_response_store.py::test_limits",
     "send_timeout_s": UNREAD,
     "shutdown_s": f"{FRONT}/test_frontend_engine.py::test_shutdown_ends_what_takes_too_long",
     "slots": f"{FRONT}/test_frontend_http.py::test_no_slot_is_429_where_none_may_wait_and_others_go_on",
@@ -89,6 +91,8 @@ ALSO = {
     "grammar_digits": "digits",
     "max_moves": "most_moves",
     "prompt_arena_tokens": "prompt_tokens",
+    "response_store_count": "most_count",
+    "response_store_mib": "most_bytes",
     "grammar_slots": "grammar_share",
 }
 NO_LIMIT = {

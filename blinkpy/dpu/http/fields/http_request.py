@@ -1,5 +1,6 @@
 """A request of the OpenAI API, checked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ class Request:
     limit_field: str = "max_tokens"  # or a newer name of it
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    keep: Callable[[str, list[dict[str, Any]]], None] | None = None  # keeps the response, given its id and its output
     text_format: TextFormat | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
