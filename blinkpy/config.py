@@ -254,7 +254,7 @@ class QueueOptions:
         0, "size of a worker's prompt arena, in tokens (0: derived from max_model_len)", low=0, high=1 << 28
     )
     grammar_arena_kib: int = option(
-        0, "size of a worker's arena for grammars and token rules, in KiB (0: 16 times the largest grammar)", low=0, high=1 << 20
+        0, "size of a worker's arena for grammars and token rules, in KiB (0: 4 times the largest grammar)", low=0, high=1 << 20
     )
     lease_ms: int = option(
         5000,
@@ -300,7 +300,7 @@ class EngineOptions:
         high=4096,
     )
     grammar_kib: int = option(
-        256, "maximum size of a request's token rules, and of its compiled grammar (1024 at most), in KiB", low=1, high=1 << 14
+        1024, "maximum size of a request's token rules, and of its compiled grammar (1024 at most), in KiB", low=1, high=1 << 14
     )
     restart: bool = option(True, "restart an engine that died; off: the server exits with code 1", commands="serve")
     engine_hang_s: int = option(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ARENA_PROMPTS = 4  # number of prompts of maximum length that fit into an arena
 ARENA_MINIMUM = 1 << 16  # tokens
-ARENA_GRAMMARS = 16  # number of largest grammars in the arena, if the option is 0
+ARENA_GRAMMARS = 4  # number of largest grammars in the arena, if the option is 0
 FEWEST_GRAMMARS = 2  # one request's automaton and token rules
 HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
 

@@ -108,9 +108,9 @@ def test_engines_without_grammars_take_none() -> None:
 
 def test_options_that_clash_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"grammar_arena_kib \(511\) is too small: it must hold a grammar and token rules of grammar_kib"
+        ConfigError, match=r"grammar_arena_kib \(2047\) is too small: it must hold a grammar and token rules of grammar_kib"
     ):
-        LLM("demo", device="null", grammar_arena_kib=511)
+        LLM("demo", device="null", grammar_arena_kib=2047)
 
 
 def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(llm: LLM) -> None:
