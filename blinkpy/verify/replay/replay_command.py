@@ -1,10 +1,12 @@
 """`blinkpy record` and `blinkpy replay`."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +224,26 @@ class RecordedRequests:
         return len(chosen)
 
 
+SHOWN = ("--host", "--port", "--served-model-name")  # options in which servers differ
+
+
+def _described(name: str) -> str:
+    """An engine's name, with the model and the port of the command that started it, if that still runs."""
+    from blinkpy.recording.recording_layout import LINK_PREFIX
+
+    found = re.match(r"serve-(\d+)-", name)
+    try:
+        pid = int(found[1]) if found else FOLDER.joinpath(f"{LINK_PREFIX}{name}").readlink().parts[2]
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        at = next(i for i, word in enumerate(words) if word in ("serve", "engine"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return name
+    model = [word for word in words[at + 1 : at + 2] if word and not word.startswith("-")]
+    given = [f"{option} {value}" for option, value in pairwise(words[at:]) if option in SHOWN]
+    given += [word.replace("=", " ", 1) for word in words[at:] if word.partition("=")[0] in SHOWN and "=" in word]
+    return f"{name} ({' '.join([words[at], *model, *given])})"
+
+
 def run_record(options: RecordOptions) -> int:
     """Dump the recording of a running engine. Returns the exit code. Raises ConfigError if no engine records."""
     from blinkpy.recording.recording_layout import LINK_PREFIX
@@ -233,7 +255,7 @@ def run_record(options: RecordOptions) -> int:
         names = [path.name.removeprefix(LINK_PREFIX) for path in FOLDER.glob(f"{LINK_PREFIX}*") if path.exists()]
         if len(names) != 1:
             raise ConfigError(
-                f"several engines record; give one name: {', '.join(sorted(names))}"
+                f"several engines record; give one name: {'; '.join(map(_described, sorted(names)))}"
                 if names
                 else "no engine records on this machine"
             )

@@ -1,8 +1,11 @@
 """Recordings as files: dumps, damaged ones, and the commands that read them."""
 
+import contextlib
 import hashlib
 import json
 import secrets
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +17,17 @@ from support.recorded_cases import crowded, replayed
 from support.scheduler_cases import case_sizes
 
 from blinkpy import cli
-from blinkpy.config import Config
+from blinkpy.config import Config, ConfigError
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import TURNS
 from blinkpy.kv.state_memory import make_state, snapshot
+from blinkpy.recording.recording_layout import LINK_PREFIX
 from blinkpy.recording.recording_reader import FORMAT, RecordingReader, read_dump, write_dump
 from blinkpy.scheduler.policies import fcfs
+from blinkpy.tool_options import RecordOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
+from blinkpy.verify.replay import replay_command
 from blinkpy.verify.replay.replayer import BrokenRecordError, Replay, parse_turns
 
 
@@ -171,3 +177,22 @@ def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
         assert all(np.array_equal(array, known[name]) for name, array in captured.arrays.items() if name != "requests.tokens")
     finally:
         recorder.close()
+
+
+def test_several_engines_are_listed_with_model_and_port(tmp_path, monkeypatch) -> None:
+    """Those of `serve` and of `engine`, by the commands that run; keys are not shown."""
+    monkeypatch.setattr(replay_command, "FOLDER", tmp_path)
+    sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    commands = (["serve", "demo", "--port", "8123", "--api-key", "secret"], ["engine", "other/model", "--served-model-name=x"])
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen([*sleep, *more], stdout=subprocess.PIPE)) for more in commands]
+        for process in processes:
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        (tmp_path / f"{LINK_PREFIX}serve-{processes[0].pid}-ab").symlink_to(tmp_path)
+        (tmp_path / f"{LINK_PREFIX}mine").symlink_to(f"/proc/{processes[1].pid}/fd/0")
+        (tmp_path / f"{LINK_PREFIX}third").symlink_to(tmp_path)
+        with pytest.raises(ConfigError) as error:
+            replay_command.run_record(RecordOptions())
+    listed = f"mine (engine other/model --served-model-name x); serve-{processes[0].pid}-ab (serve demo --port 8123); third"
+    assert str(error.value) == f"several engines record; give one name: {listed}"

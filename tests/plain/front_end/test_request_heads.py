@@ -102,7 +102,6 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
     ),
     "another protocol behind empty lines": (b"\r\n\r\n" + get(version=b"RTSP/1.1"), *REFUSED),
     "the name of another protocol": (get(b"/livez?a=GET", b"host: x\r\nx: GET /livez?a=GET RTSP/1.1\r\n"), *SERVED),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", *REFUSED),
     "close, and more": (get(headers=b"host: x\r\nconnection: close\r\n") + get(), [200], CLOSED),
     "a URL": (get(b"http://y:80/livez?a=b"), *SERVED),
     "a URL without Host": (get(b"http://x/livez", b""), *REFUSED),

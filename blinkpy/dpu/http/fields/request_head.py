@@ -2,6 +2,7 @@
 it in the same way."""
 
 import re
+import struct
 from urllib.parse import unquote_to_bytes
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
@@ -56,6 +57,14 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
             raise bad_request(
                 "The only supported transfer coding is chunked, with HTTP/1.1.", code="unsupported_transfer_encoding"
             )
+
+
+# A client of HTTP/2 that asks for no upgrade begins a connection with these bytes (RFC 9113, section 3.4). It shows only errors in
+# frames: an empty SETTINGS, and GOAWAY with HTTP_1_1_REQUIRED and a text.
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
+_HTTP2_TEXT = b"This server speaks HTTP/1.1: connect without HTTP/2, or through a proxy."
+_GOAWAY = struct.pack(">II", 0, 0xD) + _HTTP2_TEXT
+HTTP2_REFUSAL = struct.pack(">IBBI", 0, 4, 0, 0)[1:] + struct.pack(">IBBI", len(_GOAWAY), 7, 0, 0)[1:] + _GOAWAY
 
 
 def check_protocol(head: bytes) -> None:

@@ -16,7 +16,15 @@ import httptools
 
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within, path_of
+from blinkpy.dpu.http.fields.request_head import (
+    HTTP2_PREFACE,
+    HTTP2_REFUSAL,
+    check_head,
+    check_protocol,
+    not_http,
+    others_within,
+    path_of,
+)
 from blinkpy.dpu.http.wire.connections import Connections
 from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNREAD_BODY, Exchange
 
@@ -342,6 +350,10 @@ class Connection:
     def _refuse_invalid(self) -> None:
         """Refuse what the parser, or a check within it, has stopped at."""
         refusal, self._refusal = self._refusal, None
+        if refusal is None and self._first_line is not None and self._first_line.startswith(HTTP2_PREFACE) and not self.pending:
+            self.transport.write(HTTP2_REFUSAL)
+            self.transport.close()
+            return
         if refusal is None:
             refusal = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
             logger.warning(refusal.message)
