@@ -59,8 +59,8 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
             )
 
 
-# A client of HTTP/2 that asks for no upgrade begins a connection with these bytes (RFC 9113, section 3.4). It shows only errors in
-# frames: an empty SETTINGS, and GOAWAY with HTTP_1_1_REQUIRED and a text.
+# A client of HTTP/2 that asks for no upgrade begins a connection with these bytes (RFC 9113, section 3.4). It only shows errors
+# in frames: an empty SETTINGS, and GOAWAY with HTTP_1_1_REQUIRED and a text.
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
 _HTTP2_TEXT = b"This server speaks HTTP/1.1: connect without HTTP/2, or through a proxy."
 _GOAWAY = struct.pack(">II", 0, 0xD) + _HTTP2_TEXT
