@@ -10,6 +10,7 @@
 #   make test-kubernetes  the manifests of deploy/kubernetes, against Kubernetes' schemas
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       random faults against scheduler and queues, for SECONDS; failing examples are saved. ARGS='--processes 8'
+#   make decisions  the sides of the rules' conditions that random worlds decide. ARGS='--worlds 600 --write'
 #   make fuzz-hostile  ten million random entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make fuzz-schemas  random JSON schemas and outputs, checked by another validator. ARGS='--count 1000'
 #   make fuzz-http  a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
@@ -67,7 +68,7 @@ RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak attack
+.PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz decisions fuzz-hostile fuzz-schemas fuzz-http soak attack
 .PHONY: fleet-kills fleet-kills-rdma rolling-upgrade mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
@@ -185,6 +186,9 @@ lint: $(call STAMP,dev)
 
 fuzz: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+decisions: $(call STAMP,dev)
+	@PYTHONPATH=.:tests:tools $(RUN) -m decisions $(ARGS)
 
 fuzz-hostile: $(call STAMP,dev)
 	@PYTHONPATH=. $(RUN) tools/fuzz_hostile.py $(ARGS)

@@ -61,11 +61,14 @@ def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
     return [bytes(draw.choices(ALPHABET, k=draw.choice((0, 1, 1, 1, 2, 3, LONGEST_PIECE)))) for _ in range(vocab_size)]
 
 
-def random_supply(seed: int, share: int, pieces: list[bytes]) -> GrammarSupply:
-    """Random automata: a few more than a queue pair's share, or one if the share is 0."""
+def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = False) -> GrammarSupply:
+    """Random automata: a few more than a queue pair's share, or one if the share is 0.
+
+    dead_ends: no byte continues the last state of each.
+    """
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
-    automata = [_random_automaton(draw) for _ in range(good)]
+    automata = [_random_automaton(draw, dead_ends) for _ in range(good)]
     supply = GrammarSupply(
         words=np.zeros((good + DAMAGES, GRAMMAR_WORDS), np.int32),
         length=np.zeros(good + DAMAGES, np.int64),
@@ -100,13 +103,15 @@ def random_supply(seed: int, share: int, pieces: list[bytes]) -> GrammarSupply:
     return supply
 
 
-def _random_automaton(draw: np.random.Generator) -> ByteAutomaton:
+def _random_automaton(draw: np.random.Generator, dead_end: bool) -> ByteAutomaton:
     states, classes = int(draw.integers(1, MOST_STATES + 1)), int(draw.integers(1, MOST_CLASSES + 1))
     table = np.where(draw.random((states, classes)) < 0.3, DEAD, draw.integers(0, states, (states, classes)))
     chain = np.arange(states - 1)
     table[chain, draw.integers(0, classes, states - 1)] = chain + 1
     accepting = draw.random(states) < 0.3
     accepting[-1] = True
+    if dead_end and states > 1:
+        table[-1] = DEAD
     class_of = np.zeros(BYTES, np.uint8)
     class_of[list(ALPHABET)] = draw.integers(0, classes, len(ALPHABET))
     return ByteAutomaton(class_of, table.astype(np.int16), accepting)

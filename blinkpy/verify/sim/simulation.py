@@ -102,6 +102,8 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
     if bucket >= 0 and turn > 0:
         start_draws(sim.draws, sim.seed, turn, limits.pairs + 2)
         sim.clock[0] += sim.step_ns[0] * state.batch.counts[S.TOKENS] + draw(sim.draws, sim.step_ns[1] + 1)
+        if sim.step_ns[2] > 0 and draw(sim.draws, 32) == 0:
+            sim.clock[0] = max(0, sim.clock[0] - draw(sim.draws, sim.step_ns[2]))
     return sim.clock[0]
 
 

@@ -302,6 +302,8 @@ def fill_entry(limits, sim, pair, place, slot):
     if limits.step_groups > 1:  # if steps are cut, half of the requests are best effort
         entry[submission.WORD_BEST_EFFORT] = fronts.seed[slot] & 1
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
+    if entry[submission.WORD_FLAGS] != 0 and fronts.seed[slot] & 2 != 0:
+        entry[submission.WORD_HASH_COUNT] = 0  # nothing to look up or to index
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
     entry[submission.WORD_FLAGS] |= submission.SUBMIT_SCORE_PROMPT if fronts.scored[slot] > 0 else 0
     fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
@@ -334,7 +336,7 @@ def spoil(limits, sim, slot):
         fits = limits.pages * limits.page_size + 2 <= limits.max_model_len
         reason = completion.REJECT_PAGES if fits else completion.REJECT_LENGTH
     elif kind == BAD_HASHES:
-        entry[submission.WORD_HASH_COUNT] += 1
+        entry[submission.WORD_HASH_COUNT] = (fronts.prompt_length[slot] >> limits.page_shift) + 1
         reason = completion.REJECT_HASHES
     elif kind == BAD_TOKEN:
         fronts.tokens[slot, draw(draws, fronts.prompt_length[slot])] = limits.vocab_size

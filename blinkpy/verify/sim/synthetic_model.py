@@ -179,6 +179,15 @@ def compute_group(limits, state, sim):
 
 
 @device
+def failed_choice(limits, requests, slot):
+    """The token of a row for which the model fails: another one than a scored prompt has, or one outside the vocabulary."""
+    length = requests.length[slot]
+    if length < requests.prompt_length[slot]:
+        return (requests.tokens[slot, length] + 1) % limits.vocab_size
+    return -1
+
+
+@device
 def compute(limits, queues, state, sim):
     """Compute the planned step, or one of its groups. The last group fills batch.sampled. Returns a fault, or
     0.
@@ -213,7 +222,7 @@ def compute(limits, queues, state, sim):
                     batch.logprobs[row, k] = record_word(batch.sampled[row], batch.context_lengths[row], k)
             emitted += 1
     if 0 <= poisoned_row < rows:
-        batch.sampled[poisoned_row] = -1
+        batch.sampled[poisoned_row] = failed_choice(limits, requests, batch.row_slots[poisoned_row])
     return 0 if emitted == batch.counts[S.EMITS] else EMITS_WRONG
 
 

@@ -242,6 +242,7 @@ def make_world(
     checked: bool = False,
     records: bool = False,
     hostile: int = HONEST,
+    dead_ends: bool = False,
 ) -> World:
     """Create the world of a seed.
 
@@ -253,6 +254,7 @@ def make_world(
     checked: as for make_state.
     records: enable the recorder, with the smallest ring.
     hostile: HONEST, HOSTILE or HOSTILE_WITHOUT_HASHES. A hostile front end has at least one neighbor.
+    dead_ends: no byte continues the last state of each automaton.
     """
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
@@ -288,13 +290,13 @@ def make_world(
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
         draws=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),
-        step_ns=np.zeros(2, np.int64),
+        step_ns=np.zeros(3, np.int64),
         poison=np.full(1, -1, np.int64),
         flight=np.zeros(2, np.int64),
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
-        grammars=random_supply(seed, limits.grammar_share, pieces),
+        grammars=random_supply(seed, limits.grammar_share, pieces, dead_ends),
         rules=random_rules(seed, limits.vocab_size),
         good=good_entries(),
         bad=np.array(bad_words(), np.int32),
@@ -328,9 +330,12 @@ def _make_observed(limits: Limits) -> Observed:
 
 
 def uneven_world(seed: int, turns: int) -> World:
-    """A world of make_world in which both classes have a pace, and the duration of a step depends on its batch and has jitter."""
+    """A world of make_world in which both classes have a pace. The duration of a step depends on its batch and has jitter, the
+    clock sometimes steps back, and many automata have states in which the output must end.
+    """
     draw = random.Random(f"uneven {seed}")
-    world = make_world(seed, turns)
-    world.sim.step_ns[:] = draw.choice((0, 1000, 4000)), draw.choice((0, TICK_NS // 2, 2 * TICK_NS))
+    world = make_world(seed, turns, dead_ends=True)
+    back_ns = draw.choice((0, TICK_NS // 2, 5 * TICK_NS))
+    world.sim.step_ns[:] = draw.choice((0, 1000, 4000)), draw.choice((0, TICK_NS // 2, 2 * TICK_NS)), back_ns
     paces = dict(zip(("pace_ns", "best_effort_pace_ns"), sorted(draw.sample(UNEVEN_PACES_NS, 2)), strict=True))
     return world._replace(limits=world.limits._replace(**paces))
