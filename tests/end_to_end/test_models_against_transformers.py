@@ -224,7 +224,20 @@ def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3", "gpt-oss-mxfp4", "llama4"],
+    [
+        "llama3",
+        "qwen3-moe",
+        "qwen3.5",
+        "mixtral",
+        "phi3",
+        "granite",
+        "glm4-moe",
+        "gemma2",
+        "gemma3",
+        "olmo3",
+        "gpt-oss-mxfp4",
+        "llama4",
+    ],
 )
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""
