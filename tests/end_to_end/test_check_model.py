@@ -116,7 +116,7 @@ def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("keys", "words"),
     [
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported for Glm4MoeForCausalLM"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "model class DeepseekV3ForCausalLM is not supported"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "model class DeepseekV32ForCausalLM is not supported"),
         ({"topk_group": 9}, "do not fit 12 experts"),
     ],
 )
