@@ -331,11 +331,11 @@ def _make_observed(limits: Limits) -> Observed:
 
 def uneven_world(seed: int, turns: int) -> World:
     """A world of make_world in which both classes have a pace. The duration of a step depends on its batch and has jitter, the
-    clock sometimes steps back, and many automata have states in which the output must end.
+    clock of some worlds steps back, and in every second one the last state of each automaton is a dead end.
     """
     draw = random.Random(f"uneven {seed}")
-    world = make_world(seed, turns, dead_ends=True)
-    back_ns = draw.choice((0, TICK_NS // 2, 5 * TICK_NS))
-    world.sim.step_ns[:] = draw.choice((0, 1000, 4000)), draw.choice((0, TICK_NS // 2, 2 * TICK_NS)), back_ns
+    world = make_world(seed, turns, dead_ends=seed % 2 == 0)
+    step_ns = draw.choice((0, 1000, 4000)), draw.choice((0, TICK_NS // 2, 2 * TICK_NS))
     paces = dict(zip(("pace_ns", "best_effort_pace_ns"), sorted(draw.sample(UNEVEN_PACES_NS, 2)), strict=True))
+    world.sim.step_ns[:] = *step_ns, draw.choice((0, 0, TICK_NS // 2, 5 * TICK_NS))
     return world._replace(limits=world.limits._replace(**paces))
