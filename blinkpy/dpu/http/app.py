@@ -64,6 +64,7 @@ class App:
     def __init__(self, service: Service, config: Config):
         self.service, self.options = service, config.frontend
         self.draining = False
+        self._told = set[str]()  # types of hidden tools
         self.running = 0  # requests with a body, whose answers are not complete
         self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
@@ -266,6 +267,9 @@ class App:
         """Answer a request that generates. kind: of JOBS."""
         service = self.service
         request, prompts = await self._prepare(kind, exchange)
+        for hidden in set(request.hidden_tools) - self._told:
+            self._told.add(hidden)
+            logger.warning("clients list tools of type %s: these are no functions, and hidden from the model", hidden)
         if exchange.own_id and request.request_id is None:
             request.request_id = exchange.request_id
         elif not exchange.own_id:

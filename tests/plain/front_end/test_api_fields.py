@@ -435,7 +435,8 @@ def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
         (
             "responses",
             {"tools": [{"type": 5}]},
-            "'function', 'namespace', 'web_search' or 'web_search_2025_08_26', not an integer",
+            "'function', 'namespace', 'web_search', 'web_search_2025_08_26', 'image_generation', 'local_shell' or 'tool_search', "
+            "not an integer",
         ),
         ("responses", {"text": {"format": {"type": "x"}}}, "must be 'text', 'json_object' or 'json_schema', not 'x'"),
         ("responses", {"input": [{"type": "x"}]}, "'message', 'function_call', 'function_call_output' or 'reasoning', not 'x'"),

@@ -313,6 +313,17 @@ def agent_tools(*more: Any) -> list[Any]:
     return [TOOLS[0], AGENTS, {"type": "web_search", "external_web_access": False}, *more]
 
 
+def test_tools_that_are_no_functions_are_hidden(hermes: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has a line for each type, not for each request."""
+    kinds = ("image_generation", "local_shell", "tool_search")
+    more: Any = [{"type": kind, "strange": 1} for kind in kinds]
+    for _ in range(2):
+        respond(hermes, "Well.", tools=[TOOLS[0], *more])
+        assert not any(kind in hermes.prompt() for kind in kinds)
+    said = [record.getMessage() for record in caplog.records if "hidden from the model" in record.getMessage()]
+    assert sorted(line.split()[5].rstrip(":") for line in said) == list(kinds)
+
+
 def test_functions_of_a_namespace(hermes: Served) -> None:
     """The model knows them by both names; a call of one comes, and goes back, with the two apart."""
     inside = CALL.replace("get_weather", "agents__get_weather")

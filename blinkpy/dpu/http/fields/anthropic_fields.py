@@ -276,9 +276,10 @@ class AnthropicBody(CountTokensBody, kw_only=True):
 
 def parse_anthropic(body: bytes | bytearray, defaults: RequestParameters) -> Request:
     """The request of a body of /v1/messages. defaults: of the model. Raises ApiError with status 400."""
-    fields = _loaded(body)
+    fields, hosted = _loaded(body)
     given = read(fields, AnthropicBody)
     request = _conversation(given, fields, defaults)
+    request.hidden_tools = hosted
     sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k")}
     if sampling["top_p"] == 0:
         sampling["top_p"] = 1.0
@@ -292,25 +293,27 @@ def parse_anthropic(body: bytes | bytearray, defaults: RequestParameters) -> Req
 
 def parse_count(body: bytes | bytearray, defaults: RequestParameters) -> Request:
     """The request of a body of /v1/messages/count_tokens. Raises ApiError with status 400."""
-    fields = _loaded(body)
+    fields, _ = _loaded(body)
     return _conversation(read(fields, CountTokensBody), fields, defaults)
 
 
-def _loaded(body: bytes | bytearray) -> dict[str, Any]:
-    """The fields of a body, without tools that Anthropic's service runs by itself. Raises ApiError."""
+def _loaded(body: bytes | bytearray) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of a body, without tools that Anthropic's service runs by itself, and the kinds of these. Raises ApiError."""
     fields = load(body)
     tools = fields.get("tools")
     if type(tools) is list:
-        own = [tool for tool in tools if not _is_hosted(tool)]
+        own = [tool for tool in tools if not _hosted(tool)]
         if tools and not own:
             message = "'tools[0].type' must be 'custom': this server has no hosted tools. Add a tool with 'input_schema'."
             raise bad_request(message, "tools[0].type", "invalid_value")
         fields["tools"] = own
-    return fields
+    return fields, tuple(dict.fromkeys(filter(None, map(_hosted, tools if type(tools) is list else ()))))
 
 
-def _is_hosted(tool: Any) -> bool:
-    return type(tool) is dict and type(tool.get("type")) is str and tool["type"].startswith(HOSTED)
+def _hosted(tool: Any) -> str:
+    """The kind of a tool that Anthropic's service runs by itself, else ""."""
+    kind = tool.get("type") if type(tool) is dict else None
+    return next((start.rstrip("_") for start in HOSTED if type(kind) is str and kind.startswith(start)), "")
 
 
 def _conversation(given: CountTokensBody, fields: Mapping[str, Any], defaults: RequestParameters) -> Request:

@@ -52,6 +52,7 @@ class Request:
     keep: Callable[[str, list[dict[str, Any]]], None] | None = None  # keeps the response, given its id and its output
     text_format: TextFormat | None = None
     tools: tuple[Tool, ...] = ()
+    hidden_tools: tuple[str, ...] = ()  # types of tools that clients list by default, and the model does not see
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template

@@ -28,6 +28,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     check_choice,
     check_size,
     flat_tools,
+    hidden_tools,
     tool_choice,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES, unsupported_fields
@@ -198,7 +199,8 @@ class ResponseBody(_Base, kw_only=True):
         doc(
             '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by '
             'default; `{"type": "namespace", "name", "description", "tools"}`: functions, known to the model as '
-            '`NAMESPACE__NAME`; in addition `{"type": "web_search"}`, hidden from the model'
+            "`NAMESPACE__NAME`. In addition, with a warning in the log and hidden from the model: `image_generation`, `local_shell`, "
+            "`tool_search`, `web_search`"
         ),
     ] = None
     tool_choice: Annotated[
@@ -239,6 +241,7 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
         logprobs=LOGPROBS in (given.include or ()),
         top_logprobs=given.top_logprobs or 0,
         tools=flat_tools(given.tools) if given.tools else (),
+        hidden_tools=hidden_tools(given.tools or ()),
         tool_choice=None if given.tool_choice is None else tool_choice(given.tool_choice),
         parallel_tool_calls=given.parallel_tool_calls is not False,
         template_values=template_values(given.chat_template_kwargs),

@@ -136,17 +136,33 @@ class NamespaceTool(Body, tag_field="type", tag="namespace"):
     tools: list[NamespaceFunction] | None = None
 
 
-class WebSearch(Struct, tag_field="type", tag="web_search"):
-    """A search that OpenAI's service makes by itself. Agents list it with their functions; the model does not see it."""
+class Hosted(Struct):
+    """A tool that is no function, and that OpenAI's agents list with their functions by default. The model does not see it."""
 
 
-class DatedWebSearch(Struct, tag_field="type", tag="web_search_2025_08_26"):
+class WebSearch(Hosted, tag_field="type", tag="web_search"):
+    """A search by OpenAI's service."""
+
+
+class DatedWebSearch(Hosted, tag_field="type", tag="web_search_2025_08_26"):
     """A search, by its newer name."""
+
+
+class ImageGeneration(Hosted, tag_field="type", tag="image_generation"):
+    """An image by OpenAI's service."""
+
+
+class LocalShell(Hosted, tag_field="type", tag="local_shell"):
+    """A shell that OpenAI's models were trained to use without a schema."""
+
+
+class ToolSearch(Hosted, tag_field="type", tag="tool_search"):
+    """A search for tools that are loaded later."""
 
 
 ChatTools = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")]
 FlatTools = Annotated[
-    list[FlatTool | NamespaceTool | WebSearch | DatedWebSearch],
+    list[FlatTool | NamespaceTool | WebSearch | DatedWebSearch | ImageGeneration | LocalShell | ToolSearch],
     Meta(max_length=MAX_TOOLS),
     rule(f"at most {MAX_TOOLS} tools"),
 ]
@@ -162,7 +178,7 @@ def chat_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
 
 
 def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
-    """The tools of /v1/responses, without searches. Raises ApiError."""
+    """The tools of /v1/responses, without hosted ones. Raises ApiError."""
     found: list[tuple[str, Tool]] = []
     for i, tool in enumerate(given):
         where = f"tools[{i}]"
@@ -174,8 +190,8 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
             for j, inner in enumerate(tool.tools or ()):
                 refuse_unsupported(inner, f"{where}.tools[{j}]")
                 found.append((f"{where}.tools[{j}]", inner.tool(f"{where}.tools[{j}]", namespace)))
-    if given and all(isinstance(tool, WebSearch | DatedWebSearch) for tool in given):
-        message = "'tools[0].type' must be 'function': this server has no hosted searches. Add a function, or remove the search."
+    if given and all(isinstance(tool, Hosted) for tool in given):
+        message = "'tools[0].type' must be 'function': this server has no hosted tools. Add a function, or remove the tool."
         raise bad_request(message, "tools[0].type", "invalid_value")
     if len(found) > MAX_TOOLS:
         raise bad_request(f"'tools' must hold at most {MAX_TOOLS} functions, not {len(found)}.", "tools", "invalid_value")
@@ -190,6 +206,11 @@ def distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
             raise bad_request(f"'tools' has two functions named '{tool.name}': rename one.", f"{where}.name", "invalid_value")
         names.add(tool.name)
     return tuple(tool for _, tool in found)
+
+
+def hidden_tools(given: Sequence[Any]) -> tuple[str, ...]:
+    """The types of hosted tools, which the model does not see."""
+    return tuple(dict.fromkeys(str(tool.__struct_config__.tag) for tool in given if isinstance(tool, Hosted)))
 
 
 def check_size(name: str, value: Any, most_bytes: int) -> None:
