@@ -199,8 +199,8 @@ class ResponseBody(_Base, kw_only=True):
         doc(
             '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by '
             'default; `{"type": "namespace", "name", "description", "tools"}`: functions, known to the model as '
-            "`NAMESPACE__NAME`. In addition, with a warning in the log and hidden from the model: `image_generation`, `local_shell`, "
-            "`tool_search`, `web_search`"
+            "`NAMESPACE__NAME`. In addition, with a warning in the log and hidden from the model: `image_generation`, "
+            "`local_shell`, `tool_search`, `web_search`"
         ),
     ] = None
     tool_choice: Annotated[
