@@ -136,10 +136,11 @@ def is_linear(name: str) -> bool:
     return name.endswith("proj.weight") and ".layers." in name
 
 
-def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str) -> tuple[Stored, Stored]:
-    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for."""
+def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str, **more: int) -> tuple[Stored, Stored]:
+    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for. more:
+    further sizes."""
     section, write, zeros, ordered, group = FORMS[form]
-    make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES)).save_pretrained(folder)
+    make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES) | more).save_pretrained(folder)
     whole = load_file(folder / "model.safetensors")
     orders: dict[tuple[str, int], np.ndarray] = {}
     tensors, exact = Stored(), Stored()
@@ -175,7 +176,9 @@ def unpacked(matrix: PackedMatrix) -> torch.Tensor:
 def logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.ndarray:
     model = describe_model(folder)
     batches = PagedBatches(rng, page_size=8, num_pages=32, slots=2, max_model_len=64, max_tokens=64, max_rows=2)
-    decoder = TorchDecoder(model, load_weights(model, folder, torch.float32), PagedCache(model, 32, 8, torch.float32), 64, 64)
+    decoder = TorchDecoder(
+        model, load_weights(model, folder, torch.float32), PagedCache(model, 32, 8, torch.float32, slots=2), 64, 64
+    )
     sequence, parts = batches.add(tokens), []
     for count in (len(tokens) - 3, 3):
         batch = batches.batch([(sequence, count)])
@@ -216,6 +219,32 @@ def test_each_form(form: str, zoo: str, tmp_path: Path, rng: np.random.Generator
     ours, theirs = logits(tmp_path / "packed", tokens, rng), logits(plain, tokens, rng)
     assert theirs.std() > 0.05
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+@pytest.mark.parametrize("form", OF_EXPERTS)
+def test_gated_attention_and_delta_nets(form: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Queries and gates of a stored projection are reordered; the first projections of delta nets are not quantised here."""
+    _, exact = save_packed(rng, tmp_path, form, "qwen3.5", linear_value_head_dim=32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    section = config.pop("quantization_config")
+    section |= {"ignore": [*section["ignore"], "re:.*in_proj.*"]} if "ignore" in section else {}
+    section |= (
+        {"modules_to_not_convert": [f"linear_attn.in_proj_{kind}" for kind in ("qkv", "z", "b", "a")]}
+        if "modules_to_not_convert" in section
+        else {}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    layers = load_weights(describe_model(tmp_path), tmp_path, torch.float32).layers
+    assert [isinstance(layer.qkv, PackedMatrix) for layer in layers] == [False, True]
+    assert all(isinstance(layer.o, PackedMatrix) for layer in layers)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config))
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    tokens = rng.integers(0, 199, 20).tolist()
+    ours, theirs = logits(tmp_path, tokens, rng), logits(plain, tokens, rng)
+    assert theirs.std() > 0.05
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
 @pytest.mark.parametrize("of_modelopt", [False, True])
