@@ -24,7 +24,7 @@ NEVER: tuple[tuple[str, str], ...] = (
     ("admission_rules.best_effort_fits: `most < state.limits.pages` is never greater",
      "the limit of best effort is at most the pool"),
     ("admission_rules.judge: `now_ns >= pair.granted_ns + state.limits.claim_ns` is never equal",
-     "rare: a claim in the very nanosecond; tests/compiled/scheduler/test_scheduler.py has its bounds"),
+     "rare: a claim in the very nanosecond in which its pause ends"),
     ("admission_rules.judge: `pair.epoch < W.EPOCH_LIMIT` is never equal",
      "2^31 epochs; tests/compiled/scheduler/test_scheduler.py begins there"),
     ("admission_rules.judge: `pair.epoch < W.EPOCH_LIMIT` is never greater",
