@@ -330,8 +330,10 @@ def _make_observed(limits: Limits) -> Observed:
 
 
 def uneven_world(seed: int, turns: int) -> World:
-    """A world of make_world in which both classes have a pace. The duration of a step depends on its batch and has jitter, the
-    clock of some worlds steps back, and in every second one the last state of each automaton is a dead end.
+    """A world of make_world in which both classes have a pace.
+
+    The duration of a step depends on its batch and has jitter, and the clock of some worlds steps back. In every second world,
+    the last state of each automaton is a dead end.
     """
     draw = random.Random(f"uneven {seed}")
     world = make_world(seed, turns, dead_ends=seed % 2 == 0)
