@@ -524,6 +524,84 @@ OF_2026 = (
 )  # fmt: skip
 """Models of the second round: text parts of models with images or sound, and classes of 2025 and 2026."""
 
+def latent(name: str, *sizes: int, rank: int | None, yarn: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A config.json of a model with latent attention. rank: of queries."""
+    heads = {"kv_lora_rank": 512, "q_lora_rank": rank, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    routing = {"moe_layer_freq": 1, "rms_norm_eps": 1e-6, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    scaling = {"rope_scaling": {"type": "yarn", "beta_fast": 32, "beta_slow": 1, **yarn}} if yarn else {}
+    return config(name, *sizes, **{**heads, **routing, **scaling, **more})
+
+
+def shares(experts: int, top_k: int, width: int, shared: int, factor: float) -> dict[str, Any]:
+    keys = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "routed_scaling_factor")
+    return dict(zip(keys, (experts, top_k, width, shared, factor), strict=True))
+
+
+V2_YARN = {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
+V3_YARN = {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
+K2_YARN = {"factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
+SMALL_4_YARN = {"factor": 128.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192}
+SMALL_4_YARN |= {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+SOFTMAX: dict[str, Any] = {"scoring_func": "softmax", "topk_method": "greedy", "norm_topk_prob": False}
+SIGMOID: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "rope_theta": 1e4}
+V3_FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+V3 = latent(
+    "DeepseekV3ForCausalLM", 7168, 18432, 61, 128, 128, 129280, 163840, rank=1536, yarn=V3_YARN, **SIGMOID,
+    **shares(256, 8, 2048, 1, 2.5), model_type="deepseek_v3", quantization_config=V3_FP8,
+) | {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1}  # fmt: skip
+LATENT = (
+    Published(
+        "deepseek-ai/DeepSeek-V2-Lite-Chat",
+        latent(
+            "DeepseekV2ForCausalLM", 2048, 10944, 27, 16, 16, 102400, 163840, rank=None, yarn=V2_YARN, **SOFTMAX,
+            **shares(64, 6, 1408, 2, 1.0), model_type="deepseek_v2",
+        ),
+        15_706_484_224,
+    ),
+    Published(
+        "moonshotai/Moonlight-16B-A3B-Instruct",
+        latent(
+            "DeepseekV3ForCausalLM", 2048, 11264, 27, 16, 16, 163840, 8192, rank=None, **SIGMOID | {"rope_theta": 5e4},
+            **shares(64, 6, 1408, 2, 2.446), model_type="deepseek_v3",
+        ),
+        15_960_110_208,
+    ),
+    Published(
+        "zai-org/GLM-4.7-Flash",
+        latent(
+            "Glm4MoeLiteForCausalLM", 2048, 10240, 47, 20, 20, 154880, 202752, rank=768, **SIGMOID | {"rope_theta": 1e6},
+            **shares(64, 4, 1536, 1, 1.8), model_type="glm4_moe_lite",
+        ) | {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5},
+        29_943_393_920,
+    ),
+    Published(
+        "mistralai/Mistral-Small-4-119B-2603",
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "tie_word_embeddings": False,
+            "vision_config": VISION,
+            "text_config": latent(
+                "Mistral4ForCausalLM", 4096, 12288, 36, 32, 32, 131072, 1048576, rank=1024, yarn=SMALL_4_YARN,
+                **shares(128, 4, 2048, 1, 1.0), model_type="mistral4", norm_topk_prob=True,
+            ) | {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "first_k_dense_replace": 0},
+        },
+        118_972_826_624,
+    ),
+    Published("deepseek-ai/DeepSeek-V3", V3, 671_026_419_200),
+    Published("deepseek-ai/DeepSeek-R1", V3, 671_026_419_200),
+    Published("deepseek-ai/DeepSeek-V3.1", V3 | {"quantization_config": V3_FP8 | {"scale_fmt": "ue8m0"}}, 671_026_419_200),
+    Published(
+        "moonshotai/Kimi-K2-Instruct",
+        latent(
+            "DeepseekV3ForCausalLM", 7168, 18432, 61, 64, 64, 163840, 131072, rank=1536, yarn=K2_YARN,
+            **SIGMOID | {"rope_theta": 5e4}, **shares(384, 8, 2048, 1, 2.827), model_type="kimi_k2", quantization_config=V3_FP8,
+        ),
+        1_026_408_232_448,
+    ),
+)  # fmt: skip
+"""With latent attention. The numbers of Mistral Small 4 are the defaults of its class in transformers 5.24. Those of Moonlight,
+Kimi K2 and GLM-4.7-Flash could not be compared with the published files."""
 MODELS = (
     Published("meta-llama/Llama-2-7b-hf", config(LLAMA, 4096, 11008, 32, 32, 32, 32000, 4096), 6_738_415_616),
     Published("TinyLlama/TinyLlama-1.1B-Chat-v1.0", config(LLAMA, 2048, 5632, 22, 32, 4, 32000, 2048), 1_100_048_384),
@@ -816,6 +894,7 @@ MODELS = (
     *MORE,
     *OF_2026,
     *RECURRENT,
+    *LATENT,
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
     Published(
         "mistralai/Ministral-3-8B-Instruct-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False, **STATIC_FP8), 8_489_553_920
@@ -856,86 +935,7 @@ MODELS = (
 )
 
 
-def latent(name: str, *sizes: int, rank: int | None, yarn: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A config.json of a model with latent attention. rank: of queries."""
-    heads = {"kv_lora_rank": 512, "q_lora_rank": rank, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    routing = {"moe_layer_freq": 1, "rms_norm_eps": 1e-6, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
-    scaling = {"rope_scaling": {"type": "yarn", "beta_fast": 32, "beta_slow": 1, **yarn}} if yarn else {}
-    return config(name, *sizes, **{**heads, **routing, **scaling, **more})
-
-
-def shares(experts: int, top_k: int, width: int, shared: int, factor: float) -> dict[str, Any]:
-    keys = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "routed_scaling_factor")
-    return dict(zip(keys, (experts, top_k, width, shared, factor), strict=True))
-
-
-V2_YARN = {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
-V3_YARN = {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
-K2_YARN = {"factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
-SMALL_4_YARN = {"factor": 128.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192}
-SMALL_4_YARN |= {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
-SOFTMAX: dict[str, Any] = {"scoring_func": "softmax", "topk_method": "greedy", "norm_topk_prob": False}
-SIGMOID: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "rope_theta": 1e4}
-V3_FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-V3 = latent(
-    "DeepseekV3ForCausalLM", 7168, 18432, 61, 128, 128, 129280, 163840, rank=1536, yarn=V3_YARN, **SIGMOID,
-    **shares(256, 8, 2048, 1, 2.5), model_type="deepseek_v3", quantization_config=V3_FP8,
-) | {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1}  # fmt: skip
-LATENT = (
-    Published(
-        "deepseek-ai/DeepSeek-V2-Lite-Chat",
-        latent(
-            "DeepseekV2ForCausalLM", 2048, 10944, 27, 16, 16, 102400, 163840, rank=None, yarn=V2_YARN, **SOFTMAX,
-            **shares(64, 6, 1408, 2, 1.0), model_type="deepseek_v2",
-        ),
-        15_706_484_224,
-    ),
-    Published(
-        "moonshotai/Moonlight-16B-A3B-Instruct",
-        latent(
-            "DeepseekV3ForCausalLM", 2048, 11264, 27, 16, 16, 163840, 8192, rank=None, **SIGMOID | {"rope_theta": 5e4},
-            **shares(64, 6, 1408, 2, 2.446), model_type="deepseek_v3",
-        ),
-        15_960_110_208,
-    ),
-    Published(
-        "zai-org/GLM-4.7-Flash",
-        latent(
-            "Glm4MoeLiteForCausalLM", 2048, 10240, 47, 20, 20, 154880, 202752, rank=768, **SIGMOID | {"rope_theta": 1e6},
-            **shares(64, 4, 1536, 1, 1.8), model_type="glm4_moe_lite",
-        ) | {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5},
-        29_943_393_920,
-    ),
-    Published(
-        "mistralai/Mistral-Small-4-119B-2603",
-        {
-            "architectures": ["Mistral3ForConditionalGeneration"],
-            "model_type": "mistral3",
-            "tie_word_embeddings": False,
-            "vision_config": VISION,
-            "text_config": latent(
-                "Mistral4ForCausalLM", 4096, 12288, 36, 32, 32, 131072, 1048576, rank=1024, yarn=SMALL_4_YARN,
-                **shares(128, 4, 2048, 1, 1.0), model_type="mistral4", norm_topk_prob=True,
-            ) | {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "first_k_dense_replace": 0},
-        },
-        118_972_826_624,
-    ),
-    Published("deepseek-ai/DeepSeek-V3", V3, 671_026_419_200),
-    Published("deepseek-ai/DeepSeek-R1", V3, 671_026_419_200),
-    Published("deepseek-ai/DeepSeek-V3.1", V3 | {"quantization_config": V3_FP8 | {"scale_fmt": "ue8m0"}}, 671_026_419_200),
-    Published(
-        "moonshotai/Kimi-K2-Instruct",
-        latent(
-            "DeepseekV3ForCausalLM", 7168, 18432, 61, 64, 64, 163840, 131072, rank=1536, yarn=K2_YARN,
-            **SIGMOID | {"rope_theta": 5e4}, **shares(384, 8, 2048, 1, 2.827), model_type="kimi_k2", quantization_config=V3_FP8,
-        ),
-        1_026_408_232_448,
-    ),
-)  # fmt: skip
-"""With latent attention. The numbers of Mistral Small 4 are the defaults of its class in transformers 5.24. Those of Moonlight,
-Kimi K2 and GLM-4.7-Flash could not be compared with the published files."""
 ON_CPU = (
-    *LATENT,
     Published(
         "zai-org/GLM-4-32B-0414",
         config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),

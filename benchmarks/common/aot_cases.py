@@ -13,6 +13,8 @@ from blinkpy.kernels.attention import attention_variants as split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
+from blinkpy.kernels.attention.latent_attention import LatentCall, latent_decode, latent_prefill, plan_latent
+from blinkpy.kernels.attention.latent_tokens import LatentTokens, head_products, rotate_and_cache
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.launch import BatchView
@@ -65,6 +67,7 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
     for name in SAMPLERS:
         yield f"case of {name}", sampling_launch(name)
     yield "window rings", ring_launch()
+    yield "latent attention", latent_launch()
 
 
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
@@ -131,6 +134,27 @@ def ring_launch(tokens: int = 8192, rows: int = 64) -> Callable[[], object]:
     def launch() -> None:
         place_pages(rings, batch, rows=rows, page_size=16, pdl=True)
         keep_spilled(rings, PagedKV(cache, cache, rings.page_table), batch, rows=rows, pdl=True)
+
+    return launch
+
+
+def latent_launch(tokens: int = 64, heads: int = 20, rank: int = 512, turned: int = 64) -> Callable[[], object]:
+    """The kernels of latent attention, for GLM-4.7-Flash's heads."""
+    bf16, plain, vector = {"dtype": torch.bfloat16}, 192, rank + turned
+    batch = BatchView(meta(8, dtype=torch.int64), *[meta(tokens + 1)] * 6)
+    q, queries, out = (meta(tokens, heads, size, **bf16) for size in (plain + turned, vector, rank))
+    weight, cache = meta(heads, plain, rank, **bf16), meta(1024, 1, 16, vector, **bf16)
+    cos = meta(MAX_MODEL_LEN, turned // 2, dtype=torch.float32)
+    plans = plan_latent(tokens, heads, MAX_MODEL_LEN, 132, torch.bfloat16)
+    workspace = split_plan.DecodeWorkspace.allocate([(tokens, plans.decode)], heads, 1, rank, "meta")
+    call = LatentCall(queries, cache, meta(SLOTS, 512), batch, out.flatten(1), rank, tokens, 1.0, workspace, pdl=True)
+
+    def launch() -> None:
+        head_products(q[..., :plain], weight, queries[..., :rank], batch.counts, pdl=True)
+        new = LatentTokens(q, meta(tokens, vector, **bf16), meta(rank, **bf16), cos, cos, 1e-6, True)
+        rotate_and_cache(new, queries, cache, batch, pdl=True)
+        latent_decode(call, plans.decode)
+        latent_prefill(call, plans.chunks)
 
     return launch
 

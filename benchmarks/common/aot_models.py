@@ -122,7 +122,7 @@ def all_forms() -> list[Form]:
 def steps_of(form: Form) -> Iterator[MetaStep]:
     """Every step of a form: with and without a table, with both kinds of cache."""
     for gpu in ("", *gpus_with_tables()):
-        for fp8_cache in (False, True):
+        for fp8_cache in (False,) if form.model.attention.latent else (False, True):
             for shape in STEPS:
                 if not (gpu and shape.whole):  # a batch-invariant decoder has defaults alone
                     yield MetaStep(form, shape, gpu, fp8_cache)
@@ -140,7 +140,7 @@ def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
 
 
 def meta_weight(part: Part, dtype: torch.dtype) -> torch.Tensor | Fp8Matrix:
-    if part.quantization is None:
+    if part.quantization is None or part.dequantised:
         return meta(*part.shape, dtype=own_dtype(part, dtype))
     scale = STATIC_SCALE if part.quantization.static else None
     return Fp8Matrix(meta(*part.shape, dtype=FP8), meta(*part.scale_shape, dtype=torch.float32), scale)

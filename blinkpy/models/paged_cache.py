@@ -63,8 +63,7 @@ def choose_scales(
     """
     if config.cache.kv_cache_dtype != FP8:
         return None
-    if model.attention.latent:
-        raise ConfigError(f"kv_cache_dtype {FP8} is not supported for {model.name}, which caches latent vectors; use auto")
+    _require_numbers(model)
     if config.model.load_format == "dummy":
         return np.ones((len(layers), 2, model.kv_heads), np.float32)
     given = [_given(layer, number) for number, layer in enumerate(layers)]
@@ -75,6 +74,12 @@ def choose_scales(
             if scale is not None:
                 scales[layer, side] = scale
     return scales
+
+
+def _require_numbers(model: DecoderDescription) -> None:
+    """Raise ConfigError if a model's cache can't be FP8."""
+    if model.attention.latent:
+        raise ConfigError(f"kv_cache_dtype {FP8} is not supported for {model.name}, which caches latent vectors; use auto")
 
 
 def _given(layer: Any, number: int) -> list[float | None]:
@@ -185,8 +190,10 @@ def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, 
     """Bytes of one page of the pool: keys and values of all layers, except layers with rings or with a recurrent
     state. If no other layer is left, a page takes no memory, and the result is 1.
 
-    itemsize: bytes of a number.
+    itemsize: bytes of a number; 1 for FP8. Raises ConfigError if the model's cache can't be FP8.
     """
+    if itemsize == 1:
+        _require_numbers(model)
     layers = len(model.layers) - (len(rings.layers) if rings else 0) - model.delta_layers
     return max(1, layers * model.cached_size * page_size * itemsize)
 

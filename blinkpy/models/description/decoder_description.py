@@ -182,6 +182,14 @@ class DecoderDescription:
         return self.kv_heads * self.head_dim
 
     @property
+    def projected_size(self) -> int:
+        """Width of the fused projection before attention."""
+        latent = self.attention.latent
+        if latent is None:
+            return self.q_size + 2 * self.kv_size
+        return (latent.q_rank or self.heads * (latent.plain + latent.rotated)) + self.head_dim
+
+    @property
     def attended_size(self) -> int:
         """Width of the input of attention's last projection."""
         return self.heads * self.attention.latent.value if self.attention.latent else self.q_size

@@ -32,8 +32,8 @@ class Buffers:
         # use `hidden`, so suspending a step copies nothing.
         self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
-        self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
-        self.attended = zeros(tokens, model.q_size)
+        self.qkv = zeros(tokens, model.projected_size)
+        self.attended = zeros(tokens, model.attended_size)
         self.gates = zeros(tokens if model.attention.gate is not None else 0, model.q_size)  # of attention's output
         delta, some = model.delta or GatedDelta(1, 1, 1, 1), tokens if model.delta is not None else 0
         self.delta_in = zeros(some, delta.in_size)

@@ -51,6 +51,7 @@ from blinkpy.models.description.blocks import (
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.gpu_delta import gate_attended, launch_delta, project_gated
+from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -103,6 +104,9 @@ class GpuDecoder:
         self.buffers = Buffers(model, tokens, rows, dtype, device, max((s.tokens for s in shapes if s.groups > 1), default=0))
         self._ends_group = False  # the launched block ends a group, so it must leave no partial sums
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step in launch
+        self.latent = None
+        if model.attention.latent:
+            self.latent = LatentStage(model, shapes, max_model_len, sm_count, dtype, device, invariant=invariant)
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(
                 s.rows,
@@ -115,14 +119,16 @@ class GpuDecoder:
                 group=model.heads // model.kv_heads,
                 fp8=cache.scales is not None,
             )
-            for s in shapes
+            for s in (shapes if self.latent is None else ())
             for mixed in (False, True)
         }
         self.prefill_plan = plan_prefill(
             dtype, sm_count, head_dim=model.head_dim, overlap_prefill=not invariant, every_row=invariant
         )
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
-        self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
+        self.attention_workspace = None
+        if sizes:
+            self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or stored in `normed`, so cuBLAS needs scratch memory for gate and up before
         # SwiGLU. With FP8 it also needs some for sums with a residual.
         self.fp8 = fp8_scratch(weights, tokens)
@@ -198,6 +204,10 @@ class GpuDecoder:
         """
         model, pdl = self.model, self.pdl
         dense = isinstance(model.layers[index].mlp, Mlp)
+        if self.latent is not None:
+            out = self.latent.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
+            self._add_linear(out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
+            return
         if model.layers[index].delta is not None:
             mixed = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only)
             self._add_linear(mixed, layer.o, None, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
@@ -431,7 +441,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(QkNorm),  # _attention
     **dict.fromkeys(OutputGate),  # gpu_delta.py
     GatedDelta: launch_delta,
-    Latent: None,  # require_kernels refuses it
+    Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
     Activation.SILU: {"swiglu": True},  # arguments of the previous product; fused into the kernels of experts

@@ -10,12 +10,14 @@ from blinkpy.kernels import (
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_HIDDEN,
+    MAX_LATENT,
+    MAX_ROTATED,
     MAX_STATE,
     MAX_TOP_K,
     MIN_HEAD_DIM,
 )
 from blinkpy.models.delta_states import pool_bytes
-from blinkpy.models.description.blocks import Experts
+from blinkpy.models.description.blocks import Experts, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
 from blinkpy.models.weights.part import Part
@@ -81,13 +83,21 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
-    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + gates + delta + 3 * model.mlp_size + expert_width
+    width = 3 * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
     rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
     return (tokens * width + last) * itemsize + quantised + logits + min(decode, 1 << 30) + rope + (64 << 20)
+
+
+def _attention_width(model: DecoderDescription) -> int:
+    """Elements of a token in the buffers of attention."""
+    latent, width = model.attention.latent, model.projected_size + model.attended_size
+    if latent is None:
+        return width
+    return width + latent.q_rank + model.heads * (latent.plain + latent.rotated + latent.rank) + model.q_size
 
 
 def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> int:
@@ -158,10 +168,16 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
     attention, heads = f"{first}{model.tensors.o.rpartition('.')[0]}", model.heads
     if model.hidden_size > MAX_HIDDEN:
         yield f"{first}{model.tensors.input_norm}: hidden size {model.hidden_size} is over {MAX_HIDDEN}; {INSTEAD}"
-    if not MIN_HEAD_DIM <= model.head_dim <= MAX_HEAD_DIM:
+    latent = model.attention.latent
+    if latent and (latent.rank > MAX_LATENT or latent.rotated > MAX_ROTATED):
+        yield (
+            f"{attention}: latent vectors of {latent.rank} elements with {latent.rotated} rotated ones, and the kernels take at "
+            f"most {MAX_LATENT} with {MAX_ROTATED}; {INSTEAD}"
+        )
+    if not latent and not MIN_HEAD_DIM <= model.head_dim <= MAX_HEAD_DIM:
         limits = f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
         yield f"{attention}: head size {model.head_dim}, and the kernels take sizes {limits}; {INSTEAD}"
-    if heads % model.kv_heads or heads // model.kv_heads > MAX_GROUP:
+    if not latent and (heads % model.kv_heads or heads // model.kv_heads > MAX_GROUP):
         yield (
             f"{attention}: {heads} query heads over {model.kv_heads} key and value heads, and the kernels take 1 to {MAX_GROUP} "
             f"for each; {INSTEAD}"
@@ -179,6 +195,8 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
                 f"{router}: {mlp.top_k} of {mlp.number} experts, and the kernels take at most {MAX_TOP_K} of {MAX_EXPERTS}; "
                 f"{INSTEAD}"
             )
+        if isinstance(mlp, Experts) and mlp.router == RouterKind.SOFTMAX_TOP_K and mlp.kept_groups < mlp.groups:
+            yield f"no kernel chooses groups of experts by a softmax; {INSTEAD}"
         for part in layer_parts(model, layer):
             if part.quantization is not None and part.shape[-1] > MAX_FP8_WIDTH:
                 yield _too_wide(part)

@@ -46,6 +46,8 @@ def test_an_fp8_cache_is_refused() -> None:
     asked = Config().with_options({"kv_cache_dtype": "fp8_e4m3"})
     with pytest.raises(ConfigError, match="is not supported for DeepseekV3ForCausalLM, which caches latent vectors; use auto"):
         choose_scales(asked, describe_config(config()), [], lambda: np.zeros(0, np.float32))
+    with pytest.raises(ConfigError, match="which caches latent vectors; use auto"):  # before anything is loaded
+        kv_bytes_per_page(describe_config(config()), 16, 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import Tensor
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
-MATRICES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
+MATRICES = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down")
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:

@@ -168,6 +168,7 @@ def step_case(
             buffer.fill_(float("nan"))
         cpu.decoder.weights = as_computed(on.step.decoder, shape, weights)
         held = [state.clone() for state in states]
+        cpu.decoder.attention.layers = cpu.decoder.weights.layers
         cpu.run(batch, batches.requests)
         if stream is not None:
             with torch.cuda.stream(stream):
@@ -213,7 +214,7 @@ def as_computed(decoder: GpuDecoder, shape: StepShape, weights: Weights) -> Weig
             if matrix.values.dim() == 3:
                 quantised = decoder.experts is None or decoder.experts.plans[rows].variant != "gemv"
             else:
-                sizes = (matrix, shape.tokens if name == "qkv" else rows)
+                sizes = (matrix, shape.tokens if name in ("qkv", "q_b") else rows)
                 quantised = quantises(decoder._config(*sizes, swiglu="gate_up" in name), matrix)
             if not quantised:
                 found[name] = fp8_reference.exact(matrix).to(weights.dtype)

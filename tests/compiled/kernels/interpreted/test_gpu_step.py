@@ -65,6 +65,10 @@ MIXED_STEPS = [  # model, rows, steps
     ("qwen3-next", 8, 3),
     ("qwen3.5", 3, 4),
     ("qwen3.5-nested", 8, 3),  # whose last layer has a state
+    ("deepseek-v2-lite", 8, 3),
+    ("deepseek-v3", 8, 4),
+    ("glm4-moe-lite", 3, 3),
+    ("mistral4", 8, 3),
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -132,6 +136,13 @@ def of_three(error: Callable[[], float], limit: float) -> bool:
     """Whether one of three fresh cases is within a limit. Now and then a number beside the middle between two of FP8 rounds the
     other way, which moves a token's logits by a few percent: not three times in a row."""
     return any(error() < limit for _ in range(3))
+
+
+def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
+    """With FP8 matrices beside those that are never quantised; and batch-invariant."""
+    how: dict[str, Any] = {"quantise": fp8_reference.fp8_weights, "rows": 3}
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", "deepseek-v3-halves", tmp_path, torch.float32, steps=3, **how), 1e-3)
+    assert step_cases.step_case(rng, "cpu", "glm4-moe-lite", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
 
 
 def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case, shared_gate_case
 from support.models.kernel_cases.kernel_inputs import draw, header, ints
+from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
 from support.models.kernel_cases.layer_cases import (
     embedding_case,
     gather_case,
@@ -120,6 +121,22 @@ def new_tokens(rng: Rng, dtype: torch.dtype, context: int) -> None:
     new_tokens_case(rng, CPU, dtype, [context, max(1, context - 1), context + 1], plan=plan, bucket=4, **shape)
 
 
+def latent(rng: Rng, dtype: torch.dtype, chunk: int = 9, context: int = 40, **sizes: int) -> None:
+    """Latent attention of a decode row and a chunk. sizes: of LatentSizes."""
+    rows = {"bucket_tokens": chunk + 4, "bucket_rows": 3}
+    context = max(chunk, context)
+    latent_case(rng, CPU, dtype, [1, chunk], [context, context], LatentSizes(**sizes), **rows)
+
+
+def latent_products(rng: Rng, dtype: torch.dtype, tokens: int = 5, k: int = 24, n: int = 24) -> None:
+    products_case(rng, CPU, dtype, tokens=tokens, bucket=tokens + 2, heads=2, k=k, n=n)
+
+
+def latent_rotation(rng: Rng, dtype: torch.dtype, **sizes: int) -> None:
+    neighbours = bool(rng.integers(2))
+    rotate_case(rng, CPU, dtype, LatentSizes(**sizes), tokens=3, bucket=4, neighbours=neighbours)
+
+
 # ---- rings -------------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +219,24 @@ BLOCKS = (
     Block(
         "_prefill_attention", "BLOCK_D", "head_dim", lambda rng, dtype, n: attention(rng, dtype, head_dim=n), 32, step=8, most=80
     ),
+    Block("_head_products", "BLOCK_M", "tokens", lambda rng, dtype, n: latent_products(rng, dtype, tokens=n)),
+    Block("_head_products", "BLOCK_N", "outputs", lambda rng, dtype, n: latent_products(rng, dtype, n=n), 300),
+    Block("_head_products", "BLOCK_K", "inputs", lambda rng, dtype, n: latent_products(rng, dtype, k=n)),
+    Block("_rotate_and_cache", "HEADS", "heads", lambda rng, dtype, n: latent_rotation(rng, dtype, heads=n), 8),
+    Block("_rotate_and_cache", "BLOCK_R", "rank", lambda rng, dtype, n: latent_rotation(rng, dtype, rank=n)),
+    Block("_rotate_and_cache", "BLOCK_E", "rotated", lambda rng, dtype, n: latent_rotation(rng, dtype, turned=n), step=2),
+    *(
+        Block(f"_latent_{kind}", constant, axis, run, start, step, most)
+        for kind in ("decode", "prefill")
+        for constant, axis, run, start, step, most in (
+            ("BLOCK_N", "context", lambda rng, dtype, n: latent(rng, dtype, context=n), 24, 1, 5000),
+            ("BLOCK_G", "heads", lambda rng, dtype, n: latent(rng, dtype, heads=n), 4, 1, 40),
+            ("BLOCK_R", "rank", lambda rng, dtype, n: latent(rng, dtype, rank=n), 24, 1, 5000),
+            ("BLOCK_E", "rotated", lambda rng, dtype, n: latent(rng, dtype, turned=n), 24, 2, 5000),
+        )
+    ),
+    Block("_latent_decode", "BLOCK_M", "heads", lambda rng, dtype, n: latent(rng, dtype, heads=n), 4, most=40),
+    Block("_latent_prefill", "BLOCK_M", "chunk", lambda rng, dtype, n: latent(rng, dtype, chunk=n, heads=1)),
     Block("_place_pages", "BLOCK", "tokens", placed),
     Block("_keep_spilled", "BLOCK", "elements of a page", spilled, start=100),
     Block("_router", "BLOCK", "hidden", _sized(router_case, "hidden", tokens=2, bucket=2, count=8), start=64),
