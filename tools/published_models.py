@@ -524,6 +524,7 @@ OF_2026 = (
 )  # fmt: skip
 """Models of the second round: text parts of models with images or sound, and classes of 2025 and 2026."""
 
+
 def latent(name: str, *sizes: int, rank: int | None, yarn: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A config.json of a model with latent attention. rank: of queries."""
     heads = {"kv_lora_rank": 512, "q_lora_rank": rank, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -946,5 +947,4 @@ ON_CPU = (
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models that only the CPU serves: with latent attention, 4-bit weights, or more query heads for a key head
-than the GPU's kernels take."""
+"""Models that only the CPU serves: with 4-bit weights, or more query heads for a key head than the GPU's kernels take."""

@@ -65,7 +65,8 @@ def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
         groups.setdefault((form.model.name, form.name), []).append(form)
     for group in groups.values():
         form, first = draw.choice(group), draw.randrange(2)
-        yield from (MetaStep(form, shape, "", bool((first + i) % 2)) for i, shape in enumerate(STEPS))
+        for i, shape in enumerate(STEPS):
+            yield MetaStep(form, shape, "", bool((first + i) % 2) and not form.model.attention.latent)
     for gpu in gpus_with_tables():
         measured: dict[Any, list[Any]] = {}
         for form in forms:

@@ -139,7 +139,7 @@ def _latent_decode(
     rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS))
     if row < rows:
         context = tl.load(context_lengths_ptr + row)
-        _, _, tiles, per_split, active = split_bounds(context, 0, False, SPLITS, MIN_TILES, BLOCK_N, False)
+        _, _, _, per_split, active = split_bounds(context, 0, False, SPLITS, MIN_TILES, BLOCK_N, False)
         if split < active:
             token = tl.load(query_starts_ptr + row + 1) - 1 if LAST_TOKENS else row
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot

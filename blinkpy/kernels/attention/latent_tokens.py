@@ -1,5 +1,5 @@
-"""What latent attention (blinkpy.models.description.blocks.Latent) computes before and after its scores: products
-of each head with its half of the matrix of keys and values, norm and rotation, and the write to the cache.
+"""The parts of latent attention (blinkpy.models.description.blocks.Latent) before and after its scores: products of
+each head, norm, rotation, and the write to the cache.
 """
 
 from typing import NamedTuple
@@ -197,12 +197,12 @@ def rotate_and_cache(tokens: LatentTokens, queries: torch.Tensor, cache: torch.T
         *batch.declared(count, "positions", "cache_slots"),
     )
     if size <= turned_size:
-        raise ValueError(f"queries of {size} elements have no part beside the {turned_size} rotated ones")
+        raise ValueError(f"queries of {size} elements have only the {turned_size} rotated ones")
     block_e, block_r = triton.next_power_of_2(turned_size), triton.next_power_of_2(rank)
     per_program = min(triton.next_power_of_2(heads), max(1, 1024 // block_e))
     _rotate_and_cache[(count, triton.cdiv(heads, per_program) + 1)](
         q, new, tokens.norm, tokens.cos, tokens.sin, queries, cache, batch.positions, batch.cache_slots, batch.counts,
-        q.stride(0), new.stride(0), tokens.eps, H=heads, PLAIN=size - turned_size, R=rank, E=turned_size, NEIGHBOURS=tokens.neighbours,
-        GROWTH=tokens.growth.growth, PERIOD=tokens.growth.period, START=tokens.growth.start, HEADS=per_program,
-        BLOCK_R=block_r, BLOCK_E=block_e, PDL=pdl, num_warps=4, **launch.options(pdl),
+        q.stride(0), new.stride(0), tokens.eps, H=heads, PLAIN=size - turned_size, R=rank, E=turned_size,
+        NEIGHBOURS=tokens.neighbours, GROWTH=tokens.growth.growth, PERIOD=tokens.growth.period, START=tokens.growth.start,
+        HEADS=per_program, BLOCK_R=block_r, BLOCK_E=block_e, PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip

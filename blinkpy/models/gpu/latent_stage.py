@@ -58,9 +58,7 @@ class LatentStage:
         self.queries = zeros(heads, latent.rank + latent.rotated)
         self.sums = zeros(heads * latent.rank)
 
-    def launch(
-        self, decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool
-    ) -> torch.Tensor:
+    def launch(self, decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> torch.Tensor:
         """Launch a layer's attention up to the last projection's input, which it returns, [rows, heads * value].
 
         decoder: blinkpy.models.gpu.gpu_decoder.GpuDecoder, which imports this file.
@@ -89,11 +87,11 @@ class LatentStage:
         rotate_and_cache(added, queries, cache, decoder.view, pdl=pdl)
         if last_tokens_only:
             decoder._keep_last_tokens(shape)
-        rows = decoder.stream.rows
+        rows, table = decoder.stream.rows, torch.as_tensor(decoder.requests.page_table)
         call = LatentCall(
             queries,
             cache,
-            decoder.requests.page_table,
+            table,
             decoder.view,
             self.sums[:rows],
             latent.rank,

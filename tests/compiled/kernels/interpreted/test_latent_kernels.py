@@ -31,7 +31,9 @@ def test_attention_of_published_sizes(rng: np.random.Generator, either_dtype: to
     """DeepSeek's vectors and GLM-4.7-Flash's heads, by the plans of an engine."""
     plans = plan_latent(4, 20, 4096, 132, either_dtype)
     sizes = LatentSizes(heads=20, rank=512, turned=64)
-    latent_case(rng, CPU, either_dtype, [1, 3], [45, 20], sizes, decode=plans.decode, chunks=plans.chunks, bucket_tokens=6, bucket_rows=4)
+    latent_case(
+        rng, CPU, either_dtype, [1, 3], [45, 20], sizes, decode=plans.decode, chunks=plans.chunks, bucket_tokens=6, bucket_rows=4
+    )
 
 
 @pytest.mark.parametrize("grows", [False, True])

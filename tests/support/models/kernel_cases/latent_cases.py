@@ -1,4 +1,4 @@
-"""Cases of latent attention: what is computed of new tokens, and attention over cached vectors."""
+"""Cases of latent attention: new tokens, and attention over cached vectors."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def products_case(
 
 
 def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
-    """float64 [..., 2 * half], the first elements of all pairs first. cos, sin: [tokens, half], for x [tokens, heads, 2 * half]."""
+    """float64, the first elements of all pairs first. x: [tokens, heads, 2 * half]. cos, sin: [tokens, half]."""
     wide, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
     first, second = (wide[..., ::2], wide[..., 1::2]) if neighbours else wide.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -64,12 +64,17 @@ def rotate_case(
 ) -> None:  # fmt: skip
     heads, rank, plain, turned, page = sizes
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
-    batch = ragged(rng, lengths, [n + int(rng.integers(40)) for n in lengths], page=page, tokens=bucket, rows=bucket, device=device)
+    batch = ragged(
+        rng, lengths, [n + int(rng.integers(40)) for n in lengths], page=page, tokens=bucket, rows=bucket, device=device
+    )
     batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
     q = draw(rng, bucket, 2 * heads, plain + turned, dtype=dtype, device=device)[:, heads:]
     wide = draw(rng, bucket, 7 + rank + turned, dtype=dtype, device=device)
     cos, sin = (draw(rng, LONGEST, turned // 2, dtype=torch.float32, device=device) for _ in range(2))
-    weight, before = draw(rng, rank, dtype=dtype, device=device), filled_cache(rng, batch, [0], 1, page, rank + turned, dtype=dtype)
+    weight, before = (
+        draw(rng, rank, dtype=dtype, device=device),
+        filled_cache(rng, batch, [0], 1, page, rank + turned, dtype=dtype),
+    )
     cache, queries = before.clone(), poison(bucket, heads, rank + turned, dtype=dtype, device=device)
     new = LatentTokens(q, wide[:, 7:], weight, cos, sin, 1e-6, neighbours, GROWTH if grows else Growth())
     rotate_and_cache(new, queries, cache, batch.view, pdl=False)
