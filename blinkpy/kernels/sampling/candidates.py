@@ -259,12 +259,15 @@ def most_distance(
 ):  # fmt: skip
     """kv.grammars.most_distance."""
     left = tl.load(entry_ptr + WORD_MAX_TOKENS) - generated
-    some = tl.load(entry_ptr + WORD_STOP_IDS) >= 0
-    for i in tl.static_range(1, STOP_IDS):
-        some = some | (tl.load(entry_ptr + WORD_STOP_IDS + i) >= 0)
-    stops = some & (generated > tl.load(entry_ptr + WORD_MIN_TOKENS))
-    free = (left >= states) | (tl.load(entry_ptr + WORD_RULES_WORDS) != 0) | (distance > left + 1) | (accepting & (stops == 0))
-    return tl.where(free, NO_LIMIT, left)
+    most = tl.where(left >= states, NO_LIMIT, left)
+    if left < states:
+        some = tl.load(entry_ptr + WORD_STOP_IDS) >= 0
+        for i in tl.static_range(1, STOP_IDS):
+            some = some | (tl.load(entry_ptr + WORD_STOP_IDS + i) >= 0)
+        stops = some & (generated > tl.load(entry_ptr + WORD_MIN_TOKENS))
+        free = (tl.load(entry_ptr + WORD_RULES_WORDS) != 0) | (distance > left + 1) | (accepting & (stops == 0))
+        most = tl.where(free, NO_LIMIT, left)
+    return most
 
 
 @triton.jit(noinline=True)  # uses no registers of rows without a grammar

@@ -40,7 +40,6 @@ def draw_requests(
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
     entry[:, E.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
-    entry[:, E.WORD_MAX_TOKENS] = rng.choice([1, 2, 4, history, 2 * history], slots)
     entry[:, E.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
     entry[:, E.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
     for stop_ids in entry[:, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]:
@@ -64,6 +63,8 @@ def draw_requests(
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
     entry[:, E.WORD_OUTPUT_TOKENS] = rng.integers(0, prompt_length) * rng.integers(0, 2, slots)
+    made = context[:rows] + 1 - prompt_length[row_slots[:rows]]  # with the next token
+    entry[row_slots[:rows], E.WORD_MAX_TOKENS] = np.maximum(1, made) + rng.choice([0, 0, 0, 1, 2, history], rows)
     if fixed.get(E.WORD_MIN_TOKENS) == AT_THE_EDGE:
         generated = np.maximum(0, context[:rows] - prompt_length[row_slots[:rows]])
         entry[row_slots[:rows], E.WORD_MIN_TOKENS] = generated + rng.integers(0, 2, rows)
