@@ -1,7 +1,6 @@
 """JSON Schemas as automata, against an independent validator; tools/fuzz_schemas.py is the long run."""
 
 import contextlib
-import json
 import runpy
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
@@ -162,46 +161,6 @@ def test_what_is_not_supported_is_refused_by_name(schema: Any, path: str, keywor
     with pytest.raises(GrammarError) as refused:
         automaton_of_schema(schema)
     assert (refused.value.path, refused.value.keyword) == (path, keyword), refused.value.message
-
-
-SCALAR_DOCUMENTS = (None, True, False, 0, 1, -3, 2.5, 7, "a", "b", "abc", "")
-OBJECT_DOCUMENTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"a": 1},
-    {"a": "x"},
-    {"b": 1},
-    {"b": "x"},
-    {"a": 1, "b": 1},
-    {"a": 1, "b": "x"},
-    {"a": "x", "b": "x"},
-    {"c": 1},
-)
-TEXT, NUMBER, AB = {"type": "string"}, {"type": "integer"}, {"properties": {"a": {}, "b": {}}, "additionalProperties": False}
-COMBINED: list[Any] = [
-    {"allOf": [{"enum": [1, 0, "a", None]}, {"enum": [True, False, "a", 1.0]}]},
-    {"enum": ["a", "b", 1, True], "not": {"enum": ["a", 1]}},
-    {"not": {"type": ["string", "null"]}, "enum": list(SCALAR_DOCUMENTS)},
-    {"type": ["integer", "string", "boolean"], "maximum": 2, "minLength": 2},
-    {"anyOf": [{"type": "integer", "minimum": 2}, {"const": "abc"}], "allOf": [{"maximum": 5}, {"maxLength": 9}]},
-    {"allOf": [{"properties": {"a": NUMBER}, "additionalProperties": TEXT}, {"properties": {"b": {}}}]},
-    {"allOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"properties": {"b": {}}}]},
-    AB | {"dependentRequired": {"a": ["b"]}},
-    AB | {"dependentSchemas": {"a": {"properties": {"b": TEXT}}}},
-    AB | {"dependencies": {"b": ["a"]}, "minProperties": 1, "$schema": "http://json-schema.org/draft-07/schema#"},
-    AB | {"patternProperties": {"^a": NUMBER}, "properties": {"a": {"maximum": 0}, "b": {}}},
-    {"propertyNames": {"enum": ["a", "c"]}, "additionalProperties": {}},
-    AB | {"type": "object", "oneOf": [{"required": ["a"], "properties": {"a": one}} for one in (NUMBER, TEXT)]},
-]
-
-
-@pytest.mark.parametrize("schema", COMBINED, ids=lambda schema: json.dumps(schema)[:50])
-def test_keywords_together(schema: Any) -> None:
-    """All documents of a list: the automaton accepts the valid ones."""
-    automaton, check = automaton_of_schema(schema), validator(schema)
-    documents = [*SCALAR_DOCUMENTS, *OBJECT_DOCUMENTS]
-    wanted = [one for one in documents if check.is_valid(one)]
-    assert [one for one in documents if automaton.accepts(canonical(one))] == wanted
-    assert 0 < len(wanted) < len(documents)
 
 
 ODD: tuple[Any, ...] = (
