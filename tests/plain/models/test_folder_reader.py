@@ -65,6 +65,7 @@ OPENERS = {
     "transport.link_key": "--link-key-file",
     "transport.segment": "shared memory",
     "verify.policy_check.check_workload": "a workload of the operator",
+    "verify.replay.replay_command": "/proc, and the written picture",
     "verify.sim.runs": "a scenario of the operator",
 }
 OPENING = {

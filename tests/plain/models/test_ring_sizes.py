@@ -132,7 +132,8 @@ def test_what_is_planned_is_what_is_allocated(shape: str, rng: np.random.Generat
 def test_where_all_layers_have_a_window_pages_take_nothing() -> None:
     """So the pool has all pages that the slots could fill, in as little memory as there is."""
     model = describe_config(SHAPES["llama-3-8b"] | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096})
-    config = Config().with_options({"window_cache": "ring", "slots": 4, "max_model_len": 8192, "max_num_batched_tokens": 2048})
+    sizes = {"slots": 4, "max_model_len": 8192, "max_num_batched_tokens": 2048, "grammar_slots": 0}
+    config = Config().with_options({"window_cache": "ring", **sizes})
     rings = ring_sizes(config, model)
     page_bytes = kv_bytes_per_page(model, 16, 2, rings)
     plan = plan_memory(config, model, 2, page_bytes, 79 << 30, 79 << 30)
