@@ -276,7 +276,7 @@ def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, state: int, 
     """Mask one row in place. logits: float32 [vocab]. slot, state: of its automaton. stop_ids: int32
     [STOP_IDS], legal if the output may end; padded with -1. most: see kv.grammars.most_distance.
     """
-    _mask_row(logits, grammars, slot, state, stop_ids, most)
+    _mask_row(logits, grammars, slot, state, stop_ids, int(most))  # of one type, for which it is compiled at the start
 
 
 def warm_up_rules(grammars: Grammars) -> None:

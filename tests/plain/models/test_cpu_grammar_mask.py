@@ -4,7 +4,7 @@ import numpy as np
 from support.models.random_grammars import RandomGrammars
 
 from blinkpy.kv.grammars import NO_LIMIT
-from blinkpy.models.cpu.cpu_sampler import mask_illegal
+from blinkpy.models.cpu.cpu_sampler import _mask_row, mask_illegal, warm_up_rules
 from blinkpy.queues.submission import STOP_IDS
 
 
@@ -24,3 +24,13 @@ def test_what_is_not_legal_is_masked_and_all_else_stays(rng: np.random.Generator
         np.testing.assert_array_equal(masked, np.where(legal, logits, -np.inf))
         seen += int(legal.sum())
     assert 0 < seen < slots * vocabulary
+
+
+def test_a_mask_is_compiled_once(rng: np.random.Generator) -> None:
+    """At the start: compiling takes seconds, in which an engine makes no progress."""
+    arrays = RandomGrammars(rng, 4, 30).arrays()
+    warm_up_rules(arrays)
+    compiled = list(_mask_row.signatures)
+    for most in (NO_LIMIT, 3, np.int32(3), np.int64(3)):
+        mask_illegal(np.zeros(30, np.float32), arrays, 0, 0, np.full(STOP_IDS, -1, np.int32), most)
+    assert _mask_row.signatures == compiled
