@@ -39,6 +39,8 @@ class CpuLatent:
         latent, dtype = model.attention.latent, cache.dtype
         if latent is None:
             raise ValueError(f"{model.name} has no latent attention")
+        if progress.invariant:
+            raise ConfigError(f"batch_invariant is not supported on the CPU for {model.name}, which has latent attention")
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         self.model, self.layers, self.cache, self.progress, self.latent = model, layers, cache, progress, latent
@@ -95,7 +97,7 @@ class CpuLatent:
         vector = latent.rank + latent.rotated
         source, new = projected.split([projected.shape[1] - vector, vector], 1)
         if weights.q_norm is not None and weights.q_b is not None:
-            source = progress.linear(norm(source, weights.q_norm, latent.eps), weights.q_b)
+            source = progress.linear(norm(source.contiguous(), weights.q_norm, latent.eps), weights.q_b)
         q = source.unflatten(1, (model.heads, latent.plain + latent.rotated))
         growth = self.growth[rope]
         if growth is not None:
@@ -108,7 +110,7 @@ class CpuLatent:
             queries[part, :, : latent.rank] = torch.bmm(q[part, :, : latent.plain].transpose(0, 1), keys).transpose(0, 1)
         queries[..., latent.rank :] = rotated(q[..., latent.plain :], cos[:, None], sin[:, None], neighbours=latent.neighbours)
         pages = self.cache.keys[layer].view(-1, vector)
-        pages[self.places, : latent.rank] = norm(new[:, : latent.rank], weights.k_norm, latent.eps)
+        pages[self.places, : latent.rank] = norm(new[:, : latent.rank].contiguous(), weights.k_norm, latent.eps)
         pages[self.places, latent.rank :] = rotated(new[:, latent.rank :], cos, sin, neighbours=latent.neighbours)
         self._attend(layer, queries, out)
         result = torch.empty(self.tokens, model.heads, latent.value, dtype=out.dtype)

@@ -14,6 +14,8 @@ from support.models.model_zoo import save_model
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.cpu.torch_decoder import BLOCKS as ON_CPU
+from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache, choose_scales, kv_bytes_per_page
@@ -88,6 +90,14 @@ def test_the_factor_of_scores_contains_that_of_yarn() -> None:
     model = describe_config(config(rope_scaling=yarn, max_position_embeddings=163840))
     assert model.attention.score_scale == pytest.approx(192**-0.5 * 1.36888794541**2)
     assert model.attention.rope.attention_factor == 1 and model.max_position == 163840
+
+
+def test_batch_invariant_is_refused_on_the_cpu(tmp_path: Path, rng: np.random.Generator) -> None:
+    save_model("deepseek-v3", tmp_path, int(rng.integers(2**31)))
+    model = describe_model(tmp_path)
+    weights, cache = load_weights(model, tmp_path, torch.float32), PagedCache(model, 4, 16, torch.float32)
+    with pytest.raises(ConfigError, match="batch_invariant is not supported on the CPU for DeepseekV3ForCausalLM"):
+        TorchDecoder(model, weights, cache, 64, 64, TorchProgress(invariant=True))
 
 
 def test_decoders_name_what_they_lack() -> None:

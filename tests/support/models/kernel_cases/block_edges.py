@@ -254,6 +254,8 @@ BLOCKS = (
 )
 """Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
 
+ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_recur", "HEADS")}
+"""Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear", "_combine",
             "_packed_gate_up", "_packed_down", "packed_linear"}  # fmt: skip
 
