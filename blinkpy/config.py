@@ -743,6 +743,8 @@ def check_asked(values: Mapping[str, Any]) -> None:
     """
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
+    if "response_store_count" in values and not values.get("response_store_mib"):
+        raise ConfigError("response_store_count needs response_store_mib, since no response is stored without it")
     for name in ("api_key", "api_keys"):  # perhaps from an unset variable, which would disable authentication
         if values.get(name) == "":
             raise ConfigError(f"{name} is empty: leave it out if no key is needed")

@@ -40,6 +40,7 @@ class Neighbours:
         self.work: dict[str, dict[str, float | str]] = {}
         """What the neighbours of each kind got done a second, together: known after the block."""
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._began = 0.0  # 0: not all of them have started
 
     def __enter__(self) -> Self:
         ready, tell = os.pipe()
@@ -77,7 +78,7 @@ class Neighbours:
         return done
 
     def __exit__(self, *exception: object) -> None:
-        if self._processes and not any(exception):
+        if self._began and self._processes:
             seconds, done = time.monotonic() - self._began, self._done()
             rates = {kind: round((units - self._before[kind]) / seconds, 3) for kind, units in done.items()}
             self.work = {kind: {"per_s": rate, "unit": UNITS[kind]} for kind, rate in rates.items()}
@@ -86,7 +87,7 @@ class Neighbours:
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
-        self._processes = []
+        self._processes, self._began = [], 0.0
 
 
 def main() -> None:

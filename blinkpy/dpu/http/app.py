@@ -227,7 +227,7 @@ class App:
         body = await exchange.read_body(self.options.max_body_bytes)
         stored, conversation = service.responses, None
         if stored is not None and kind in OF_RESPONSES:
-            conversation = stored.resolve(body, exchange.tenant.name)
+            conversation = await service.gate.run(exchange.asker, partial(stored.resolve, body, exchange.tenant.name))
         if kind in CONVERSIONS:
             service.admission.convert(exchange.tenant, len(body) // BYTES_OF_TOKEN)
 

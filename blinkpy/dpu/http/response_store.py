@@ -42,8 +42,12 @@ class ResponseStore:
 
     def resolve(self, body: bytearray, tenant: str) -> Conversation | None:
         """Replace the id of the previous conversation in a request's body by its items. None for a body that is refused later, or
-        is too long to be kept. Raises ApiError for an unknown id."""
-        if len(body) > CONVERSATION_BYTES and b'"previous_response_id"' not in body:
+        is too long to be kept. Raises ApiError for an unknown id, and for one in a body that is too long."""
+        if len(body) > CONVERSATION_BYTES:
+            if b'"previous_response_id"' in body:
+                limit = f"at most {CONVERSATION_BYTES} bytes"
+                message = f"A request with previous_response_id may have {limit}: send the conversation without it."
+                raise ApiError(400, message, param="previous_response_id", code="request_too_large")
             return None
         try:
             fields = orjson.loads(body)

@@ -17,7 +17,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, paged_offsets
 from blinkpy.kernels.attention.attention_variants import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.attention.decode_attention import split_bounds, store_split
-from blinkpy.kernels.attention.prefill_attention import PrefillPlan, find_tile
+from blinkpy.kernels.attention.prefill_attention import PrefillPlan, find_tile, number_tiles
 from blinkpy.kernels.config_files import OTHER_SHARED, Needs, check_needs
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS, BatchView
 
@@ -178,15 +178,7 @@ def _latent_prefill(
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    # The tiles are numbered as in prefill_attention.py.
-    rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
-    first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
-    every = tl.arange(0, ROWS)
-    is_prefill = (every >= first_row) & (every < rows)
-    first_token = tl.load(query_starts_ptr + first_row)
-    tokens = tl.load(query_starts_ptr + rows) - first_token
-    first_tiles = (tl.load(query_starts_ptr + every, mask=is_prefill, other=0) - first_token) // BLOCK_Q + every - first_row
-    tiles = tokens // BLOCK_Q + rows - first_row
+    first_row, first_token, is_prefill, first_tiles, tiles = number_tiles(counts_ptr, query_starts_ptr, ROWS, BLOCK_Q, EVERY_ROW)
     for index in range(tl.program_id(0), tiles * GROUPS, tl.num_programs(0)):
         group, tile = index % GROUPS, tiles - 1 - index // GROUPS
         row, start, length, first_query = find_tile(

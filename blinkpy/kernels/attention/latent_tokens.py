@@ -68,13 +68,14 @@ def head_products(
     *,
     positions: torch.Tensor | None = None,
     growth: Growth = Growth(),  # noqa: B008 - a tuple
+    invariant: bool = False,
     pdl: bool = False,
 ) -> None:
-    """out[t, h] = x[t, h] weight[h], for the first counts[TOKENS] tokens. Sums are float32, in one order for all
-    tokens.
+    """out[t, h] = x[t, h] weight[h], for the first counts[TOKENS] tokens. Sums are float32.
 
     x: [T, H, K]. weight: [H, K, N], any view. out: [T, H, N]. The last dimension of x and out is contiguous.
     positions: int32 [T], for growth.
+    invariant: one tile for every T, so that the order of sums does not depend on T.
     Raises ValueError or TypeError if shapes or dtypes do not match.
     """
     (tokens, heads, k), n, dtype = x.shape, weight.shape[2], x.dtype
@@ -92,7 +93,7 @@ def head_products(
     )
     if weight.dtype != dtype:
         raise TypeError(f"weight: dtype {weight.dtype}, expected {dtype}")
-    block_m, block_k = (16 if tokens <= 16 else 64), (64 if dtype == torch.bfloat16 else 32)
+    block_m, block_k = (16 if tokens <= 16 and not invariant else 64), (64 if dtype == torch.bfloat16 else 32)
     block_n = min(128 if dtype == torch.bfloat16 else 64, max(16, triton.next_power_of_2(n)))
     _head_products[(triton.cdiv(tokens, block_m), heads, triton.cdiv(n, block_n))](
         x, weight, out, counts if positions is None else positions, counts, x.stride(0), x.stride(1), *weight.stride(),

@@ -73,6 +73,27 @@ def plan_prefill(
 
 
 @triton.jit
+def number_tiles(
+    counts_ptr,  # int64 [8] batch header
+    query_starts_ptr,  # int32 [B + 1]
+    ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, EVERY_ROW: tl.constexpr,
+):  # fmt: skip
+    """(first row of prefill chunks, its first token, bool [ROWS], first tile of each row [ROWS], all tiles).
+
+    Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
+    That is never too few for its tokens, at most one too many, and rises with r.
+    """
+    rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
+    first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
+    every = tl.arange(0, ROWS)
+    is_prefill = (every >= first_row) & (every < rows)
+    first_token = tl.load(query_starts_ptr + first_row)
+    tokens = tl.load(query_starts_ptr + rows) - first_token
+    first_tiles = (tl.load(query_starts_ptr + every, mask=is_prefill, other=0) - first_token) // BLOCK_Q + every - first_row
+    return first_row, first_token, is_prefill, first_tiles, tokens // BLOCK_Q + rows - first_row
+
+
+@triton.jit
 def find_tile(
     tile,  # of the prefill rows, ascending by row
     first_tiles,  # [ROWS] first tile of each row
@@ -200,17 +221,7 @@ def _prefill_attention(
     if OVERLAP_PREFILL:
         launch.release_successor(PDL)
 
-    # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's
-    # first.
-    # That is never too few for its tokens, at most one too many, and rises with r.
-    rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
-    first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
-    every = tl.arange(0, ROWS)
-    is_prefill = (every >= first_row) & (every < rows)
-    first_token = tl.load(query_starts_ptr + first_row)
-    tokens = tl.load(query_starts_ptr + rows) - first_token
-    first_tiles = (tl.load(query_starts_ptr + every, mask=is_prefill, other=0) - first_token) // BLOCK_Q + every - first_row
-    tiles = tokens // BLOCK_Q + rows - first_row
+    first_row, first_token, is_prefill, first_tiles, tiles = number_tiles(counts_ptr, query_starts_ptr, ROWS, BLOCK_Q, EVERY_ROW)
     # The last tiles see the longest contexts: they come first, so that no program ends much later than the
     # others.
     for index in range(tl.program_id(0), tiles * KVH, tl.num_programs(0)):

@@ -71,6 +71,12 @@ def run_on_threads(address: int, argument: int, threads: int) -> None:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument)
 
 
+def check_page_size(cache: PagedCache) -> None:
+    """Raise ConfigError for pages that the compiled passes can't read."""
+    if cache.page_size % 4:
+        raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
+
+
 class CpuAttention:
     """Attention of all layers of a model.
 
@@ -87,8 +93,7 @@ class CpuAttention:
         max_tokens: int,
         progress: TorchProgress,
     ):
-        if cache.page_size % 4:
-            raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
+        check_page_size(cache)
         self.model = model
         self.layers = layers
         self.cache = cache

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cpu.cpu_attention import norm, run_on_threads, team_size
+from blinkpy.models.cpu.cpu_attention import check_page_size, norm, run_on_threads, team_size
 from blinkpy.models.cpu.cpu_latent_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -41,8 +41,7 @@ class CpuLatent:
             raise ValueError(f"{model.name} has no latent attention")
         if progress.invariant:
             raise ConfigError(f"batch_invariant is not supported on the CPU for {model.name}, which has latent attention")
-        if cache.page_size % 4:
-            raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
+        check_page_size(cache)
         self.model, self.layers, self.cache, self.progress, self.latent = model, layers, cache, progress, latent
         self.threads, self.max_model_len = team_size(), max_model_len
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim, latent.rank)
@@ -68,8 +67,7 @@ class CpuLatent:
         # The compiled pass does not check these; a wrong value would write outside the buffers.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
-        # A batch-invariant decode row attends like prompt tokens.
-        rows, self.decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
+        rows, self.decode_rows = int(counts[S.ROWS]), int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, self.decode_rows
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
         arguments["page_table"], arguments["progress"] = page_table.ctypes.data, self.progress.word.ctypes.data

@@ -80,7 +80,8 @@ class LatentStage:
         rope = decoder.model.layers[index].attention.rope
         growth, queries = Growth(rope.query_growth, rope.query_period, rope.query_start), self.queries[:tokens]
         plain, positions = queries[..., : latent.rank], decoder.view.positions
-        head_products(q[..., : latent.plain], halves[0], plain, counts, positions=positions, growth=growth, pdl=pdl)
+        same = {"invariant": self.invariant, "pdl": pdl}
+        head_products(q[..., : latent.plain], halves[0], plain, counts, positions=positions, growth=growth, **same)
         cos, sin = decoder.ropes[index]
         added = LatentTokens(q, new, layer.k_norm, cos, sin, latent.eps, latent.neighbours, growth)
         cache = decoder.cache.keys[index]
@@ -108,5 +109,5 @@ class LatentStage:
             latent_decode(call, plans.decode)
         attended = decoder.buffers.attended[:rows]
         sums, out = call.out.unflatten(1, (heads, latent.rank)), attended.unflatten(1, (heads, latent.value))
-        head_products(sums, halves[1].mT, out, decoder.stream.counts, pdl=pdl)
+        head_products(sums, halves[1].mT, out, decoder.stream.counts, **same)
         return attended

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.common.harness import UsageError
 from benchmarks.report.evaluation_tables import evaluation, read_cells
 from benchmarks.report.pages import TEMPLATES
+from benchmarks.serving import neighbours
 from benchmarks.serving.evaluation import MANIFEST, Entry, Table, next_cells, overview, read_manifest
 from benchmarks.serving.grid import Cell
 from benchmarks.serving.workload import read_dataset
@@ -124,6 +125,17 @@ def test_cells_are_measured_once_and_shown(tmp_path: Path) -> None:
         cell["client"]["valid"] = True  # whatever else ran on this machine
     page = TEMPLATES.get_template("evaluation.md.j2").render(evaluation(shown))
     assert "8 requests/s, interfered" in page and "blinkpy" in page
+
+
+def test_neighbours_that_do_not_start_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "READY_S", 0.0)
+    some = neighbours.Neighbours(("memory",), 3, (sorted(os.sched_getaffinity(0))[0],))
+    started = list[subprocess.Popen[bytes]]()
+    plain = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **more: started.append(plain(*words, **more)) or started[-1])
+    with pytest.raises(TimeoutError, match="of 3 neighbours did not start"), some:
+        pass
+    assert len(started) == 3 and all(process.poll() is not None for process in started)
 
 
 def test_an_empty_folder_has_all_cells_missing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from support.front_end import chat_templates
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, WEATHER, Served, served_with
 from support.front_end.tenants import bearer, write_keys
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.response_store import CONVERSATION_BYTES, ENTRY_BYTES, Conversation, ResponseStore
 
@@ -101,6 +101,10 @@ def test_off_by_default(tmp_path: Path) -> None:
             assert served.server.client.post("/v1/responses", json={"input": "Hi", **fields}).status_code == 400
     with pytest.raises(ConfigError, match="response_store_mib needs workers 1"):
         Config().with_options({"response_store_mib": 1, "workers": 2})
+    for without in ({}, {"response_store_mib": 0}):
+        with pytest.raises(ConfigError, match="response_store_count needs response_store_mib"):
+            check_asked({"response_store_count": 5, **without})
+    check_asked({"response_store_count": 5, "response_store_mib": 1})
 
 
 def resolved(store: ResponseStore, tenant: str, text: str, previous: str | None = None) -> Conversation:
@@ -143,6 +147,10 @@ def test_limits(rng: np.random.Generator) -> None:
 def test_a_long_conversation_is_not_kept() -> None:
     store = ResponseStore(1 << 30, 10)
     assert store.resolve(bytearray(orjson.dumps({"input": "x" * CONVERSATION_BYTES})), "t") is None
+    long = {"input": "x" * CONVERSATION_BYTES, "previous_response_id": "r"}
+    with pytest.raises(ApiError, match="may have at most 1048576 bytes") as refused:
+        store.resolve(bytearray(orjson.dumps(long)), "t")
+    assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
     almost = resolved(store, "t", "x" * (CONVERSATION_BYTES - 100))
     assert almost.stored
     store.keep(almost, "r", [{"type": "message", "role": "assistant", "content": "y" * 200}])

@@ -1,11 +1,14 @@
 """Kernels of latent attention in the interpreter; sizes on both sides of their blocks: test_block_edges.py."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.attention import latent_tokens
 from blinkpy.kernels.attention.attention_variants import DecodePlan
 from blinkpy.kernels.attention.latent_attention import check_plan, heads_of_program, plan_latent
 
@@ -61,3 +64,20 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         check_plan(DecodePlan(1, 1, 256, 8, 2), 64, 576, 512, torch.float32)
     with pytest.raises(ConfigError, match="registers a thread"):
         check_plan(DecodePlan(1, 1, 16, 2, 2), 64, 576, 512, torch.bfloat16)
+
+
+def test_invariant_head_products_have_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of sums within a tile may differ between its sizes."""
+    launched = list[int]()
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *arguments, BLOCK_M, **constants: launched.append(BLOCK_M)
+
+    monkeypatch.setattr(latent_tokens, "_head_products", Kernel())
+    for invariant in (False, True):
+        for tokens in (1, 16, 17, 300):
+            x, out = torch.zeros(tokens, 2, 16), torch.zeros(tokens, 2, 32)
+            counts = torch.zeros(8, dtype=torch.int64)
+            latent_tokens.head_products(x, torch.zeros(2, 16, 32), out, counts, invariant=invariant)
+    assert launched == [16, 16, 64, 64, 64, 64, 64, 64]
