@@ -153,6 +153,8 @@ def cases(rng: np.random.Generator, only: str = "") -> Iterator[Case]:
             if old and "additionalItems" in (one, other) and "items" not in (one, other):
                 other = "items"  # without it, additionalItems means nothing
             first, second = known[one][1](rng), known[other][1](rng)
+            if known[one][1] is known[other][1] and one != other and rng.random() < 0.5:
+                second = first  # two bounds meet
             schema: dict[str, Json] = {one: first}
             if not alone:
                 both = one != other and rng.random() < 0.5
