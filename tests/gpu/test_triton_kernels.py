@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
+from support.models.kernel_cases.delta_cases import Rows, convolution_case, drawn_rows, gate_case, recurrence_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
 from support.models.kernel_cases.kernel_inputs import draw, header
+from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
 from support.models.kernel_cases.layer_cases import (
     embedding_case,
     gather_case,
@@ -22,6 +24,8 @@ from support.models.kernel_cases.sampling_cases import sampling_case
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
+from blinkpy.kernels.attention.latent_attention import plan_latent
+from blinkpy.kernels.delta.recurrence import DeltaSizes
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, leaves_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
@@ -132,6 +136,52 @@ def test_many_decode_rows(rng: np.random.Generator) -> None:
             rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, overlap=chosen.overlap_prefill,
             bucket_tokens=256, bucket_rows=256, **LLAMA,
         )  # fmt: skip
+
+
+@both_dtypes
+@pytest.mark.parametrize("heads", [16, 20, 64, 128])  # DeepSeek-V2-Lite's, GLM-4.7-Flash's, Kimi K2's, DeepSeek-V3's
+@pytest.mark.parametrize("rank", [512, 256])  # 256: Mistral Small 4
+def test_latent_attention(rng: np.random.Generator, dtype: torch.dtype, heads: int, rank: int) -> None:
+    lengths, contexts = [1] * 9 + [300, 77, 2, 128, 33], [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    for rows, page in ((32, 16), (256, 64)):
+        plans = plan_latent(rows, heads, 4096, sm_count, dtype)
+        latent_case(
+            rng, CUDA, dtype, lengths, contexts, LatentSizes(heads, rank, 128, 64, page), decode=plans.decode,
+            chunks=plans.chunks, bucket_tokens=640, bucket_rows=rows,
+        )  # fmt: skip
+
+
+@both_dtypes
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("grows", [False, True])
+def test_latent_tokens(rng: np.random.Generator, dtype: torch.dtype, neighbours: bool, grows: bool) -> None:
+    for heads in (16, 20, 128):
+        sizes = LatentSizes(heads, 512, 128, 64)
+        rotate_case(rng, CUDA, dtype, sizes, tokens=61, bucket=64, neighbours=neighbours, grows=grows)
+        for tokens, bucket in ((1, 1), (13, 16), (300, 512)):
+            shape = {"heads": heads, "tokens": tokens, "bucket": bucket, "grows": grows}
+            products_case(rng, CUDA, dtype, k=128, n=512, transposed=neighbours, **shape)
+            products_case(rng, CUDA, dtype, k=512, n=128, transposed=not neighbours, **shape)
+
+
+DELTA_SIZES = [DeltaSizes(16, 32, 128, 128), DeltaSizes(16, 16, 128, 128), DeltaSizes(16, 64, 128, 128)]  # Qwen3-Next, Qwen3.5
+
+
+@both_dtypes
+@pytest.mark.parametrize("longest", [1, 3, 70])
+def test_short_convolution(rng: np.random.Generator, dtype: torch.dtype, longest: int) -> None:
+    for channels in (8192, 6144, 130):
+        convolution_case(rng, CUDA, dtype, drawn_rows(rng, longest), channels=channels, taps=4)
+
+
+@both_dtypes
+@pytest.mark.parametrize("sizes", DELTA_SIZES, ids=str)
+@pytest.mark.parametrize("last_tokens_only", [False, True])
+def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: DeltaSizes, last_tokens_only: bool) -> None:
+    for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
+        recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
+        gate_case(rng, CUDA, dtype, rows, width=4096, last_tokens_only=last_tokens_only)
 
 
 @both_dtypes

@@ -28,7 +28,7 @@ from blinkpy.models.families.wrapped_text import TEXT_TYPES, WRAPPERS, plain_rot
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
-EXPERT_NUMBERS = 6_000_000_000
+EXPERT_NUMBERS = 2_000_000_000
 """Most weights of the experts of a layer; fewer experts are made where a model has more."""
 BLOCK = 128
 BLOCK_SCALES = {

@@ -1,0 +1,156 @@
+"""Cases of gated delta nets: the convolution, the recurrence and the gate, against NumPy in float64."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from blinkpy.kernels.activation import gate_output
+from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
+from blinkpy.kernels.delta.short_convolution import convolve
+from blinkpy.kernels.launch import BatchView
+
+SLOTS, EPS = 7, 1e-5
+
+
+class Rows(NamedTuple):
+    """Rows of a batch: their tokens, whether their sequences are new, and their slots."""
+
+    counts: list[int]
+    fresh: list[bool]
+    slots: list[int]
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, *np.cumsum(self.counts).tolist()]
+
+    def view(self, padded: int, device: str) -> BatchView:
+        """padded: rows of the bucket."""
+        more = padded - len(self.counts)
+        context = [count + (0 if new else 3) for count, new in zip(self.counts, self.fresh, strict=True)]
+        ints = [self.slots + [-1] * more, self.starts + [self.starts[-1]] * more, context + [0] * more]
+        slots, starts, contexts = (torch.tensor(values, dtype=torch.int32, device=device) for values in ints)
+        header = torch.tensor([len(self.counts), self.starts[-1], 0, 0, 0, 0, 0, 0], device=device)
+        return BatchView(header, slots, starts, contexts, slots, slots, slots)
+
+
+def drawn_rows(rng: np.random.Generator, longest: int) -> Rows:
+    counts = [1, *rng.integers(1, longest + 1, 2).tolist(), longest]
+    return Rows(counts, [True, False, True, False], rng.permutation(SLOTS)[:4].tolist())
+
+
+def numbers(tensor: torch.Tensor) -> np.ndarray:
+    """float64, a copy."""
+    return tensor.double().cpu().numpy().copy()
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def relative(found: torch.Tensor, wanted: np.ndarray) -> float:
+    """The largest error, as a share of the largest number."""
+    return float(np.abs(numbers(found) - wanted).max() / np.abs(wanted).max())
+
+
+def convolution_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, *, channels: int, taps: int
+) -> None:  # fmt: skip
+    """Inputs of earlier chunks, and stale ones of other requests."""
+    tokens = rows.starts[-1] + 2
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
+
+    x, weights, inputs = draw(tokens, channels + 8), draw(channels, taps), draw(SLOTS, taps - 1, channels)
+    before = numbers(inputs)
+    for slot, fresh in zip(rows.slots, rows.fresh, strict=True):
+        if fresh:
+            inputs[slot] = float("nan")
+    out = torch.full((tokens, channels), float("nan"), dtype=dtype, device=device)
+    convolve(x, weights, inputs, rows.view(6, device), out, rows=6, mixed=max(rows.counts) > 1)
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    for row, (slot, fresh) in enumerate(zip(rows.slots, rows.fresh, strict=True)):
+        start, end = rows.starts[row : row + 2]
+        past = np.zeros_like(before[slot]) if fresh else before[slot]
+        every = np.concatenate([past, numbers(x[start:end, :channels])])
+        taken = [every[tap : tap + end - start] * numbers(weights[:, tap]) for tap in range(taps)]
+        assert relative(out[start:end], silu(sum(taken))) < limit
+        assert np.array_equal(numbers(inputs[slot]), every[end - start :])
+    others = [slot for slot in range(SLOTS) if slot not in rows.slots]
+    assert np.array_equal(numbers(inputs[others]), before[others])
+    assert bool(out[rows.starts[-1] :].isnan().all())
+
+
+def reference(
+    sizes: DeltaSizes, mixed: np.ndarray, gates: np.ndarray, strengths: np.ndarray, rates: list[np.ndarray], norm: np.ndarray,
+    state: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Results [tokens, value_size] of one sequence, and its new state; float64."""
+    keys, heads, dk, dv = sizes
+    out = np.empty((len(mixed), heads, dv))
+    for t, line in enumerate(mixed):
+        q, k = (part.reshape(keys, dk) for part in (line[: keys * dk], line[keys * dk : 2 * keys * dk]))
+        v = line[2 * keys * dk :].reshape(heads, dv)
+        q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
+        for h in range(heads):
+            g = h // (heads // keys)
+            state[h] *= np.exp(-np.exp(rates[0][h]) * np.log1p(np.exp(strengths[t, heads + h] + rates[1][h])))
+            strength = 1 / (1 + np.exp(-strengths[t, h]))
+            state[h] += np.outer(k[g], strength * (v[h] - state[h].T @ k[g]))
+            out[t, h] = state[h].T @ q[g] / np.sqrt(dk)
+        out[t] *= norm / np.sqrt((out[t] ** 2).mean(-1, keepdims=True) + EPS)
+        out[t] *= silu(gates[t].reshape(heads, dv))
+    return out.reshape(len(mixed), -1), state
+
+
+def recurrence_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: DeltaSizes, *, last_tokens_only: bool
+) -> None:  # fmt: skip
+    keys, heads, dk, dv = sizes
+    tokens, size = rows.starts[-1] + 2, heads * dv
+
+    def draw(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
+
+    mixed, both, strengths = draw(tokens, 2 * keys * dk + size), draw(tokens, size + 8), draw(tokens, 2 * heads)
+    strengths[0, heads] = 30.0  # its softplus is itself
+    gates, norm = both[:, 8:], draw(dv)
+    rates = draw(heads, dtype=torch.float32), draw(heads, dtype=torch.float32)
+    matrices = draw(SLOTS, heads, dk, dv, dtype=torch.float32)
+    before = numbers(matrices)
+    for slot, fresh in zip(rows.slots, rows.fresh, strict=True):
+        if fresh:
+            matrices[slot] = float("nan")
+            before[slot] = 0
+    out = torch.full((6 if last_tokens_only else tokens, size), float("nan"), dtype=dtype, device=device)
+    recur(
+        sizes, mixed, gates, strengths, rates, (norm, EPS), matrices, rows.view(6, device), out, rows=6,
+        last_tokens_only=last_tokens_only,
+    )  # fmt: skip
+    limit = 2e-5 if dtype == torch.float32 else 1e-2
+    for row, slot in enumerate(rows.slots):
+        some = slice(*rows.starts[row : row + 2])
+        given = [numbers(tensor[some]) for tensor in (mixed, gates, strengths)]
+        wanted, state = reference(sizes, *given, [numbers(rate) for rate in rates], numbers(norm), before[slot].copy())
+        found = out[row : row + 1] if last_tokens_only else out[some]
+        assert relative(found, wanted[-1:] if last_tokens_only else wanted) < limit
+        assert relative(matrices[slot], state) < 2e-5
+    others = [slot for slot in range(SLOTS) if slot not in rows.slots]
+    assert np.array_equal(numbers(matrices[others]), before[others])
+    assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
+
+
+def gate_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, *, width: int, last_tokens_only: bool
+) -> None:  # fmt: skip
+    tokens = rows.starts[-1]
+    gates = torch.from_numpy(rng.normal(size=(tokens, width))).to(device, dtype)
+    x = torch.from_numpy(rng.normal(size=(4 if last_tokens_only else tokens, width))).to(device, dtype)
+    own = gates[[end - 1 for end in rows.starts[1:]]] if last_tokens_only else gates
+    wanted = numbers(x) / (1 + np.exp(-numbers(own)))
+    view = rows.view(4, device)
+    if last_tokens_only:
+        view.counts[1] = 4  # as last_tokens leaves it
+    gate_output(x, gates, view.query_starts if last_tokens_only else None, view.counts)
+    assert relative(x, wanted) < (1e-5 if dtype == torch.float32 else 1e-2)
