@@ -272,7 +272,8 @@ class ExpertCase(NamedTuple):
     normalize: bool = True
     one_expert: bool = False  # every token chooses expert 0 first, so that its blocks are full
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
-    groups: int = 0  # weights are sigmoids, chosen with a bias from half of the groups, rounded up; 0: softmax
+    groups: int = 0  # the choice is from half of them, rounded up; 0: from all
+    softmax: bool = False  # with groups: weights are a softmax, and not sigmoids that are chosen with a bias
     factor: float = 1.0
     clamp: Clamp = SILU
     biases: bool = False
@@ -280,10 +281,10 @@ class ExpertCase(NamedTuple):
 
     def selection(self, bias: torch.Tensor) -> Selection:
         """The selection. bias: float32 [experts], which the case may ignore."""
-        groups = max(1, self.groups)
+        groups, biased = max(1, self.groups), self.groups and not self.softmax
         if self.scales_inputs:
             return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)
-        return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if self.groups else None)
+        return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if biased else None)
 
     @property
     def large(self) -> bool:

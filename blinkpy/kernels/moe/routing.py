@@ -66,19 +66,19 @@ def _router(
 def _keep_groups(
     rank,  # float32 [BLOCK_E], -inf behind the last expert
     E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK_E: tl.constexpr,
+    PAIRS: tl.constexpr,  # a group counts as the sum of its best two ranks, and not as its best rank
 ):  # fmt: skip
-    """The ranks, with -inf outside of the KEPT groups with the largest sums of their best two ranks, the
-    lower group first among equals.
-    """
+    """The ranks, with -inf outside of the KEPT best groups, the lower group first among equals."""
     SIZE: tl.constexpr = E // GROUPS
     expert = tl.arange(0, BLOCK_E)
     total = tl.full([BLOCK_E], float("-inf"), tl.float32)  # of each expert's group
     for group in tl.static_range(GROUPS):
         member = expert // SIZE == group
-        first = tl.max(tl.where(member, rank, float("-inf")), 0)
-        at = tl.min(tl.where(member & (rank == first), expert, BLOCK_E), 0)
-        second = tl.max(tl.where(member & (expert != at), rank, float("-inf")), 0)
-        total = tl.where(member, first + second, total)
+        worth = tl.max(tl.where(member, rank, float("-inf")), 0)
+        if PAIRS:
+            at = tl.min(tl.where(member & (rank == worth), expert, BLOCK_E), 0)
+            worth += tl.max(tl.where(member & (expert != at), rank, float("-inf")), 0)
+        total = tl.where(member, worth, total)
     kept = expert < 0
     for _ in tl.static_range(KEPT):
         at = tl.min(tl.where(total == tl.max(total, 0), expert, BLOCK_E), 0)
@@ -95,7 +95,7 @@ def pick_experts(
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
     SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K
-    GROUPS: tl.constexpr, KEPT: tl.constexpr,  # of SIGMOID alone: the choice is from KEPT of GROUPS groups
+    GROUPS: tl.constexpr, KEPT: tl.constexpr,  # not with OF_TOP_K: the choice is from KEPT of GROUPS groups
     FACTOR: tl.constexpr,  # of the weights
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
@@ -111,8 +111,8 @@ def pick_experts(
         share = 1.0 / (1.0 + tl.exp(-logit))
     if SIGMOID and SIGMOID != OF_TOP_K:
         rank = share + tl.load(bias_ptr + expert, mask=expert < E, other=float("-inf")) + 0.0
-        if KEPT < GROUPS:
-            rank = _keep_groups(rank, E, GROUPS, KEPT, BLOCK_E)
+    if KEPT < GROUPS:
+        rank = _keep_groups(rank, E, GROUPS, KEPT, BLOCK_E, SIGMOID)
     bits = rank.to(tl.int32, bitcast=True)
     left = bits ^ (
         (bits >> 31) & 0x7FFFFFFF
@@ -212,10 +212,10 @@ class Selection(NamedTuple):
 
     normalize: weights sum to 1.
     factor: multiplies the weights.
-    groups, kept: see bias.
+    groups, kept: the choice is from the `kept` best of `groups` groups. A group counts as the sum of its best
+        two experts with a bias, and as its best one without.
     bias: float32 [experts]. With it, weights are sigmoids of the logits, and the chosen experts have the
-        largest sums with the bias, from `kept` of `groups` groups. Without it, weights are a softmax, or
-        sigmoids if `sigmoid`.
+        largest sums with the bias. Without it, weights are a softmax, or sigmoids if `sigmoid`.
     scales_inputs: weights multiply the inputs of experts instead of their results.
     """
 

@@ -450,7 +450,7 @@ BLOCKS: dict[BlockType, Any] = {
     # Whether the kernels scale a token's shares to a sum of 1. If so, a softmax over all experts equals a
     # softmax over
     # the top k.
-    RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
+    RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
     RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
     RouterKind.TOP_K_SIGMOID: lambda block, bias: Selection(block.normalize, sigmoid=True),

@@ -17,7 +17,7 @@ from blinkpy.kernels import (
     MIN_HEAD_DIM,
 )
 from blinkpy.models.delta_states import pool_bytes
-from blinkpy.models.description.blocks import Experts, RouterKind
+from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
 from blinkpy.models.weights.part import Part
@@ -195,8 +195,6 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
                 f"{router}: {mlp.top_k} of {mlp.number} experts, and the kernels take at most {MAX_TOP_K} of {MAX_EXPERTS}; "
                 f"{INSTEAD}"
             )
-        if isinstance(mlp, Experts) and mlp.router == RouterKind.SOFTMAX_TOP_K and mlp.kept_groups < mlp.groups:
-            yield f"no kernel chooses groups of experts by a softmax; {INSTEAD}"
         for part in layer_parts(model, layer):
             if part.quantization is not None and part.shape[-1] > MAX_FP8_WIDTH:
                 yield _too_wide(part)

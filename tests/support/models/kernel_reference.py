@@ -84,10 +84,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias.double()
 
 
-def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens, top_k]."""
+def route(logits: Tensor, top_k: int, normalize: bool, groups: int = 1, kept: int = 1) -> tuple[Tensor, Tensor]:
+    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens, top_k].
+    The choice is from the `kept` groups with the likeliest experts."""
     probability = torch.softmax(logits.double(), -1)
-    ids = torch.argsort(probability, dim=-1, descending=True, stable=True)[:, :top_k]
+    best = probability.unflatten(1, (groups, -1)).amax(-1)
+    first = torch.argsort(best, dim=-1, descending=True, stable=True)[:, :kept]
+    open_to = torch.zeros_like(best, dtype=torch.bool).scatter(1, first, True).repeat_interleave(logits.shape[1] // groups, 1)
+    ids = torch.argsort(probability.masked_fill(~open_to, -1), dim=-1, descending=True, stable=True)[:, :top_k]
     weights = probability.gather(1, ids)
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
 

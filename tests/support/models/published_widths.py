@@ -28,7 +28,7 @@ from blinkpy.models.families.wrapped_text import TEXT_TYPES, WRAPPERS, plain_rot
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
-EXPERT_NUMBERS = 2_000_000_000
+EXPERT_NUMBERS = 1_200_000_000
 """Most weights of the experts of a layer; fewer experts are made where a model has more."""
 BLOCK = 128
 BLOCK_SCALES = {
@@ -65,6 +65,7 @@ class Form:
 
 BF16 = Form("bfloat16")
 FP8_ROWS = Form("fp8", quantization="fp8", kv_cache="fp8_e4m3")
+FP8_ROWS_OF_LATENTS = Form("fp8", quantization="fp8")
 FP8_BLOCKS = Form("fp8_blocks", blocks=True)
 MXFP4 = Form("mxfp4")
 MXFP4_FP8_CACHE = Form("mxfp4", kv_cache="fp8_e4m3")
@@ -90,7 +91,8 @@ class Widths:
         if self.config["model_type"] == "gpt_oss":
             return MXFP4, MXFP4_FP8_CACHE
         # Llama 4's experts are one tensor each, for which no layout of blocks is published.
-        some = (BF16, FP8_ROWS) if self.config["model_type"] == "llama4_text" else (BF16, FP8_ROWS, FP8_BLOCKS)
+        rows = FP8_ROWS_OF_LATENTS if "kv_lora_rank" in self.config else FP8_ROWS
+        some = (BF16, rows) if self.config["model_type"] == "llama4_text" else (BF16, rows, FP8_BLOCKS)
         return tuple(form for form in some if not self.refusal(form))
 
     def refusal(self, form: Form) -> str:

@@ -66,6 +66,7 @@ MIXED_STEPS = [  # model, rows, steps
     ("qwen3.5", 3, 4),
     ("qwen3.5-nested", 8, 3),  # whose last layer has a state
     ("deepseek-v2-lite", 8, 3),
+    ("deepseek-v2", 8, 3),
     ("deepseek-v3", 8, 4),
     ("glm4-moe-lite", 3, 3),
     ("mistral4", 8, 3),

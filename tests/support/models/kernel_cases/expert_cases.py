@@ -84,7 +84,7 @@ def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[T
     if selection.sigmoid:
         weights, ids = kernel_reference.route_by_sigmoid_of_top_k(logits, top_k, normalize)
     elif bias is None:
-        weights, ids = kernel_reference.route(logits, top_k, normalize)
+        weights, ids = kernel_reference.route(logits, top_k, normalize, groups, kept)
     else:
         weights, ids = kernel_reference.route_by_sigmoid(logits, bias, top_k, normalize, groups, kept)
     return weights * factor, ids
