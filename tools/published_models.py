@@ -541,8 +541,17 @@ def shares(experts: int, top_k: int, width: int, shared: int, factor: float) -> 
 V2_YARN = {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
 V3_YARN = {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
 K2_YARN = {"factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
-SMALL_4_YARN = {"factor": 128.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192}
-SMALL_4_YARN |= {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+SMALL_4_YARN: dict[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 SOFTMAX: dict[str, Any] = {"scoring_func": "softmax", "topk_method": "greedy", "norm_topk_prob": False}
 SIGMOID: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "rope_theta": 1e4}
 V3_FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -583,7 +592,7 @@ LATENT = (
             "tie_word_embeddings": False,
             "vision_config": VISION,
             "text_config": latent(
-                "Mistral4ForCausalLM", 4096, 12288, 36, 32, 32, 131072, 1048576, rank=1024, yarn=SMALL_4_YARN,
+                "Mistral4ForCausalLM", 4096, 12288, 36, 32, 32, 131072, 1048576, rank=1024, rope_parameters=SMALL_4_YARN,
                 **shares(128, 4, 2048, 1, 1.0), model_type="mistral4", norm_topk_prob=True,
             ) | {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "first_k_dense_replace": 0},
         },

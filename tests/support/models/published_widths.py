@@ -309,7 +309,10 @@ class Reference:
         found = []
         for some in _parts(texts):
             ids = torch.tensor(some, device=self.model.device)
-            cache: dict[str, Any] = {"past_key_values": RoundedCache(), "use_cache": True} if fp8_cache else {"use_cache": False}
+            cache: dict[str, Any] = {"use_cache": fp8_cache}
+            if fp8_cache:  # with a config, layers with windows would keep their windows alone
+                recurrent = "linear_attention" in (getattr(self.model.config, "layer_types", None) or ())
+                cache["past_key_values"] = RoundedCache(config=self.model.config) if recurrent else RoundedCache()
             with around():
                 logits = self.model(ids[:, :-1], **cache).logits
             found.append(torch.log_softmax(logits[:, prompt - 1 :].float(), -1))
