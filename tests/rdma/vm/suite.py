@@ -69,6 +69,7 @@ def run_inside(program: list[str], title: str = "", limit_s: float = LIMIT_S, ou
     # With the emulator's AVX2, np.argsort of 14 numbers or more is wrong.
     inside.append("NPY_DISABLE_CPU_FEATURES=X86_V3 X86_V4")
     inside += [f"{name}={os.environ[name]}" for name in ("BLINKPY_SEED", "BLINKPY_ORDER_TRIES") if os.environ.get(name)]
+    inside.append("COLUMNS=300")  # pytest's last lines say why a test failed, up to this width
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
     limit_s += int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
     return boot.run(command, limit_s, title, out)
