@@ -38,7 +38,6 @@ REGISTER_LIMIT = 255
 # a multiprocessor; what it spills belongs to the penalties. Triton 3.7 keeps two words of `sample_tokens` there.
 # Attention over an FP8 cache with heads of 160 to 256 keeps up to eight words there. A norm of float32 inputs that gathers last
 # tokens or quantises keeps two words there, in 30 of 371 variants, although it has registers left.
-# `swiglu_rows` has a row in registers: 16 warps spill in 2 of 43 variants, for widths of 36,864 and 53,248.
 SPILL_ALLOWED = {
     "linear": 16,
     "adjust": 64,
@@ -46,7 +45,6 @@ SPILL_ALLOWED = {
     "prefill_attention": 32,
     "decode_attention": 32,
     "rms_norm": 8,
-    "swiglu_rows": 184,
 }
 SPILL_ALLOWED["latent_prefill"] = 8  # two words, in 2 of 51 variants: the sums of 64 queries of 512 take half of all registers
 # Kernels with inputs of float32, which serves comparisons: three products for each, and heads of 256 leave too few registers.

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.fp8_rows import ROW_SCALES, Fp8Rows, check_width, row_block, row_warps, store_quantised
+from blinkpy.kernels.fp8_rows import ROW_SCALES, Fp8Rows, check_width, row_pieces, row_scale, row_warps, store_quantised
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 GEGLU = tl.constexpr(2)
@@ -71,19 +71,36 @@ def _swiglu_rows(
     scales_ptr,  # float32 [T], or [T, GROUPS]
     counts_ptr,  # int64 [8] batch header
     input_scale,  # of all rows (STATIC only)
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row with one scale
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     first = tl.program_id(1) * BLOCK
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
     if row < tl.load(counts_ptr + COUNT_TOKENS):
-        column = first + tl.arange(0, BLOCK)
-        at = x_ptr + row.to(tl.int64) * (2 * WIDTH) + column
-        gate = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
-        up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)
-        inner = gated(gate, up, SWIGLU).to(x_ptr.dtype.element_ty).to(tl.float32)
-        store_quantised(inner, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+        x_ptr += row.to(tl.int64) * (2 * WIDTH)
+        if PIECES == 1:
+            inner = _rounded(x_ptr, first, WIDTH, BLOCK, SWIGLU)
+            store_quantised(inner, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+        else:  # compute each piece twice: for the maximum, and to store it
+            most = tl.zeros([BLOCK], tl.float32)
+            for piece in range(PIECES):
+                most = tl.maximum(most, tl.abs(_rounded(x_ptr, piece * BLOCK, WIDTH, BLOCK, SWIGLU)))
+            scale = row_scale(most)
+            for piece in range(PIECES):
+                inner = _rounded(x_ptr, piece * BLOCK, WIDTH, BLOCK, SWIGLU)
+                store_quantised(inner, values_ptr, scales_ptr, row, piece * BLOCK, scale, WIDTH, BLOCK, SCALES, True)
+
+
+@triton.jit
+def _rounded(row_ptr, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: tl.constexpr):
+    """Columns first to first + BLOCK of a row of _swiglu, as float32; 0 beyond WIDTH."""
+    column = first + tl.arange(0, BLOCK)
+    gate = tl.load(row_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    up = tl.load(row_ptr + WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    return gated(gate, up, SWIGLU).to(row_ptr.dtype.element_ty).to(tl.float32)
 
 
 def quantised_swiglu(
@@ -94,12 +111,11 @@ def quantised_swiglu(
     check_width(width)
     header = (counts, "counts", *launch.HEADER)
     launch.check_tensors((x, "x", (tokens, 2 * width)), header, *out.declared(tokens, width))
-    whole = out.kind == ROW_SCALES.value and input_scale is None
-    block = row_block(width) if whole else min(2048, row_block(width))
-    _swiglu_rows[(tokens, triton.cdiv(width, block))](
+    block, programs, pieces = row_pieces(width, whole=out.kind == ROW_SCALES.value and input_scale is None)
+    _swiglu_rows[(tokens, programs)](
         x, out.values, out.scales, counts, input_scale or 0.0,
-        WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, SCALES=out.kind, STATIC=input_scale is not None, PDL=pdl,
-        num_warps=row_warps(block), **launch.options(pdl),
+        WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, SCALES=out.kind, STATIC=input_scale is not None,
+        PIECES=pieces, PDL=pdl, num_warps=row_warps(block), **launch.options(pdl),
     )  # fmt: skip
 
 

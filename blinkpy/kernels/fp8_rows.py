@@ -140,6 +140,10 @@ ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
 BLOCK_SCALES: one per 128 inputs of a row, and per 128 x 128 weights.
 """
 GROUP = tl.constexpr(BLOCK)
+PART = 2048
+"""Columns of a program, if a row has several scales or a given one."""
+MOST_HELD, PIECE = 32_768, 16_384
+"""Most columns that 16 warps hold without spilling registers, and columns of a piece of a wider row."""
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(2.0**-100)  # lower bound of a row's maximum, so that rows of zeros have a scale
 
@@ -181,6 +185,12 @@ class Fp8Rows:
 
 
 @triton.jit
+def row_scale(x):
+    """The scale of a row x, float32 [BLOCK]: its largest absolute value becomes the largest FP8 number."""
+    return tl.div_rn(tl.maximum(tl.max(tl.abs(x), 0), _LEAST), _LARGEST)
+
+
+@triton.jit
 def store_quantised(
     x,  # float32 [BLOCK] a row, or a part with BLOCK_SCALES or STATIC, as rounded to the storage dtype; 0 beyond WIDTH
     values_ptr,  # float8 [T, WIDTH]
@@ -203,7 +213,7 @@ def store_quantised(
         if STATIC:
             scale = input_scale + 0.0
         else:
-            scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 0), _LEAST), _LARGEST)
+            scale = row_scale(x)
         quantised = tl.div_rn(x, scale + tl.zeros([BLOCK], tl.float32))
         tl.store(scales_ptr + row, scale, mask=first == 0)
     quantised = tl.clamp(quantised, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
@@ -220,6 +230,7 @@ def _quantise_rows(
     input_scale,  # of all rows (STATIC only)
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
     EACH: tl.constexpr,  # rows of a token
+    PIECES: tl.constexpr,  # of a row with one scale
     PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -227,9 +238,25 @@ def _quantise_rows(
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
     if row < tl.load(counts_ptr + COUNT_TOKENS) * EACH:
-        column = first + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        store_quantised(x, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+        x_ptr += row.to(tl.int64) * x_stride
+        if PIECES == 1:
+            x = _piece(x_ptr, first, WIDTH, BLOCK)
+            store_quantised(x, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+        else:  # read each piece twice: for the maximum, and to store it
+            most = tl.zeros([BLOCK], tl.float32)
+            for piece in range(PIECES):
+                most = tl.maximum(most, tl.abs(_piece(x_ptr, piece * BLOCK, WIDTH, BLOCK)))
+            scale = row_scale(most)
+            for piece in range(PIECES):
+                x = _piece(x_ptr, piece * BLOCK, WIDTH, BLOCK)
+                store_quantised(x, values_ptr, scales_ptr, row, piece * BLOCK, scale, WIDTH, BLOCK, SCALES, True)
+
+
+@triton.jit
+def _piece(row_ptr, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns first to first + BLOCK of a row, as float32; 0 beyond WIDTH."""
+    column = first + tl.arange(0, BLOCK)
+    return tl.load(row_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
 
 
 def quantise_rows(
@@ -242,11 +269,10 @@ def quantise_rows(
     check_width(width)
     header = (counts, "counts", *launch.HEADER)
     launch.check_tensors((x, "x", (rows, width), launch.STORAGE_DTYPES, True), header, *out.declared(rows, width))
-    whole = out.kind == ROW_SCALES.value and input_scale is None
-    block = row_block(width) if whole else min(2048, row_block(width))
-    _quantise_rows[(rows, triton.cdiv(width, block))](
+    block, programs, pieces = row_pieces(width, whole=out.kind == ROW_SCALES.value and input_scale is None)
+    _quantise_rows[(rows, programs)](
         x, out.values, out.scales, counts, x.stride(0), input_scale or 0.0,
-        WIDTH=width, BLOCK=block, SCALES=out.kind, STATIC=input_scale is not None, EACH=each, PDL=pdl,
+        WIDTH=width, BLOCK=block, SCALES=out.kind, STATIC=input_scale is not None, EACH=each, PIECES=pieces, PDL=pdl,
         num_warps=row_warps(block), **launch.options(pdl),
     )  # fmt: skip
 
@@ -254,6 +280,20 @@ def quantise_rows(
 def row_block(width: int) -> int:
     """The power of two that fits a row and whole groups."""
     return max(BLOCK, triton.next_power_of_2(width))
+
+
+def row_pieces(width: int, *, whole: bool) -> tuple[int, int, int]:
+    """(columns of a piece, programs of a row, pieces of a program) that quantise a row of `width` columns.
+
+    whole: the row has one scale, which its program finds first. A program holds a row of up to MOST_HELD columns; it
+        goes through a wider row in pieces, twice.
+    """
+    block = row_block(width)
+    if not whole:
+        block = min(PART, block)
+        return block, triton.cdiv(width, block), 1
+    block = block if block <= MOST_HELD else PIECE
+    return block, 1, triton.cdiv(width, block)
 
 
 def row_warps(block: int) -> int:

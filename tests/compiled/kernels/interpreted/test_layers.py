@@ -8,12 +8,15 @@ import torch
 import triton
 import triton.language as tl
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
-from support.models.kernel_cases.kernel_inputs import draw
+from support.models.kernel_cases.kernel_inputs import draw, header
 from support.models.kernel_cases.layer_cases import (
     last_token_case,
     quantised_case,
+    quantised_rows,
 )
 
+from blinkpy.kernels import MAX_FP8_WIDTH, fp8_rows
+from blinkpy.kernels.activation import quantised_swiglu
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import (
     CHUNKS,
@@ -25,6 +28,7 @@ from blinkpy.kernels.attention.attention_variants import (
     as_cached,
 )
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.fp8_rows import MOST_HELD, PIECE, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView
 
 CPU = "cpu"
@@ -41,6 +45,36 @@ def test_norm_of_last_tokens(rng: np.random.Generator, dtype: torch.dtype) -> No
 @pytest.mark.parametrize(("width", "blocks", "given"), [(2500, True, None), (300, False, 0.02)])
 def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
     quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
+
+
+@both_dtypes
+@pytest.mark.parametrize("kernel", ["rows", "silu", "gelu"])
+def test_a_wide_row_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kernel: str) -> None:
+    """A row that no program can hold: its bytes and scale are those of a row in one piece."""
+    whole_pieces = [PIECE * n for n in range(1 + MOST_HELD // PIECE, 1 + MAX_FP8_WIDTH // PIECE)]
+    width = int(rng.choice([MOST_HELD + 1, *whole_pieces, *(size - 1 for size in whole_pieces)]))
+    x = draw(rng, 5, width if kernel == "rows" else 2 * width, dtype=dtype, device=CPU, scale=3.0)
+    x[0, rng.integers(width)] = 1000.0  # the maximum is in any piece
+    x[1] = 0.0
+    x[2, rng.integers(width)] = float(rng.choice([np.nan, np.inf]))
+
+    def quantised(most_held: int) -> tuple[torch.Tensor, torch.Tensor]:
+        monkeypatch.setattr(fp8_rows, "MOST_HELD", most_held)
+        out = Fp8Rows(torch.zeros(5, width, dtype=torch.float8_e4m3fn), torch.zeros(5))
+        with np.errstate(all="ignore"):  # in the interpreter
+            if kernel == "rows":
+                quantise_rows(x, header(4, 4, 0, CPU), out)
+            else:
+                quantised_swiglu(x, header(4, 4, 0, CPU), out, None, gelu=kernel == "gelu")
+        return out.values.view(torch.uint8), out.scales
+
+    (values, scales), (expected, their_scales) = quantised(MOST_HELD), quantised(MAX_FP8_WIDTH)
+    assert torch.equal(values, expected), f"{width} columns"
+    assert torch.equal(scales.view(torch.int32), their_scales.view(torch.int32))
+    assert bool((scales[:4] != 0).all()) and not values[4].any(), "padding was written"
+    if kernel == "rows":
+        wanted, _ = quantised_rows(x[:2], False, None)
+        assert torch.equal(values[:2].view(torch.float8_e4m3fn).float(), wanted)
 
 
 @both_dtypes
