@@ -95,6 +95,17 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down")
 
 
+def overloaded() -> ApiError:
+    """A 503: this worker's event loop is late."""
+    message = "The server is overloaded: it can't start requests within max_lag_ms; try again."
+    return ApiError(503, message, code="max_lag_ms", limit="max_lag_ms")
+
+
+def internal_error() -> ApiError:
+    """A 500: a fault of the server, which the log has."""
+    return ApiError(500, "Internal server error.", code="internal_error")
+
+
 def sentence(error: Exception) -> str:
     """An error's text as a sentence."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

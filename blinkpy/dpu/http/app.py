@@ -17,7 +17,7 @@ import orjson
 from blinkpy.config import Config
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.gate import Asker
-from blinkpy.dpu.api_errors import ApiError, shutting_down
+from blinkpy.dpu.api_errors import ApiError, internal_error, overloaded, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.answers import at_once
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
@@ -25,6 +25,7 @@ from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below, without_slash
 from blinkpy.dpu.http.metrics_page import PAGE_HEADERS, MetricsPage, live_page
 from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.http.stored_responses import StoredPath, stored_answer
 from blinkpy.dpu.http.wire.connections import too_many_connections
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
@@ -51,11 +52,6 @@ VERSION = orjson.dumps({"version": __version__})
 logger = logging.getLogger("blinkpy.frontend")
 
 Handler = Callable[[Exchange], Awaitable[None]]
-
-
-def _overloaded() -> ApiError:
-    message = "The server is overloaded: it can't start requests within max_lag_ms; try again."
-    return ApiError(503, message, code="max_lag_ms", limit="max_lag_ms")
 
 
 class App:
@@ -157,6 +153,9 @@ class App:
         get, later, post = self._gets.get(path), self._later.get(path), self._posts.get(path)
         if get is None and path.startswith(f"{MODELS}/"):
             get = partial(self._model, path.removeprefix(f"{MODELS}/").replace(KEPT_SLASH, "/"))
+        stored = StoredPath.of(path) if post is None else None
+        if stored is not None:
+            post = partial(self._stored, stored)
         if get is None and later is None and post is None:
             raise ApiError(404, f"Unknown path {path[:200]}.", code="not_found")
         every = exchange.connection.all
@@ -167,7 +166,8 @@ class App:
             raise too_many_connections()
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
-        allowed = ("POST",) if post is not None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
+        get_methods = ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
+        allowed = stored.methods if stored is not None else get_methods if post is None else ("POST",)
         if exchange.method not in allowed:
             message = f"{path[:200]} allows {' and '.join(name for name in allowed if name != 'HEAD')} only."
             raise ApiError(405, message, code="method_not_allowed", allow=", ".join(allowed))
@@ -177,7 +177,7 @@ class App:
             exchange.write(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
         elif self.service.gate.late(exchange.asker):
             exchange.logged = False
-            raise _overloaded()
+            raise overloaded()
         return post
 
     def _authenticate(self, exchange: Exchange) -> None:
@@ -218,6 +218,13 @@ class App:
             "owned_by": "blinkpy",
             "max_model_len": None if pair is None else pair.context,
         }
+
+    async def _stored(self, path: StoredPath, exchange: Exchange) -> None:
+        """Answer a GET or DELETE of a stored response."""
+        asked = path, exchange.method, exchange.query, exchange.tenant.name
+        body = await self.service.gate.run(exchange.asker, partial(stored_answer, self.service.responses, *asked))
+        await exchange.drained()
+        exchange.write(200, JSON, body)
 
     # ---- POST --------------------------------------------------------------------------------------------------------
 
@@ -373,10 +380,6 @@ class App:
         if sink.error is not None:
             exchange.keep_alive = False
         exchange.finish(sink.end())
-
-
-def internal_error() -> ApiError:
-    return ApiError(500, "Internal server error.", code="internal_error")
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:

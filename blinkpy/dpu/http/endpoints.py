@@ -44,6 +44,9 @@ ENDPOINTS = (
         False,
         ResponseBody,
     ),
+    Endpoint("GET", "/v1/responses/ID", "a response that the server has stored with `--response-store-mib`"),
+    Endpoint("DELETE", "/v1/responses/ID", '`{"id": ID, "object": "response", "deleted": true}`'),
+    Endpoint("GET", "/v1/responses/ID/input_items", "the input of a stored response, in pages: `limit`, `order`, `after`"),
     Endpoint("POST", "/v1/messages", "in Anthropic's form: whole, or streamed as named events", False, AnthropicBody),
     Endpoint("POST", "/v1/messages/count_tokens", '`{"input_tokens": N}`, even if N exceeds the context', False, CountTokensBody),
     Endpoint("POST", "/tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt", False, TokenizeBody),
@@ -68,6 +71,7 @@ ENDPOINTS = (
 OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
 POSTED_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.posted)
 
+_VARIABLE = re.compile(r"\b[A-Z]+\b")  # of a path
 _ERROR = {
     "type": "object",
     "properties": {
@@ -86,8 +90,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "responses": {"200": {"description": endpoint.answer}, "default": _ERROR_ANSWER},
         "security": [] if endpoint.open else [{"key": []}],
     }
-    if "NAME" in endpoint.path:
-        described["parameters"] = [{"name": "NAME", "in": "path", "required": True, "schema": {"type": "string"}}]
+    described["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _VARIABLE.findall(endpoint.path)
+    ]
     if endpoint.body is not None:
         schema = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -99,12 +104,14 @@ def openapi(root: str = "") -> bytes:
     """The OpenAPI document. root: the path below which a proxy shows the server."""
     document: dict[str, Any] = {"servers": [{"url": root}]} if root else {}
     bodies = dict.fromkeys(one.body for one in ENDPOINTS if one.body is not None)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in ENDPOINTS:
+        operations = paths.setdefault(_VARIABLE.sub(r"{\g<0>}", one.path), {})
+        operations |= {name.lower(): _operation(one) for name in one.methods}
     document |= {
         "openapi": "3.1.0",
         "info": {"title": "blinkpy", "version": __version__, "description": "OpenAI's protocol. A field that is null is absent."},
-        "paths": {
-            one.path.replace("NAME", "{NAME}"): {name.lower(): _operation(one) for name in one.methods} for one in ENDPOINTS
-        },
+        "paths": paths,
         "components": {
             "schemas": {"Error": _ERROR, **schemas(bodies)},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

@@ -115,9 +115,7 @@ class ResponseAnswer:
     def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
         request = self._request
         output = [] if usage is None else [item.table() for item in self._items]
-        if usage is not None and request.keep is not None:  # before the client knows that it has ended
-            request.keep(self.id, output)
-        return {
+        response = {
             "id": self.id,
             "object": "response",
             "created_at": self._created,
@@ -143,6 +141,9 @@ class ResponseAnswer:
             "truncation": "disabled",
             "usage": None if usage is None else usage.response_table(),
         }
+        if usage is not None and request.keep is not None:  # before the client knows that it has ended
+            request.keep(response)
+        return response
 
     def _status(self) -> str:
         return "incomplete" if self._finish_reason == "length" else "completed"

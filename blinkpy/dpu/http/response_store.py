@@ -1,15 +1,14 @@
-"""Conversations of /v1/responses for `previous_response_id`, in a worker's memory: bounded, and off by default."""
+"""Responses and their conversations, in a worker's memory: bounded, and off by default."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
 
-CONVERSATION_BYTES = 1 << 20  # of one conversation as JSON: a longer one is not kept
+CONVERSATION_BYTES = 1 << 20  # of one conversation, and of one response, as JSON: longer ones are not kept
 ENTRY_BYTES = 512  # of its objects
 
 
@@ -27,8 +26,26 @@ class Conversation:
     stored: bool
 
 
+class Kept(NamedTuple):
+    """A stored response.
+
+    items: the conversation's items as JSON, separated by commas: the input, then the output.
+    of_input: bytes of the input in `items`.
+    response: the object that the client got, as JSON.
+    """
+
+    items: bytes
+    of_input: int
+    response: bytes
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.items) + len(self.response) + ENTRY_BYTES
+
+
 class ResponseStore:
-    """The conversations that ended with a response, by the response's id, of each tenant.
+    """The responses of each tenant by id, each with the conversation that ended with it.
 
     most_bytes: of all conversations. Beyond it, the tenant with the most bytes loses its least recently used conversation.
     most_count: conversations of a tenant. Beyond it, the tenant loses its least recently used conversation.
@@ -36,7 +53,7 @@ class ResponseStore:
 
     def __init__(self, most_bytes: int, most_count: int) -> None:
         self._most_bytes, self._most_count = most_bytes, most_count
-        self._kept: dict[str, OrderedDict[str, bytes]] = {}  # by tenant and id
+        self._kept: dict[str, OrderedDict[str, Kept]] = {}  # by tenant and id
         self._sizes: dict[str, int] = {}  # bytes of each tenant
         self.bytes = 0
 
@@ -59,7 +76,7 @@ class ResponseStore:
         items = [{"role": "user", "content": given}] if type(given) is str else given
         if type(items) is not list or not items or store not in (None, True, False) or type(previous) not in (str, type(None)):
             return None
-        before = b"" if previous is None else self._get(previous, tenant)
+        before = b"" if previous is None else self._items(previous, tenant)
         whole = b",".join(filter(None, (before, orjson.dumps(items)[1:-1])))
         del fields["input"]
         fields.pop("previous_response_id", None)
@@ -67,33 +84,41 @@ class ResponseStore:
         body[:] = b'%b,"input":[%b]}' % (orjson.dumps(fields)[:-1], whole)
         return Conversation(tenant, previous, whole, store is not False and len(whole) <= CONVERSATION_BYTES)
 
-    def keep(self, conversation: Conversation, response_id: str, output: Sequence[dict[str, Any]]) -> None:
-        """Keep a conversation with the output of its response."""
-        items = b",".join(filter(None, (conversation.items, orjson.dumps(output)[1:-1])))
-        tenant = conversation.tenant
-        if len(items) > CONVERSATION_BYTES:
+    def keep(self, conversation: Conversation, response: dict[str, Any]) -> None:
+        """Keep a response, and the conversation with its output."""
+        output, tenant = orjson.dumps(response["output"])[1:-1], conversation.tenant
+        items = b",".join(filter(None, (conversation.items, output)))
+        kept = Kept(items, len(conversation.items), orjson.dumps(response))
+        if max(len(items), len(kept.response)) > CONVERSATION_BYTES:
             return
-        self._drop(tenant, response_id)
-        self._kept.setdefault(tenant, OrderedDict())[response_id] = items
-        self._count(tenant, len(items) + ENTRY_BYTES)
+        self.delete(response["id"], tenant)
+        self._kept.setdefault(tenant, OrderedDict())[response["id"]] = kept
+        self._count(tenant, kept.size)
         if len(self._kept[tenant]) > self._most_count:
-            self._drop(tenant, next(iter(self._kept[tenant])))
+            self.delete(next(iter(self._kept[tenant])), tenant)
         while self.bytes > self._most_bytes:
             most = max(self._sizes, key=self._sizes.__getitem__)
-            self._drop(most, next(iter(self._kept[most])))
+            self.delete(next(iter(self._kept[most])), most)
 
-    def _get(self, response_id: str, tenant: str) -> bytes:
+    def find(self, response_id: str, tenant: str) -> Kept | None:
+        """A tenant's response, which is then its most recently used one."""
         kept = self._kept.get(tenant, OrderedDict())
-        if response_id not in kept:
+        if response_id in kept:
+            kept.move_to_end(response_id)
+        return kept.get(response_id)
+
+    def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response, if there is one of this id."""
+        kept = self._kept.get(tenant, OrderedDict()).pop(response_id, None)
+        if kept is not None:
+            self._count(tenant, -kept.size)
+
+    def _items(self, response_id: str, tenant: str) -> bytes:
+        kept = self.find(response_id, tenant)
+        if kept is None:
             message = f"There is no stored response '{response_id[:200]}': send the whole conversation."
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-        kept.move_to_end(response_id)
-        return kept[response_id]
-
-    def _drop(self, tenant: str, response_id: str) -> None:
-        items = self._kept.get(tenant, OrderedDict()).pop(response_id, None)
-        if items is not None:
-            self._count(tenant, -len(items) - ENTRY_BYTES)
+        return kept.items
 
     def _count(self, tenant: str, size: int) -> None:
         self.bytes += size

@@ -301,14 +301,18 @@ def _float_for_integer(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, list) and any(map(_float_for_integer, value)))
 
 
+BRACES = str.maketrans("", "", "{}")
+
+
 def test_the_openapi_document_has_every_endpoint_and_field() -> None:
     document = orjson.loads(openapi())
     assert document["openapi"].startswith("3.1")
-    assert {path.replace("{NAME}", "NAME") for path in document["paths"]} == {one.path for one in ENDPOINTS}
+    shown = {(path.translate(BRACES), method) for path, operations in document["paths"].items() for method in operations}
+    assert shown == {(one.path, name.lower()) for one in ENDPOINTS for name in one.methods}
+    paths = {path.translate(BRACES): operations for path, operations in document["paths"].items()}
     for one in ENDPOINTS:
-        path = document["paths"][one.path.replace("NAME", "{NAME}")]
-        operation = path[one.method.lower()]
-        assert {*path} == {name.lower() for name in one.methods}
+        operation = paths[one.path][one.method.lower()]
+        assert [given["name"] for given in operation["parameters"]] == [name for name in ("NAME", "ID") if name in one.path]
         assert (operation["security"] == []) == one.open
         if one.body is not None:
             reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -128,8 +128,9 @@ def test_limits(rng: np.random.Generator) -> None:
     for number in range(400):
         tenant, response = f"t{rng.integers(3)}", f"r{number}"
         conversation = resolved(store, tenant, "x" * int(rng.integers(1, 12_000)))
-        store.keep(conversation, response, [])
-        plain[tenant, response] = len(conversation.items) + ENTRY_BYTES
+        whole = {"id": response, "output": [], "instructions": "y" * int(rng.integers(1, 3000))}
+        store.keep(conversation, whole)
+        plain[tenant, response] = len(conversation.items) + len(orjson.dumps(whole)) + ENTRY_BYTES
         own = [key for key in plain if key[0] == tenant]
         if len(own) > most_count:
             del plain[own[0]]
@@ -141,6 +142,10 @@ def test_limits(rng: np.random.Generator) -> None:
         assert known(store, *key) == (key in plain)
         if key in plain:
             plain[key] = plain.pop(key)
+            if not rng.integers(8):
+                store.delete(key[1], key[0])
+                del plain[key]
+        store.delete(response, "nobody")
     assert all(known(store, *key) for key in list(plain))
 
 
@@ -153,6 +158,8 @@ def test_a_long_conversation_is_not_kept() -> None:
     assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
     almost = resolved(store, "t", "x" * (CONVERSATION_BYTES - 100))
     assert almost.stored
-    store.keep(almost, "r", [{"type": "message", "role": "assistant", "content": "y" * 200}])
-    assert not known(store, "t", "r")
-    assert store.bytes == 0
+    long_output = [{"type": "message", "role": "assistant", "content": "y" * 200}]
+    for response in ({"output": long_output}, {"output": [], "instructions": "x" * CONVERSATION_BYTES}):
+        store.keep(almost, {"id": "r", **response})
+        assert not known(store, "t", "r")
+        assert store.bytes == 0

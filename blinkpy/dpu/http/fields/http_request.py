@@ -49,7 +49,7 @@ class Request:
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = None
-    keep: Callable[[str, list[dict[str, Any]]], None] | None = None  # keeps the response, given its id and its output
+    keep: Callable[[dict[str, Any]], None] | None = None  # stores the response, once it is whole
     text_format: TextFormat | None = None
     tools: tuple[Tool, ...] = ()
     hidden_tools: tuple[str, ...] = ()  # types of tools that clients list by default, and the model does not see

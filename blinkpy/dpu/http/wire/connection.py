@@ -292,6 +292,7 @@ class Connection:
         if self.transport.is_closing():
             return
         exchange = Exchange(self, self.parser.get_method(), path, version, self.headers)
+        exchange.query = self.url.partition(b"?")[2].decode("latin-1")
         exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.leaving
         exchange.expects_continue = self._expects_continue and version != "1.0"  # that version does not know the status
         self.exchange = exchange

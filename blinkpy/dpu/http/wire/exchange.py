@@ -44,6 +44,7 @@ class Exchange:
         self.client = connection.client
         self.method, self.path, self.http_version = method.decode("ascii"), path, http_version
         self.headers = headers
+        self.query = ""  # of the request target, not decoded
         self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
         self.status = 0  # of the answer; 0 before
         self.tenant = NOBODY  # whose key the request has

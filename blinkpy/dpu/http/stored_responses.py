@@ -1,0 +1,129 @@
+"""/v1/responses/ID: stored responses, and their input as items of OpenAI's API."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+from urllib.parse import parse_qs
+
+import orjson
+
+from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.http.fields.request_head import KEPT_SLASH
+from blinkpy.dpu.http.response_store import Kept, ResponseStore
+
+RESPONSES = "/v1/responses/"
+INPUT_ITEMS = "/input_items"
+PAGE, MOST_PAGE = 20, 100  # items of a list without `limit`, and at most
+ORDERS = ("asc", "desc")
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}  # of ids
+
+
+class StoredPath(NamedTuple):
+    """A path below /v1/responses. of_input: of the list of input items."""
+
+    response_id: str
+    of_input: bool
+
+    @classmethod
+    def of(cls, path: str) -> Self | None:
+        """None for another path."""
+        if not path.startswith(RESPONSES):
+            return None
+        response_id = path.removeprefix(RESPONSES)
+        bare = response_id.removesuffix(INPUT_ITEMS)
+        return cls(bare.replace(KEPT_SLASH, "/"), bare != response_id) if bare and "/" not in bare else None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return ("GET", "HEAD") if self.of_input else ("GET", "HEAD", "DELETE")
+
+
+def stored_answer(store: ResponseStore | None, path: StoredPath, method: str, query: str, tenant: str) -> bytes:
+    """The body of an answer about a stored response. Raises ApiError with status 404 without such a response of the tenant."""
+    response_id = path.response_id
+    if store is None:
+        message = f"There is no stored response '{response_id[:200]}': this server stores none without '--response-store-mib'."
+        raise _not_found(message)
+    kept = store.find(response_id, tenant)
+    if kept is None:
+        message = f"There is no stored response '{response_id[:200]}' of this key: it may be evicted, deleted or not stored."
+        raise _not_found(message)
+    if method == "DELETE":
+        store.delete(response_id, tenant)
+        return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+    given = parse_qs(query, keep_blank_values=True)
+    if path.of_input:
+        return orjson.dumps(_page(kept, response_id, given))
+    for name in ("stream", "starting_after"):
+        if given.get(name, ["false"]) not in (["false"], ["0"]):
+            message = f"'{name}' is not supported: a stored response is not streamed. Remove it."
+            raise bad_request(message, name, "unsupported_parameter")
+    return kept.response
+
+
+def _not_found(message: str) -> ApiError:
+    return ApiError(404, message, param="response_id", code="response_not_found")
+
+
+def _page(kept: Kept, response_id: str, given: dict[str, list[str]]) -> dict[str, Any]:
+    """One page of the input's items. given: `limit`, `order` and `after`. Raises ApiError."""
+    limit = given.get("limit", [str(PAGE)])[-1]
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MOST_PAGE and len(limit) < 4):
+        raise bad_request(f"'limit' must be 1 to {MOST_PAGE}.", "limit", "invalid_value")
+    order = given.get("order", ["desc"])[-1]
+    if order not in ORDERS:
+        raise bad_request(f"'order' must be {' or '.join(ORDERS)}.", "order", "invalid_value")
+    items = orjson.loads(b"[%b]" % kept.items[: kept.of_input])
+    ids = [_id(item, i, response_id) for i, item in enumerate(items)]
+    places = list(range(len(items)))[:: 1 if order == "asc" else -1]
+    after = given.get("after", [""])[-1]
+    if after:
+        if after not in ids:
+            raise bad_request(f"'after' must be the id of an input item, not '{after[:200]}'.", "after", "invalid_value")
+        places = places[places.index(ids.index(after)) + 1 :]
+    shown = [_shown(items[i], ids[i]) for i in places[: int(limit)]]
+    edges = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": shown, **edges, "has_more": len(places) > int(limit)}
+
+
+def _id(item: dict[str, Any], index: int, response_id: str) -> str:
+    """The client's id of an item, or else an id made from its place."""
+    given, prefix = item.get("id"), PREFIXES.get(item.get("type", "message"), "item")
+    return given if type(given) is str and given else f"{prefix}_{response_id.removeprefix('resp_')}_in{index}"
+
+
+def _shown(item: dict[str, Any], item_id: str) -> dict[str, Any]:
+    """An input item with all fields of OpenAI's type. item: as a request of /v1/responses may have it."""
+    kind = item.get("type", "message")
+    head = {"type": kind, "id": item_id, "status": item.get("status") or "completed"}
+    if kind == "message":
+        return {**head, "role": item["role"], "content": _parts(item["content"], item["role"] == "assistant")}
+    if kind == "reasoning":
+        texts = {
+            name: [{"type": of, "text": part["text"]} for part in item.get(name) or ()]
+            for name, of in (("summary", "summary_text"), ("content", "reasoning_text"))
+        }
+        return {**head, **texts, "encrypted_content": item.get("encrypted_content")}
+    if kind.endswith("_output"):
+        output = item["output"]
+        return {**head, "call_id": item["call_id"], "output": output if type(output) is str else _parts(output, False)}
+    call = {name: item[name] for name in ("call_id", "namespace", "name", "input") if item.get(name) is not None}
+    if kind != "function_call":
+        return {**head, **call}
+    given = item.get("arguments")
+    written = given if type(given) is str else "" if given is None else orjson.dumps(given).decode()
+    return {**head, **call, "arguments": written}
+
+
+def _parts(content: str | Sequence[dict[str, Any]], of_assistant: bool) -> list[dict[str, Any]]:
+    """The parts of a message or a result."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    shown: list[dict[str, Any]] = []
+    for part in parts:
+        if part.get("type") == "refusal":
+            shown.append({"type": "refusal", "refusal": part["refusal"]})
+        elif of_assistant:
+            logprobs = part.get("logprobs") or []
+            shown.append({"type": "output_text", "text": part["text"], "annotations": [], "logprobs": logprobs})
+        else:
+            shown.append({"type": "input_text", "text": part["text"]})
+    return shown
