@@ -135,6 +135,13 @@ def leaves_partials(config: LinearConfig) -> bool:
     return config.split_k > 1 and not can_fuse(config, "split sums")
 
 
+def without_partials(config: LinearConfig, *, fp8: bool) -> LinearConfig:
+    """The configuration; if its result must be partial sums, one that adds them. fp8: the weight is FP8."""
+    if not leaves_partials(config):
+        return config
+    return replace(config, split_k=1) if fp8 else LinearConfig("cublas")
+
+
 def take(scratch: torch.Tensor, like: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A contiguous [rows of like, columns] from the scratch memory, and the rest of it."""
     rows = like.shape[0]

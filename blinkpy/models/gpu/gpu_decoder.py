@@ -28,7 +28,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages, rope_and_cache
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
-from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, linear, without_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertTable
@@ -379,6 +379,7 @@ class GpuDecoder:
         table's.
         """
         config = config or self._config(weight, len(x), swiglu=swiglu)
+        config = without_partials(config, fp8=isinstance(weight, Fp8Matrix))
         if bias is not None and out.dtype != x.dtype and config.variant != "triton":
             config = BIASED_LOGITS
         fused = None
@@ -421,8 +422,8 @@ class GpuDecoder:
             # Torch's product would need a pass for the sum, which the norm computes anyway.
             self.stream.partials = self.buffers.normed[: self.stream.rows]
             call = replace(call, out=self.stream.partials, residual=None)
-        elif leaves_partials(config):  # no kernel follows that adds them
-            config = LinearConfig("cublas") if call.scales is None else replace(config, split_k=1)
+        else:
+            config = without_partials(config, fp8=call.scales is not None)
         linear(call, config)
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)

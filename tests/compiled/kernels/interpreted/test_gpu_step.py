@@ -201,6 +201,28 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
     assert torch.equal(*states)
 
 
+@pytest.mark.parametrize("blocks", [None, False, True], ids=["bfloat16", "fp8", "fp8-blocks"])
+def test_a_product_that_no_norm_adds_leaves_no_parts(rng: np.random.Generator, tmp_path: Path, blocks: bool | None) -> None:
+    """A table's entry is for a shape: projections of queries or gates can have that of an output projection, with split sums."""
+    found, seed = [], int(rng.integers(2**31))
+    quantise = None if blocks is None else partial(fp8_reference.fp8_weights, blocks=blocks)
+    for parts in (1, 2):
+        same, table = np.random.default_rng(seed), step_cases.ChosenTable(lambda n, rows, parts=parts: step_cases.WIDE[parts])
+        on = step_cases.on_device(same, "cpu", "llama3", tmp_path, torch.bfloat16, table=table, quantise=quantise)
+        decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
+        x = decoder.buffers.hidden[:8].normal_(generator=generator)
+        decoder.stream = ResidualStream(x, decoder.batch.counts)
+        decoder.view.counts.fill_(8)
+        qkv, gate_up = decoder.buffers.qkv[:8], decoder.weights.layers[0].gate_up
+        inner = torch.zeros(8, decoder.model.layers[0].mlp.size, dtype=x.dtype)
+        decoder._linear(x, decoder.weights.layers[0].qkv, qkv)
+        decoder._linear(x, gate_up, inner, swiglu=True)
+        found.append((qkv.clone(), inner))
+    for one, two in zip(*found, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-2)
+
+
 def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
     table = step_cases.CUBLAS_TABLE
     on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
