@@ -253,6 +253,22 @@ def gemma3_images(text: dict[str, Any]) -> dict[str, Any]:
     return outer | {"text_config": inner, "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152}}
 
 
+def gemma4(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES."""
+    text = {key: value for key, value in config("", *sizes).items() if key not in ("architectures", "hidden_act")}
+    text |= {"model_type": "gemma4_text", "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256, **TIED}
+    text |= {"global_head_dim": 512, "sliding_window": 1024, "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0}
+    text |= {"rope_parameters": GEMMA4_ROPES, "attention_k_eq_v": True, "use_bidirectional_attention": "vision"}
+    outer: dict[str, Any] = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", **TIED}
+    outer |= {"image_token_id": 258880, "boi_token_id": 255999, "eoi_token_id": 258882, "audio_config": None}
+    return outer | {"text_config": text | more, "vision_config": {"model_type": "gemma4_vision"}}
+
+
+GEMMA4_ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
 OLMO2 = {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "model_type": "olmo2"}
 LONG_PHI = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
 
@@ -915,11 +931,6 @@ MODELS = (
         refusal="it needs MLA with a sparse indexer",
     ),
     Published(
-        "google/gemma-4-31B-it",
-        {"architectures": ["Gemma4ForConditionalGeneration"]},
-        refusal="model class Gemma4ForConditionalGeneration is not supported",
-    ),
-    Published(
         "microsoft/Phi-3.5-MoE-instruct",
         {"architectures": ["PhiMoEForCausalLM"]},
         refusal="model class PhiMoEForCausalLM is not supported",
@@ -946,6 +957,16 @@ MODELS = (
 
 
 ON_CPU = (
+    Published(  # a number for each layer's output counts here; transformers has it as a buffer
+        "google/gemma-4-31B-it",
+        gemma4(5376, 21504, 60, 32, 16, 262144, 262144, num_global_key_value_heads=4),
+        30_697_345_340,
+    ),
+    Published(
+        "google/gemma-4-26B-A4B-it",
+        gemma4(2816, 2112, 30, 16, 8, 262144, 262144, num_global_key_value_heads=2, **GEMMA4_EXPERTS),
+        25_233_141_790,
+    ),
     Published(
         "zai-org/GLM-4-32B-0414",
         config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),
@@ -956,4 +977,4 @@ ON_CPU = (
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models that only the CPU serves: with 4-bit weights, or more query heads for a key head than the GPU's kernels take."""
+"""Models that only the CPU serves: Gemma 4, 4-bit weights, or more query heads for a key head than the GPU's kernels take."""

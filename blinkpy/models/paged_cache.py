@@ -149,7 +149,12 @@ class RingSizes:
         layers = tuple(index for index, layer in enumerate(model.layers) if layer.attention.window)
         if not layers:
             return None
-        window = max(model.layers[index].attention.window for index in layers)
+        ringed = [model.layers[index].attention for index in layers]
+        if len({(attention.kv_heads, attention.head_dim) for attention in ringed}) > 1:
+            raise ConfigError(
+                f"window_cache ring: layers of {model.name} with windows differ in head size; use window_cache full"
+            )
+        window = max(attention.window for attention in ringed)
         pages = 1 - (1 - window) // page_size  # the maximum number of pages that a window spans
         # A row of n tokens spills at most n // page_size + 1: its first token's page still has its place.
         return cls(layers, window, page_size, pages, slots, tokens // page_size + rows)
@@ -194,33 +199,35 @@ def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, 
     """
     if itemsize == 1:
         _require_numbers(model)
-    layers = len(model.layers) - (len(rings.layers) if rings else 0) - model.delta_layers
-    return max(1, layers * model.cached_size * page_size * itemsize)
+    return max(1, model.cached_elements(rings.layers if rings else ()) * page_size * itemsize)
 
 
 def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
     """Bytes of all window rings, keys and values, including spill pages."""
-    return 0 if rings is None else rings.all_pages * rings.page_size * model.cached_size * itemsize
+    if rings is None:
+        return 0
+    return rings.all_pages * rings.page_size * model.layers[rings.layers[0]].attention.cached_size * itemsize
 
 
 def _of_layers(
     model: DecoderDescription, page_size: int, num_pages: int, rings: RingSizes | None, zeros: Callable[[tuple[int, ...]], A]
 ) -> list[A]:
     """Keys or values of each layer; a layer with a recurrent state has no pages. zeros: makes an array of a shape."""
-    page, views = (model.kv_heads, page_size, model.head_dim), dict[int, A]()
+    pages_of = [(layer.attention.kv_heads, page_size, layer.attention.head_dim) for layer in model.layers]
+    views = dict[int, A]()
     if rings is not None:
-        shared: Any = zeros((rings.all_pages, *page))
+        shared: Any = zeros((rings.all_pages, *pages_of[rings.layers[0]]))
         views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
     pages = [num_pages if layer.delta is None else 0 for layer in model.layers]
-    return [views[layer] if layer in views else zeros((pages[layer], *page)) for layer in range(len(model.layers))]
+    return [views[layer] if layer in views else zeros((pages[layer], *pages_of[layer])) for layer in range(len(model.layers))]
 
 
 class PagedCache:
     """The cache as torch tensors.
 
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-        contiguous. Layers with rings share memory. With latent attention, values are the first elements of
-        keys, in their memory.
+        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. With latent
+        attention, values are the first elements of keys, in their memory.
     states: of layers with a gated delta net, for `slots` requests.
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
@@ -257,14 +264,14 @@ class PagedCache:
         self.states = DeltaStates(model, slots, own, device)
 
     def largest(self) -> NDArray[np.float32]:
-        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 in layers without pages. Only
-        without scales.
+        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 in layers without pages, and for
+        heads that a layer does not have. Only without scales.
         """
-        found = np.zeros((len(self.keys), 2, self.keys[0].shape[1]), np.float32)
+        found = np.zeros((len(self.keys), 2, max(pages.shape[1] for pages in self.keys)), np.float32)
         for layer, both in enumerate(zip(self.keys, self.values, strict=True)):
             for kind, side in enumerate(both):
                 if len(side):
-                    found[layer, kind] = side.abs().amax((0, 2, 3)).float().cpu().numpy()
+                    found[layer, kind, : side.shape[1]] = side.abs().amax((0, 2, 3)).float().cpu().numpy()
         return found
 
 

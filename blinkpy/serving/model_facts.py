@@ -4,7 +4,7 @@ import json
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels
-from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
+from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
@@ -202,11 +202,11 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
 def _part_of(name: str, of_experts: bool) -> str:
     if name in ATTENTION or name.startswith("delta_"):
         return "attention"
-    if name.startswith("shared"):
+    if name.startswith("shared") and not name.endswith("norm"):
         return "shared experts"
-    if name in ("router", "router_bias", "selection_bias"):
+    if name in ("router", "router_bias", "selection_bias", "expert_factors"):
         return "routers"
-    return "norms" if name.endswith("norm") else "experts" if of_experts else "dense MLPs"
+    return "norms" if name.endswith(("norm", "layer_scale")) else "experts" if of_experts else "dense MLPs"
 
 
 def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpus: dict[str, int]) -> None:
@@ -215,8 +215,8 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
         "layers": len(model.layers),
         "hidden size": model.hidden_size,
         "heads": model.heads,
-        "key and value heads": model.kv_heads,
-        "head size": model.head_dim,
+        "key and value heads": _each(layer.attention.kv_heads for layer in model.layers),
+        "head size": _each(layer.attention.head_dim for layer in model.layers),
         "vocabulary": model.vocab_size,
         "dtype": model.dtype,
         "tied embeddings": model.tied_embeddings,
@@ -234,16 +234,28 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     total, routed = sum(facts.parameters.values()), facts.parameters.get("experts", 0)
     facts.active_parameters = total - (routed - routed * experts.top_k // experts.number if routed else 0)
     rings = _tried(facts, lambda: ring_sizes(config, model))
-    ringed = len(rings.layers) if rings else 0
     cached, own = cache_itemsize(config, itemsize), "float32" if itemsize == 4 else "bfloat16"
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    facts.cache_bytes_per_token = model.cached_size * (len(model.layers) - ringed - model.delta_layers) * cached
-    facts.ring_bytes_per_slot = model.cached_size * ringed * rings.pages * rings.page_size * cached if rings else 0
+    facts.cache_bytes_per_token = model.cached_elements(rings.layers if rings else ()) * cached
+    facts.ring_bytes_per_slot = _ring_bytes_per_slot(model, rings, cached)
     facts.state_bytes_per_slot = model.state_bytes(itemsize)
     facts.tried = tried(model)
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")
+
+
+def _ring_bytes_per_slot(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
+    if rings is None:
+        return 0
+    of_token = sum(model.layers[layer].attention.cached_size for layer in rings.layers)
+    return of_token * rings.pages * rings.page_size * itemsize
+
+
+def _each(numbers: Iterable[int]) -> int | str:
+    """The number, or all different ones in the order of layers."""
+    found = list(dict.fromkeys(numbers))
+    return found[0] if len(found) == 1 else ", ".join(map(str, found))
 
 
 def _spelled(rope: Rope) -> str:

@@ -108,6 +108,11 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
     return logits, min(ties)
 
 
+def experts_of_a_token(config: Any) -> int:
+    """0 without experts."""
+    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0
+
+
 def tolerance(config: Any) -> float:
     """Of logits. transformers computes a gated delta net in chunks, and is as far from float64 as we are."""
     return 3e-4 if hasattr(config, "linear_num_key_heads") else TOLERANCE
@@ -118,7 +123,7 @@ def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
     assert len(seen) >= minimum
     compared, spread = 0, 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():
-        expected, end = expected_logits(model, sequence.tokens, getattr(model.config.get_text_config(), "num_experts_per_tok", 0))
+        expected, end = expected_logits(model, sequence.tokens, experts_of_a_token(model.config.get_text_config()))
         spread, most = max(spread, float(expected.std())), tolerance(model.config.get_text_config())
         for _, position, ours in (item for item in seen if item[0] is sequence and item[1] < end):
             error = float(np.abs(ours - expected[position]).max())
@@ -194,7 +199,7 @@ def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> 
 
 
 WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3", "llama4", "llama4-nested"]
-WINDOWS += ["exaone4", "granite-swa"]
+WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-moe", "gemma4-nested"]
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -234,6 +239,7 @@ def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> No
         "glm4-moe",
         "gemma2",
         "gemma3",
+        "gemma4",
         "olmo3",
         "gpt-oss-mxfp4",
         "llama4",

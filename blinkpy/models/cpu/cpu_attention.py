@@ -100,9 +100,11 @@ class CpuAttention:
         self.threads = team_size()
         self.progress = progress
         dtype, heads = cache.dtype, (self.threads, model.heads)
-        self.compiled = compile_pass(dtype == torch.bfloat16, cache.scales is not None, cache.page_size, model.head_dim)
+        sizes = {layer.attention.head_dim for layer in model.layers}
+        fp8 = cache.scales is not None
+        self.compiled = {size: compile_pass(dtype == torch.bfloat16, fp8, cache.page_size, size) for size in sizes}
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
-        self.out = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
+        self.out = torch.empty(max_tokens, model.heads * model.head_dim, dtype=dtype)
         self.begun = np.zeros(2, np.int64)
         ropes = {rope: [torch.from_numpy(table) for table in rope.tables(max_model_len)] for rope in model.ropes}
         queries, sums = torch.empty(2, *heads, model.head_dim)
@@ -111,13 +113,16 @@ class CpuAttention:
         tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         norms = list[torch.Tensor]()
-        scales = with_inverses(len(model.layers), model.kv_heads, None if cache.scales is None else cache.scales.numpy())
+        known = with_inverses(len(model.layers), model.kv_heads, None if cache.scales is None else cache.scales.numpy())
+        own_heads = [layer.attention.kv_heads for layer in model.layers]
+        scales = [np.ascontiguousarray(some[:, :kv_heads]) for some, kv_heads in zip(known, own_heads, strict=True)]
         self.kept = (norms, tensors, ropes, scales)  # the arguments point into them
         for name, tensor in tensors.items():
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
-        arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
-        arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
+        arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, own_heads
+        arguments["max_positions"] = max_model_len
+        arguments["scale"] = [layer.attention.score_scale for layer in model.layers]
         arguments["softcap"] = model.attention.softcap
         arguments["room"], arguments["eps"] = self.room, model.norm.eps
         arguments["chunked"] = model.attention.chunked
@@ -156,34 +161,37 @@ class CpuAttention:
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of one layer. Returns [tokens, q_size], valid until the next run.
+        """Attention of one layer. Returns [tokens, q_size of the layer], valid until the next run.
 
         qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
         """
-        model, weights, out = self.model, self.layers[layer], self.out[: self.tokens]
-        if model.attention.qk_norm == QkNorm.WIDTH and weights.q_norm is not None and weights.k_norm is not None:
-            q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], -1)
+        model, weights, own = self.model, self.layers[layer], self.model.layers[layer].attention
+        out = self.out.view(-1)[: self.tokens * own.q_size].view(self.tokens, own.heads, own.head_dim)
+        q, k, v = qkv.split([own.q_size, own.kv_size, own.kv_size], -1)
+        if own.qk_norm == QkNorm.WIDTH and weights.q_norm is not None and weights.k_norm is not None:
             for some, weight in ((q, weights.q_norm), (k, weights.k_norm)):
                 some.copy_(norm(some, weight, model.norm.eps))
+        if own.value_norm:
+            heads = v.unflatten(-1, (own.kv_heads, own.head_dim))
+            heads.copy_(F.rms_norm(heads, (own.head_dim,), eps=model.norm.eps))
         factors = self.query_factors[layer]
         if factors is not None:
-            qkv[:, : model.q_size] *= torch.from_numpy(factors[self.positions])[:, None]
+            q *= torch.from_numpy(factors[self.positions])[:, None]
         self.arguments["qkv"][layer] = qkv.data_ptr()
         self.begun[:] = 0
-        run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
-        keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
-        scales = None if self.cache.scales is None else self.cache.scales[layer]
+        run_on_threads(self.compiled[own.head_dim].address, self.addresses[layer], self.threads)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        scales = None if self.cache.scales is None else self.cache.scales[layer][:, : own.kv_heads]
         for tokens, context, slot in self.prompts:
             pages = torch.from_numpy(self.tables.pages(layer, slot).astype(np.int64))
-            for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
+            for part in self.progress.pieces(len(tokens), 2 * own.q_size * context):
                 some = slice(tokens[0] + part.start, tokens[0] + part.stop)
-                q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
-                scale, softcap = model.attention.score_scale, model.attention.softcap
-                seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if model.attention.sinks else None
-                chunked = model.attention.chunked
-                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks, scales, chunked=chunked)
+                asking = q[some].unflatten(-1, (own.heads, own.head_dim))
+                seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if own.sinks else None
+                limits = own.window, own.score_scale, own.softcap
+                out[some] = attend(asking, keys, values, pages, seen, *limits, sinks, scales, chunked=own.chunked)
         self.tables.end(layer, keys, values)
-        return out.view(self.tokens, model.q_size)
+        return out.view(self.tokens, own.q_size)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

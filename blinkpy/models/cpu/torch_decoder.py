@@ -25,6 +25,7 @@ from blinkpy.models.description.blocks import (
     Experts,
     GatedDelta,
     Latent,
+    LayerPart,
     Mlp,
     NormPlacement,
     OutputGate,
@@ -130,7 +131,8 @@ class TorchDecoder:
             return x
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
-        return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+        x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+        return x if layer.layer_scale is None else x.mul_(layer.layer_scale)
 
     def _attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
         """A layer's attention with its gate. qkv: [tokens, q_size + 2 * kv_size], and q_size more with a gate."""
@@ -146,22 +148,47 @@ class TorchDecoder:
 
     def _experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
+        if experts.beside:
+            return self._experts_beside_mlp(x, normed, layer, experts)
+        x = x + self._routed(normed, normed, layer, experts)
+        if layer.shared_gate_up is None or layer.shared_down is None:
+            return x
+        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation, experts.clamp)
+        if layer.shared_gate is not None:
+            inner *= self.progress.linear(normed, layer.shared_gate).sigmoid()
+        return self.progress.add_linear(x, inner, layer.shared_down, None)
+
+    def _experts_beside_mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+        """x + the normalised sum of an MLP's and the experts' results (Experts.beside). x, normed: [tokens, hidden]."""
+        if layer.shared_gate_up is None or layer.shared_down is None:
+            raise ValueError("an MLP beside experts needs weights")
+        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation)
+        dense = self._norm(self.progress.linear(inner, layer.shared_down), layer.shared_out_norm)
+        routed = self._routed(self._norm(x, layer.router_norm), self._norm(x, layer.experts_in_norm), layer, experts)
+        return x + self._norm(dense + self._norm(routed, layer.experts_out_norm), layer.mlp_out_norm)
+
+    def _routed(self, scored: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+        """The results of each token's experts, weighted by their shares. scored: of the router, normed: of experts; each
+        [tokens, hidden].
+        """
         if layer.router is None:
             raise ValueError("an expert layer needs a router")
         router_bias = None if layer.router_bias is None else layer.router_bias.float()
-        scores = self.progress.linear(normed.float(), layer.router.float(), router_bias)
+        scores = self.progress.linear(scored.float(), layer.router.float(), router_bias)
         shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
-        shares = (shares * experts.factor).to(x.dtype)
+        if layer.expert_factors is not None:
+            shares = shares * layer.expert_factors[chosen]
+        shares = (shares * experts.factor).to(normed.dtype)
         order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
         tokens = order // experts.top_k
         assignments = torch.bincount(order_of, minlength=experts.number).tolist()
-        results = torch.empty(len(order), x.shape[1], dtype=x.dtype)
+        results = torch.empty(len(order), normed.shape[1], dtype=normed.dtype)
         start = 0
         for expert, count in enumerate(assignments):
             if count:
                 part = slice(start, start + count)
-                gate_up = self._of_expert(expert, layer.gate_up, layer.gate_up_scales, layer.gate_up_bias, x.dtype)
-                down = self._of_expert(expert, layer.down, layer.down_scales, layer.down_bias, x.dtype)
+                gate_up = self._of_expert(expert, layer.gate_up, layer.gate_up_scales, layer.gate_up_bias, normed.dtype)
+                down = self._of_expert(expert, layer.down, layer.down_scales, layer.down_bias, normed.dtype)
                 inputs = normed[tokens[part]]
                 if experts.scales_inputs:
                     inputs = inputs * shares.flatten()[order[part], None]
@@ -169,15 +196,8 @@ class TorchDecoder:
                 results[order[part]] = self.progress.linear(inner, *down)
                 start += count
         # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
-        x = x + torch.einsum(
-            "tkh,tk->th", results.view(*chosen.shape, -1), torch.ones_like(shares) if experts.scales_inputs else shares
-        )
-        if layer.shared_gate_up is None or layer.shared_down is None:
-            return x
-        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation, experts.clamp)
-        if layer.shared_gate is not None:
-            inner *= self.progress.linear(normed, layer.shared_gate).sigmoid()
-        return self.progress.add_linear(x, inner, layer.shared_down, None)
+        weights = torch.ones_like(shares) if experts.scales_inputs else shares
+        return torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), weights)
 
     def _of_expert(
         self, expert: int, weight: CpuMatrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
@@ -260,6 +280,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(QkNorm),  # cpu_attention.py
     Latent: None,  # cpu_latent.py
     **dict.fromkeys(OutputGate),  # _attend
+    **dict.fromkeys(LayerPart),  # _layer, _experts_beside_mlp, cpu_attention.py
     GatedDelta: CpuDelta,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,

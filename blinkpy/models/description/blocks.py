@@ -92,6 +92,15 @@ class OutputGate(Enum):
     SIGMOID = "a sigmoid that gates attention's output"
 
 
+class LayerPart(Enum):
+    """Parts of a layer that few models have."""
+
+    VALUE_NORM = "norms of each head's values, without stored weights"
+    HEAD_SIZES = "layers with different head sizes, or numbers of key and value heads"
+    MLP_BESIDE_EXPERTS = "an MLP beside the experts, each with norms of its own"
+    LAYER_SCALE = "a stored factor of each layer's output"
+
+
 class Activation(Enum):
     """The activation of a gated MLP's gate; the result is multiplied with up."""
 
@@ -157,6 +166,8 @@ class Attention(NamedTuple):
     chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
     latent: kv_heads is 1, and head_dim the size of a cached vector.
     gate: of the output; its inputs are further rows of the queries' projection.
+    value_norm: an RMSNorm without weights of each head's values.
+    keys_are_values: values are the keys' projection before norm and rotation.
     """
 
     heads: int
@@ -173,6 +184,35 @@ class Attention(NamedTuple):
     chunked: bool = False
     latent: Latent | None = None
     gate: OutputGate | None = None
+    value_norm: bool = False
+    keys_are_values: bool = False
+
+    @property
+    def q_size(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all keys of a token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def projected_size(self) -> int:
+        """Width of the fused projection before attention, without a gate."""
+        if self.latent is None:
+            return self.q_size + 2 * self.kv_size
+        return (self.latent.q_rank or self.heads * (self.latent.plain + self.latent.rotated)) + self.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Width of the input of attention's last projection."""
+        return self.heads * self.latent.value if self.latent else self.q_size
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that a layer caches of one token."""
+        return self.head_dim if self.latent else 2 * self.kv_size
 
     @property
     def score_scale(self) -> float:
@@ -233,6 +273,8 @@ class Experts(NamedTuple):
     mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling Formats, version 1.0): 4 bits per
         weight, and an 8-bit scale per 32 weights.
     scales_inputs: the shares multiply the experts' inputs instead of their results.
+    beside: the additional MLP and the experts read the residual stream through norms of their own. So does the router. Each
+        result is normalised, then their sum. An expert's shares are multiplied by its stored factor.
     """
 
     number: int
@@ -250,6 +292,7 @@ class Experts(NamedTuple):
     clamp: Clamp | None = None
     mxfp4: bool = False
     scales_inputs: bool = False
+    beside: bool = False
 
 
 class GatedDelta(NamedTuple):
@@ -295,11 +338,16 @@ class GatedDelta(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer: attention, then an MLP or experts. delta: it replaces attention."""
+    """One layer: attention, then an MLP or experts.
+
+    delta: it replaces attention.
+    scaled: the layer's output is multiplied by a stored number.
+    """
 
     attention: Attention
     mlp: Mlp | Experts
     delta: GatedDelta | None = None
+    scaled: bool = False
 
 
 BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta]

@@ -15,6 +15,7 @@ from blinkpy.models.description.blocks import (
     GatedDelta,
     Latent,
     Layer,
+    LayerPart,
     Mlp,
     Norm,
     NormPlacement,
@@ -73,6 +74,12 @@ class TensorNames(NamedTuple):
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    shared_out_norm: str = "post_feedforward_layernorm_1"  # with an MLP beside experts, as the four names below
+    experts_in_norm: str = "pre_feedforward_layernorm_2"
+    experts_out_norm: str = "post_feedforward_layernorm_2"
+    router_norm: str = "router.scale"  # complete name, without a suffix
+    expert_factors: str = "router.per_expert_scale"  # likewise
+    layer_scale: str = "layer_scalar"  # likewise
     one_for_experts: tuple[str, str] | tuple[()] = ()
     delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
     delta_ba: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
@@ -95,7 +102,7 @@ HF_NAMES = TensorNames()
 @dataclass(frozen=True)
 class DecoderDescription:
     """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary
-    embedding, and presence of experts.
+    embedding, presence of experts, head size, and number of key and value heads.
 
     name: the model class.
     max_position: maximum context of its training, tokens.
@@ -119,20 +126,23 @@ class DecoderDescription:
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
-        if self.placement != NormPlacement.PRE and any(self.expert_layers):
+        if self.placement != NormPlacement.PRE and any(self.expert_layers) and not self.experts.beside:
             raise ConfigError(f"{self.name}: norms after experts are not supported")
         if self.attention.softcap and self.attention.sinks:
             raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
-        attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
+        own = {"window": 0, "rope": rope, "kv_heads": 1, "head_dim": 1, "keys_are_values": False}
+        attention = {layer.attention._replace(**own) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
         deltas = {layer.delta for layer in self.layers if layer.delta is not None}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
             if len(kinds) > 1:
-                raise ConfigError(f"{self.name}: layers may differ only in window and rope, but they differ more: {kinds}")
+                raise ConfigError(
+                    f"{self.name}: layers may differ only in window, rope and head sizes, but they differ more: {kinds}"
+                )
 
     @property
     def attention(self) -> Attention:
-        """The attention of all layers, apart from window and rotary embedding."""
+        """The attention of all layers, apart from what may differ."""
         return self.layers[0].attention
 
     @property
@@ -167,42 +177,60 @@ class DecoderDescription:
 
     @property
     def kv_heads(self) -> int:
-        return self.attention.kv_heads
+        """Of the layer that has most."""
+        return max(layer.attention.kv_heads for layer in self.layers)
 
     @property
     def head_dim(self) -> int:
-        return self.attention.head_dim
+        """Of the layer with the largest heads."""
+        return max(layer.attention.head_dim for layer in self.layers)
 
     @property
     def q_size(self) -> int:
-        return self.heads * self.head_dim
+        """Of the widest layer."""
+        return max(layer.attention.q_size for layer in self.layers)
 
     @property
     def kv_size(self) -> int:
-        return self.kv_heads * self.head_dim
+        """Of the widest layer."""
+        return max(layer.attention.kv_size for layer in self.layers)
 
     @property
     def projected_size(self) -> int:
-        """Width of the fused projection before attention."""
-        latent = self.attention.latent
-        if latent is None:
-            return self.q_size + 2 * self.kv_size
-        return (latent.q_rank or self.heads * (latent.plain + latent.rotated)) + self.head_dim
+        """Of the widest layer."""
+        return max(layer.attention.projected_size for layer in self.layers)
 
     @property
     def attended_size(self) -> int:
-        """Width of the input of attention's last projection."""
-        return self.heads * self.attention.latent.value if self.attention.latent else self.q_size
+        """Of the widest layer."""
+        return max(layer.attention.attended_size for layer in self.layers)
 
     @property
     def cached_size(self) -> int:
-        """Elements that a layer caches of one token."""
-        return self.head_dim if self.attention.latent else 2 * self.kv_size
+        """Of the widest layer."""
+        return max(layer.attention.cached_size for layer in self.layers)
 
     @property
     def kv_elements(self) -> int:
         """Elements of one token in the cache, of all layers together."""
-        return (len(self.layers) - self.delta_layers) * self.cached_size
+        return self.cached_elements()
+
+    def cached_elements(self, without: Container[int] = ()) -> int:
+        """Elements of one token in the cache, of all layers except `without`."""
+        kept = (layer for index, layer in enumerate(self.layers) if index not in without and layer.delta is None)
+        return sum(layer.attention.cached_size for layer in kept)
+
+    @property
+    def layer_parts(self) -> list[LayerPart]:
+        """The parts that few models have, in the order of LayerPart."""
+        sizes = {(layer.attention.kv_heads, layer.attention.head_dim) for layer in self.layers}
+        found = {
+            LayerPart.VALUE_NORM: self.attention.value_norm,
+            LayerPart.HEAD_SIZES: len(sizes) > 1,
+            LayerPart.MLP_BESIDE_EXPERTS: self.experts.beside,
+            LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
+        }
+        return [part for part, has in found.items() if has]
 
     @property
     def mlp_size(self) -> int:
@@ -233,6 +261,7 @@ class DecoderDescription:
         attention = self.attention.qk_norm, self.attention.gate, type(self.delta) if self.delta is not None else None
         needed: set[BlockType] = {block for block in (self.placement, *attention) if block is not None}
         needed |= {Latent} if self.attention.latent else set()
+        needed |= set(self.layer_parts)
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
         return sorted(str(block) if isinstance(block, Enum) else block.__name__ for block in needed if block not in implemented)

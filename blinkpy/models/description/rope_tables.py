@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+PROPORTIONAL = "proportional"
 NONE = "none"  # the kind of layers whose heads are not rotated
 
 
@@ -19,6 +20,7 @@ class Rope:
 
     rotary_dim: number of leading dimensions of each head that are rotated (even); dimension i pairs with i +
         rotary_dim // 2.
+    turned: of a kind that turns only the first pairs of each head (proportional): their number.
     attention_factor: factor of cosines and sines.
     neighbours: in the checkpoint, dimension 2 i of the rotated dimensions pairs with 2 i + 1; rows are
         reordered while loading.
@@ -43,6 +45,7 @@ class Rope:
     query_growth: float = 0.0
     query_period: int = 0
     query_start: int = 1
+    turned: int = 0
 
     def unrotated(self) -> "Rope":
         """The parameters of layers whose heads are neither rotated nor scaled by the attention factor."""
@@ -64,6 +67,8 @@ class Rope:
         plain = np.float32(1) / period
         if self.kind == NONE:
             return np.zeros_like(plain)
+        if self.kind == PROPORTIONAL:
+            return np.where(np.arange(len(plain)) < self.turned, plain / np.float32(self.factor), np.float32(0))
         if self.kind == "linear":
             return plain / np.float32(self.factor)
         if self.kind == "llama3":

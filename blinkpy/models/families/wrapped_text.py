@@ -15,6 +15,7 @@ from blinkpy.models.families.family import Family, families, family
 INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 IMAGE_SECTIONS = ("mrope_section", "mrope_interleaved")  # of rotary embeddings
 SPARE = "vision_tower. vision_model. visual. multi_modal_projector. mm_projector. mlp1. image_newline connector. audio_tower."
+SPARE += " embed_vision. embed_audio."
 SPARE_PREFIXES = tuple(f"{prefix}{name}" for name in SPARE.split() for prefix in ("", "model."))
 OUTER_KEYS = """
     vision_config audio_config image_token_id image_token_index video_token_id video_token_index audio_token_id
@@ -40,6 +41,7 @@ class TextType(NamedTuple):
 
 
 QWEN_VL: dict[str, Any] = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80}
+SOUND_MARKS = ("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image")
 QWEN3_VL: dict[str, Any] = {"rope_theta": 5e5, "max_position_embeddings": 128000}
 QWEN3_VL_EXPERTS = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "num_key_value_heads": 16}
 TEXT_TYPES = {
@@ -86,6 +88,7 @@ WRAPPERS = (
     Wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3.5 and 3.6, with experts", "qwen3_5_moe_text"),
     Wrapper("InternVLForConditionalGeneration", "internvl", "InternVL 3 and 3.5, as transformers has them", "qwen2", tied=True),
     Wrapper("InternVLChatModel", "internvl_chat", "InternVL 2.5, 3 and 3.5, as published", "qwen2", section="llm_config"),
+    Wrapper("Gemma4ForConditionalGeneration", "gemma4", "Gemma 4 26B-A4B and 31B", "gemma4_text", tied=True, ignores=SOUND_MARKS),
     Wrapper("LlavaForConditionalGeneration", "llava", "LLaVA"),
     Wrapper("LlavaNextForConditionalGeneration", "llava_next", "LLaVA-NeXT"),
     Wrapper("LlavaOnevisionForConditionalGeneration", "llava_onevision", "LLaVA-OneVision", "qwen2"),

@@ -165,6 +165,8 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
     if model.packing is not None:
         yield f"no kernel takes 4-bit weights ({model.packing.text}); {INSTEAD}"
     first = model.tensors.layer.format(layer=0)
+    if model.layer_parts:
+        yield f"no kernel computes {'; '.join(part.value for part in model.layer_parts)}; {INSTEAD}"
     attention, heads = f"{first}{model.tensors.o.rpartition('.')[0]}", model.heads
     if model.hidden_size > MAX_HIDDEN:
         yield f"{first}{model.tensors.input_norm}: hidden size {model.hidden_size} is over {MAX_HIDDEN}; {INSTEAD}"

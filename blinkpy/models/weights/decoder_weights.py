@@ -210,6 +210,12 @@ class LayerWeights:
     shared_gate_up: Matrix | None = None  # [2 * shared, hidden]
     shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
+    shared_out_norm: torch.Tensor | None = None  # [hidden], as the two below; with an MLP beside experts
+    experts_in_norm: torch.Tensor | None = None
+    experts_out_norm: torch.Tensor | None = None
+    router_norm: torch.Tensor | None = None  # float32 [hidden]
+    expert_factors: torch.Tensor | None = None  # float32 [experts]
+    layer_scale: torch.Tensor | None = None  # [1]
     sinks: torch.Tensor | None = None  # [heads]
     delta_ba: Matrix | None = None  # [2 * value_heads, hidden], of strengths and of decays
     delta_conv: torch.Tensor | None = None  # [channels, taps], the last tap for the token itself
@@ -399,7 +405,7 @@ def dummy_weights(
             return result.fill_(127 + math.floor(math.log2(spread / LARGEST_FP4)))
         if part.packed:
             return result.random_(0, 256, generator=generator)
-        if part.field.endswith("norm"):
+        if part.field.endswith(("norm", "layer_scale", "expert_factors")):
             return result.fill_(1)
         return result.uniform_(-spread, spread, generator=generator)
 

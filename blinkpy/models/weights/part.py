@@ -93,7 +93,8 @@ class Part:
     @property
     def parameters(self) -> int:
         """The number of parameters; scales do not count."""
-        return 0 if not self.sources or self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
+        stored = {(name, expert): math.prod(shape) for name, shape, expert, _ in self.sources}  # a tensor may be there twice
+        return 0 if self.field.endswith("_scales") else sum(stored.values()) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
         """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""

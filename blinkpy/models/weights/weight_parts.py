@@ -66,6 +66,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
+BESIDE_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
 LINEAR = ("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
@@ -193,7 +194,8 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     prefix = names.layer.format(layer=layer)
     norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
     mixer = _attention_parts(model, layer, prefix) if delta is None else _delta_parts(model, delta, prefix)
-    return [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
+    parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
+    return [*parts, joined("layer_scale", [(prefix + names.layer_scale, 1)])] if model.layers[layer].scaled else parts
 
 
 def _latent_parts(model: DecoderDescription, latent: Latent, prefix: str, bias: bool) -> list[Part]:
@@ -212,23 +214,24 @@ def _latent_parts(model: DecoderDescription, latent: Latent, prefix: str, bias: 
 
 def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list[Part]:
     names, hidden, attention = model.tensors, model.hidden_size, model.layers[layer].attention
-    last = _matrix("o", (prefix + names.o,), (hidden,), model.attended_size, attention.o_bias)
+    last = _matrix("o", (prefix + names.o,), (hidden,), attention.attended_size, attention.o_bias)
     if attention.latent:
         return _latent_parts(model, attention.latent, prefix, attention.qkv_bias) + last
-    queries = model.q_size if attention.gate is None else 2 * model.q_size
-    stored = [prefix + name for name in names.qkv]
-    qkv = _matrix("qkv", stored, (queries, model.kv_size, model.kv_size), hidden, attention.qkv_bias)
+    size, kv_size = attention.head_dim, attention.kv_size
+    queries = attention.q_size if attention.gate is None else 2 * attention.q_size
+    stored = [prefix + name for name in (names.qkv if not attention.keys_are_values else (*names.qkv[:2], names.qkv[1]))]
+    qkv = _matrix("qkv", stored, (queries, kv_size, kv_size), hidden, attention.qkv_bias)
     if attention.gate is not None:
         qkv = [replace(part, runs=_gates_last(model)) for part in qkv]
     if attention.rope.neighbours:
-        pairs = (model.q_size + model.kv_size, model.head_dim, attention.rope.rotary_dim)
+        pairs = (attention.q_size + kv_size, size, attention.rope.rotary_dim)
         qkv = [replace(part, pairs_of=pairs) for part in qkv]
     parts = qkv + last
     if attention.qk_norm == QkNorm.ROTATED_HEAD:
         if attention.rope.kind != NONE:
-            parts += [Part(field, (model.head_dim,), ()) for field in ("q_norm", "k_norm")]
+            parts += [Part(field, (size,), ()) for field in ("q_norm", "k_norm")]
     elif attention.qk_norm:
-        sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
+        sizes = (size, size) if attention.qk_norm == QkNorm.HEAD else (attention.q_size, kv_size)
         parts += [_vector("q_norm", prefix + names.q_norm, sizes[0]), _vector("k_norm", prefix + names.k_norm, sizes[1])]
     if attention.sinks:
         parts.append(joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
@@ -289,6 +292,8 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
         parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
+    if mlp.beside:
+        parts += _beside_parts(model, mlp, prefix)
     if "{expert}" not in names.expert_down:
         in_turns, out_first = not names.gate_first, names.out_first
         gate_up, down = prefix + names.expert_gate_up[0], prefix + names.expert_down
@@ -297,6 +302,15 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     of_each = [tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,))]
     parts.append(_of_experts("gate_up", mlp.number, of_each[0], mlp.size, hidden))
     return [*parts, _of_experts("down", mlp.number, of_each[1], hidden, mlp.size)]
+
+
+def _beside_parts(model: DecoderDescription, mlp: Experts, prefix: str) -> list[Part]:
+    """Norms and factors of experts with an MLP beside them."""
+    names, hidden = model.tensors, model.hidden_size
+    router = joined("router_norm", [(prefix + names.router_norm, hidden)])
+    factors = joined("expert_factors", [(prefix + names.expert_factors, mlp.number)])
+    norms = [_vector(field, prefix + getattr(names, field), hidden) for field in BESIDE_NORMS]
+    return [*norms, replace(router, factor=hidden**-0.5, wide=True), replace(factors, wide=True)]
 
 
 def outer_parts(model: DecoderDescription) -> list[Part]:

@@ -18,6 +18,7 @@ from blinkpy.models.description.blocks import (
     Experts,
     Factors,
     Layer,
+    LayerPart,
     Mlp,
     Norm,
     NormPlacement,
@@ -616,7 +617,7 @@ def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     from blinkpy.models.cpu import numpy_decoder, torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
-    assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
+    assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys() | set(LayerPart), "no kernels compute the parts of Gemma 4"
     assert numpy_decoder.BLOCKS.keys() <= torch_decoder.BLOCKS.keys(), "what it leaves out is torch's"
     for config, block in (
         (LLAMA_31_8B, NormPlacement.PRE),
@@ -694,8 +695,9 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
     for other in (
         Layer(plain.attention._replace(heads=8), plain.layers[0].mlp),
         Layer(plain.attention, Mlp(99)),
+        Layer(plain.attention._replace(value_norm=True), plain.layers[0].mlp),
     ):
-        with pytest.raises(ConfigError, match="layers may differ only in window and rope"):
+        with pytest.raises(ConfigError, match="layers may differ only in window, rope and head sizes"):
             replace(plain, layers=(plain.layers[0], other))
     replace(plain, layers=(plain.layers[0], Layer(plain.attention._replace(window=7), Experts(8, 2, 16))))
 
@@ -706,7 +708,7 @@ def test_model_type_stands_in_for_a_missing_class() -> None:
     for name, family in families().items():
         base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": mistral}
         config = {k: v for k, v in base.items() if k != "architectures" and v is not None} | {"model_type": family.model_type}
-        config |= {"norm_topk_prob": family.model_type != "deepseek_v2"}
+        config |= {"norm_topk_prob": family.model_type != "deepseek_v2", "hidden_size_per_layer_input": 0}
         assert describe_config(config).name == name
 
 

@@ -95,6 +95,18 @@ DELTA_MOE = {
 }
 GROWING = {**YARN, "original_max_position_embeddings": 21, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GEMMA4: dict[str, Any] = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0, "sliding_window": 19}
+GEMMA4 |= {"rope_parameters": {FULL: PROPORTIONAL, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}}
+GEMMA4_MOE: dict[str, Any] = {
+    **GEMMA4,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}
+GEMMA4_MOE |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
+
 LATENT: dict[str, Any] = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28}
 LATENT |= {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 LATENT |= {"num_key_value_heads": 4}
@@ -139,6 +151,9 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", {**GEMMA, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "gemma3-mqa": ("Gemma3TextConfig", {**GEMMA, "num_key_value_heads": 1, "tie_word_embeddings": False}),
     "gemma3-nested": ("Gemma3Config", {**GEMMA, "layer_types": [SLIDING, SLIDING, FULL]}),
+    "gemma4": ("Gemma4TextConfig", {**GEMMA4, "layer_types": [SLIDING, FULL, FULL], "attention_bias": True}),
+    "gemma4-moe": ("Gemma4TextConfig", {**GEMMA4_MOE, "layer_types": [FULL, SLIDING, FULL], "tie_word_embeddings": False}),
+    "gemma4-nested": ("Gemma4Config", {**GEMMA4, "attention_k_eq_v": True, "layer_types": [SLIDING, SLIDING, FULL]}),
     "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen2-moe": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": False}),
@@ -237,6 +252,8 @@ LLAMA4_VISION = {
     "projector_input_dim": 16,
     "projector_output_dim": 16,
 }
+GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+GEMMA4_VISION |= {"num_key_value_heads": 2}
 SIGLIP = {**SMALL_VISION, "model_type": "siglip_vision_model"}
 CLIP = {**SMALL_VISION, "model_type": "clip_vision_model", "projection_dim": 16}
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 14, "out_hidden_size": 64}
@@ -247,6 +264,7 @@ VOXTRAL_SOUND = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads
 VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in text_config; this is the section beside it
     "Mistral3Config": SMALL_VISION,
     "Gemma3Config": SIGLIP,
+    "Gemma4Config": GEMMA4_VISION,
     "Llama4Config": LLAMA4_VISION,
     "Qwen2VLConfig": QWEN2_VISION,
     "Qwen2_5_VLConfig": QWEN_VISION,
@@ -270,7 +288,7 @@ SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
 MAX_MODEL_LEN = 256
-ADDS_1 = ("Gemma", "Qwen3Next", "Qwen3_5")  # to the weights of norms
+ADDS_1 = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # to the weights of norms
 
 
 def auto_class(name: str) -> Any:
@@ -294,7 +312,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
     values = {**BASE, **changes, **more}
     if kind in VISION_SECTIONS:
         beside = "audio_config" if kind in SOUND_CLASSES else "vision_config"
-        tied = values.get("tie_word_embeddings", kind == "Gemma3Config")
+        tied = values.get("tie_word_embeddings", kind in ("Gemma3Config", "Gemma4Config"))
         values = {"text_config": values, beside: VISION_SECTIONS[kind], "tie_word_embeddings": tied}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
@@ -304,6 +322,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
             if parameter_name.endswith("norm.weight"):
                 added = kind.startswith(ADDS_1) and not parameter_name.endswith("linear_attn.norm.weight")
                 parameter.uniform_(0.5, 1.5).sub_(1 if added else 0)
+            elif parameter_name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
+                parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(2, 1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
@@ -313,6 +333,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.uniform_(-0.2, 0.2)
+            elif buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model.to(dtype).eval()
 
 

@@ -1,0 +1,183 @@
+"""Gemma 4, text only: layers with a window and full layers differ in head size, and in key and value heads.
+
+Embeddings for each layer and layers that share keys and values (E2B, E4B) are refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.block_readers import FULL, SLIDING, periodic_windows, pre_norm_decoder, read_rope, rope_section
+from blinkpy.models.description.blocks import Activation, Attention, Experts, Factors, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.rope_tables import PROPORTIONAL, Rope
+from blinkpy.models.families.family import family
+
+PERIOD = 6  # of layers without a window
+ROPES = {
+    FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "tie_word_embeddings": True,
+    "rope_parameters": ROPES,
+}
+NAMES = TensorNames(
+    post_norm="pre_feedforward_layernorm",
+    router="router.proj",
+    expert_gate_up=("experts.gate_up_proj",),
+    expert_down="experts.down_proj",
+    gate_first=True,
+    out_first=("gate_up", "down"),
+    shared_gate_up=("mlp.gate_proj", "mlp.up_proj"),
+    shared_down="mlp.down_proj",
+)
+IGNORES = (
+    *("hidden_act", "rope_theta", "cache_implementation", "vocab_size_per_layer_input", "use_double_wide_mlp"),
+    *("num_experts", "top_k_experts", "moe_intermediate_size"),  # without enable_moe_block
+    *("global_head_dim", "num_global_key_value_heads"),  # with per_layer_config, which replaces them
+)
+SIZES = ("head_dim", "num_key_value_heads")
+
+
+def _refuse_missing_blocks(c: HfConfig) -> None:
+    """Raise ConfigError for values of keys whose blocks are not supported."""
+    if c["hidden_activation"] not in (None, "gelu_pytorch_tanh"):
+        found = c["hidden_activation"]
+        raise ConfigError(f"{c.where}: hidden_activation {found!r:.80} is not supported (supported: gelu_pytorch_tanh)")
+    if c.integer("hidden_size_per_layer_input", low=0):
+        raise ConfigError(
+            f"{c.where}: hidden_size_per_layer_input {c['hidden_size_per_layer_input']} is not supported for {c.name} "
+            "(supported: 0): embeddings for each layer, as in Gemma 4 E2B and E4B"
+        )
+    if c.integer("num_kv_shared_layers", default=0, low=0):
+        raise ConfigError(
+            f"{c.where}: num_kv_shared_layers {c['num_kv_shared_layers']} is not supported for {c.name} (supported: 0): "
+            "layers that share keys and values, as in Gemma 4 E2B and E4B"
+        )
+    if c.get("use_bidirectional_attention") not in (None, "vision"):  # "vision" is for images alone
+        found = c["use_bidirectional_attention"]
+        raise ConfigError(f"{c.where}: use_bidirectional_attention {found!r:.80} is not supported (supported: null, 'vision')")
+
+
+def _rope(c: HfConfig, layer_type: str, head_dim: int) -> Rope:
+    """The rotary embedding of layers of a type."""
+    sections = c.given("rope_parameters")
+    if c.get("rope_scaling") or not isinstance(sections, Mapping) or not isinstance(sections.get(layer_type), Mapping):
+        raise ConfigError(f"{c.where}: {c.name} needs rope_parameters with one section for each of {FULL}, {SLIDING}")
+    section = rope_section(c, layer_type, frozenset())
+    kind = section.get("rope_type") or "default"
+    if kind == "default":
+        return read_rope(c, head_dim, layer_type=layer_type)
+    if kind != PROPORTIONAL:
+        raise ConfigError(f"{section.where}: rope type {kind!r:.80} is not supported (supported: default, {PROPORTIONAL})")
+    share, factor = section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0)
+    if share > 1 or head_dim % 2:
+        raise ConfigError(f"{section.where}: partial_rotary_factor {share:g} of heads of {head_dim} elements is not supported")
+    return Rope(PROPORTIONAL, section.number("rope_theta"), head_dim, factor=factor, turned=int(share * head_dim // 2))
+
+
+def _sizes(c: HfConfig, full: list[int], sliding: list[int]) -> dict[str, tuple[int, int]]:
+    """(Head size, key and value heads) of layers of each type.
+
+    full, sliding: the layers of each type. transformers saves the sizes of layers that differ in per_layer_config; published
+    configs have other keys.
+    """
+    usual = c.integer("head_dim"), c.integer("num_key_value_heads")
+    if c.get("per_layer_config") is None:
+        heads = c.integer("num_global_key_value_heads", default=usual[1]) if c.flag("attention_k_eq_v") else usual[1]
+        return {FULL: (c.integer("global_head_dim"), heads), SLIDING: usual}
+    of_layers = _sizes_of_layers(c, usual, len(full) + len(sliding))
+    found = {kind: {of_layers[layer] for layer in layers} for kind, layers in ((FULL, full), (SLIDING, sliding))}
+    for kind, sizes in found.items():
+        if len(sizes) > 1:
+            raise ConfigError(f"{c.where}: per_layer_config gives layers with {kind} different sizes, which is not supported")
+    return {kind: next(iter(sizes), usual) for kind, sizes in found.items()}
+
+
+def _sizes_of_layers(c: HfConfig, usual: tuple[int, int], layers: int) -> list[tuple[int, int]]:
+    """The sizes of each layer from per_layer_config: {number of a layer: {key: value}}."""
+    found, given = [usual] * layers, c["per_layer_config"]
+    names = {str(layer): layer for layer in range(layers)}
+    if not isinstance(given, Mapping) or not all(str(name) in names for name in given):
+        raise ConfigError(f"{c.where}: per_layer_config must be an object with numbers of layers below {layers} as keys")
+    for name, values in given.items():
+        where = f"{c.where}: per_layer_config.{name}"
+        if not isinstance(values, Mapping) or set(values) - set(SIZES):
+            raise ConfigError(f"{where} must be an object with the keys {', '.join(SIZES)}, not {values!r:.80}")
+        own = HfConfig(c.name, values, dict(zip(SIZES, usual, strict=True)), where)
+        found[names[str(name)]] = own.integer(SIZES[0]), own.integer(SIZES[1])
+    return found
+
+
+def _experts(c: HfConfig) -> Experts:
+    """Experts beside an MLP."""
+    number, top_k = c.integer("num_experts"), c.integer("top_k_experts")
+    if top_k > number:
+        raise ConfigError(f"{c.where}: top_k_experts ({top_k}) is above num_experts ({number})")
+    return Experts(
+        number,
+        top_k,
+        c.integer("moe_intermediate_size"),
+        RouterKind.SOFTMAX_TOP_K,
+        Activation.GELU_TANH,
+        normalize=True,
+        shared=c.integer("intermediate_size"),
+        beside=True,
+    )
+
+
+@family(
+    "Gemma4ForCausalLM",
+    models="Gemma 4 26B-A4B and 31B, saved as text alone",
+    model_type="gemma4_text",
+    defaults=DEFAULTS,
+    ignores=IGNORES,
+)
+def gemma4(c: HfConfig) -> DecoderDescription:
+    _refuse_missing_blocks(c)
+    windows = (*periodic_windows(c, PERIOD)[:-1], 0)  # the last layer is a full one, whatever its type
+    full, sliding = ([layer for layer, window in enumerate(windows) if bool(window) is has] for has in (False, True))
+    sizes, heads, bias = _sizes(c, full, sliding), c.integer("num_attention_heads"), c.flag("attention_bias")
+    attentions = {}
+    for kind, (head_dim, kv_heads) in sizes.items():
+        if heads % kv_heads:
+            raise ConfigError(
+                f"{c.where}: num_attention_heads ({heads}) is not a multiple of the {kv_heads} key and value heads of layers "
+                f"with {kind}"
+            )
+        attentions[kind] = Attention(
+            heads,
+            kv_heads,
+            head_dim,
+            _rope(c, kind, head_dim),
+            qk_norm=QkNorm.HEAD,
+            qkv_bias=bias,
+            o_bias=bias,
+            scale=1.0,
+            value_norm=True,
+            keys_are_values=c.flag("attention_k_eq_v") and kind == FULL,
+        )
+    mlp = _experts(c) if c.flag("enable_moe_block") else Mlp(c.integer("intermediate_size"), Activation.GELU_TANH)
+    model = pre_norm_decoder(c, attentions[FULL], mlp, windows, NAMES)
+    layers = tuple(
+        layer._replace(attention=attentions[SLIDING if window else FULL]._replace(window=window), scaled=True)
+        for layer, window in zip(model.layers, windows, strict=True)
+    )
+    softcap = 0.0 if c.get("final_logit_softcapping") is None else c.number("final_logit_softcapping")
+    factors = Factors(embedding=model.hidden_size**0.5, rounded=True, softcap=softcap)
+    return replace(model, layers=layers, placement=NormPlacement.SANDWICH, factors=factors)
