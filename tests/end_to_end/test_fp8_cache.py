@@ -75,7 +75,7 @@ class RoundedCache(transformers.DynamicCache):
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **options: Any) -> Any:
         rounded = (
             ((side / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(side.dtype) * scale).to(side.dtype)
-            for side, scale in zip((keys, values), self.scales[layer], strict=True)
+            for side, scale in zip((keys, values), self.scales[layer, :, : keys.shape[1]], strict=True)
         )
         return super().update(*rounded, layer, *more, **options)
 
@@ -101,7 +101,7 @@ def follow(decoder: Any, batches: PagedBatches, tokens: list[int], prompt: int, 
 
 
 FAMILIES = ["llama3", "llama-biased-mqa", "qwen2-window-yarn", "qwen3", "smollm3", "granite", "phi3", "mistral-window"]
-FAMILIES += ["gemma2", "gemma3", "olmo2", "gpt-oss", "glm4-moe", "qwen3-moe", "ministral3", "llama4"]
+FAMILIES += ["gemma2", "gemma3", "gemma4-nested", "olmo2", "gpt-oss", "glm4-moe", "qwen3-moe", "ministral3", "llama4"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -148,8 +148,8 @@ class TorchDecoder:
 
     def _experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
-        if experts.beside:
-            return self._experts_beside_mlp(x, normed, layer, experts)
+        if experts.parallel:
+            return self._parallel_experts(x, normed, layer, experts)
         x = x + self._routed(normed, normed, layer, experts)
         if layer.shared_gate_up is None or layer.shared_down is None:
             return x
@@ -158,10 +158,10 @@ class TorchDecoder:
             inner *= self.progress.linear(normed, layer.shared_gate).sigmoid()
         return self.progress.add_linear(x, inner, layer.shared_down, None)
 
-    def _experts_beside_mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
-        """x + the normalised sum of an MLP's and the experts' results (Experts.beside). x, normed: [tokens, hidden]."""
+    def _parallel_experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+        """x + the normalised sum of an MLP's and the experts' results (Experts.parallel). x, normed: [tokens, hidden]."""
         if layer.shared_gate_up is None or layer.shared_down is None:
-            raise ValueError("an MLP beside experts needs weights")
+            raise ValueError("an MLP parallel to experts needs weights")
         inner = self._gated(normed, layer.shared_gate_up, None, experts.activation)
         dense = self._norm(self.progress.linear(inner, layer.shared_down), layer.shared_out_norm)
         routed = self._routed(self._norm(x, layer.router_norm), self._norm(x, layer.experts_in_norm), layer, experts)
@@ -280,7 +280,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(QkNorm),  # cpu_attention.py
     Latent: None,  # cpu_latent.py
     **dict.fromkeys(OutputGate),  # _attend
-    **dict.fromkeys(LayerPart),  # _layer, _experts_beside_mlp, cpu_attention.py
+    **dict.fromkeys(LayerPart),  # _layer, _parallel_experts, cpu_attention.py
     GatedDelta: CpuDelta,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,

@@ -97,7 +97,7 @@ class LayerPart(Enum):
 
     VALUE_NORM = "norms of each head's values, without stored weights"
     HEAD_SIZES = "layers with different head sizes, or numbers of key and value heads"
-    MLP_BESIDE_EXPERTS = "an MLP beside the experts, each with norms of its own"
+    PARALLEL_EXPERTS = "an MLP parallel to the experts, each with separate norms"
     LAYER_SCALE = "a stored factor of each layer's output"
 
 
@@ -273,7 +273,7 @@ class Experts(NamedTuple):
     mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling Formats, version 1.0): 4 bits per
         weight, and an 8-bit scale per 32 weights.
     scales_inputs: the shares multiply the experts' inputs instead of their results.
-    beside: the additional MLP and the experts read the residual stream through norms of their own. So does the router. Each
+    parallel: the additional MLP, the experts and the router each have a separate norm of the residual stream. Each
         result is normalised, then their sum. An expert's shares are multiplied by its stored factor.
     """
 
@@ -292,7 +292,7 @@ class Experts(NamedTuple):
     clamp: Clamp | None = None
     mxfp4: bool = False
     scales_inputs: bool = False
-    beside: bool = False
+    parallel: bool = False
 
 
 class GatedDelta(NamedTuple):

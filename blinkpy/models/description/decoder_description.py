@@ -74,7 +74,7 @@ class TensorNames(NamedTuple):
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
-    shared_out_norm: str = "post_feedforward_layernorm_1"  # with an MLP beside experts, as the four names below
+    shared_out_norm: str = "post_feedforward_layernorm_1"  # of an MLP parallel to experts, as the four names below
     experts_in_norm: str = "pre_feedforward_layernorm_2"
     experts_out_norm: str = "post_feedforward_layernorm_2"
     router_norm: str = "router.scale"  # complete name, without a suffix
@@ -126,12 +126,13 @@ class DecoderDescription:
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
-        if self.placement != NormPlacement.PRE and any(self.expert_layers) and not self.experts.beside:
+        if self.placement != NormPlacement.PRE and any(self.expert_layers) and not self.experts.parallel:
             raise ConfigError(f"{self.name}: norms after experts are not supported")
         if self.attention.softcap and self.attention.sinks:
             raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
-        own = {"window": 0, "rope": rope, "kv_heads": 1, "head_dim": 1, "keys_are_values": False}
-        attention = {layer.attention._replace(**own) for layer in self.layers}
+        attention = {
+            layer.attention._replace(window=0, rope=rope, kv_heads=1, head_dim=1, keys_are_values=False) for layer in self.layers
+        }
         mlps = {layer.mlp for layer in self.layers}
         deltas = {layer.delta for layer in self.layers if layer.delta is not None}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
@@ -142,7 +143,7 @@ class DecoderDescription:
 
     @property
     def attention(self) -> Attention:
-        """The attention of all layers, apart from what may differ."""
+        """The attention of all layers, except window, rotary embedding and head sizes."""
         return self.layers[0].attention
 
     @property
@@ -227,7 +228,7 @@ class DecoderDescription:
         found = {
             LayerPart.VALUE_NORM: self.attention.value_norm,
             LayerPart.HEAD_SIZES: len(sizes) > 1,
-            LayerPart.MLP_BESIDE_EXPERTS: self.experts.beside,
+            LayerPart.PARALLEL_EXPERTS: self.experts.parallel,
             LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
         }
         return [part for part, has in found.items() if has]

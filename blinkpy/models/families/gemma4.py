@@ -125,7 +125,7 @@ def _sizes_of_layers(c: HfConfig, usual: tuple[int, int], layers: int) -> list[t
 
 
 def _experts(c: HfConfig) -> Experts:
-    """Experts beside an MLP."""
+    """Experts parallel to an MLP."""
     number, top_k = c.integer("num_experts"), c.integer("top_k_experts")
     if top_k > number:
         raise ConfigError(f"{c.where}: top_k_experts ({top_k}) is above num_experts ({number})")
@@ -137,7 +137,7 @@ def _experts(c: HfConfig) -> Experts:
         Activation.GELU_TANH,
         normalize=True,
         shared=c.integer("intermediate_size"),
-        beside=True,
+        parallel=True,
     )
 
 

@@ -210,7 +210,7 @@ class LayerWeights:
     shared_gate_up: Matrix | None = None  # [2 * shared, hidden]
     shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
-    shared_out_norm: torch.Tensor | None = None  # [hidden], as the two below; with an MLP beside experts
+    shared_out_norm: torch.Tensor | None = None  # [hidden], as the two below; of an MLP parallel to experts
     experts_in_norm: torch.Tensor | None = None
     experts_out_norm: torch.Tensor | None = None
     router_norm: torch.Tensor | None = None  # float32 [hidden]

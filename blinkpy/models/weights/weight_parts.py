@@ -66,7 +66,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
-BESIDE_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
+PARALLEL_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
 LINEAR = ("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
@@ -292,8 +292,8 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
         parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
-    if mlp.beside:
-        parts += _beside_parts(model, mlp, prefix)
+    if mlp.parallel:
+        parts += _parallel_parts(model, mlp, prefix)
     if "{expert}" not in names.expert_down:
         in_turns, out_first = not names.gate_first, names.out_first
         gate_up, down = prefix + names.expert_gate_up[0], prefix + names.expert_down
@@ -304,12 +304,12 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     return [*parts, _of_experts("down", mlp.number, of_each[1], hidden, mlp.size)]
 
 
-def _beside_parts(model: DecoderDescription, mlp: Experts, prefix: str) -> list[Part]:
-    """Norms and factors of experts with an MLP beside them."""
+def _parallel_parts(model: DecoderDescription, mlp: Experts, prefix: str) -> list[Part]:
+    """Norms and factors of experts with a parallel MLP."""
     names, hidden = model.tensors, model.hidden_size
     router = joined("router_norm", [(prefix + names.router_norm, hidden)])
     factors = joined("expert_factors", [(prefix + names.expert_factors, mlp.number)])
-    norms = [_vector(field, prefix + getattr(names, field), hidden) for field in BESIDE_NORMS]
+    norms = [_vector(field, prefix + getattr(names, field), hidden) for field in PARALLEL_NORMS]
     return [*norms, replace(router, factor=hidden**-0.5, wide=True), replace(factors, wide=True)]
 
 

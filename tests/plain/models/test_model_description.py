@@ -702,13 +702,17 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
     replace(plain, layers=(plain.layers[0], Layer(plain.attention._replace(window=7), Experts(8, 2, 16))))
 
 
+NO_EMBEDDINGS = {"hidden_size_per_layer_input": 0}  # of layers, which Gemma 4 has by default
+
+
 def test_model_type_stands_in_for_a_missing_class() -> None:
     mistral = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
     mistral |= {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
     for name, family in families().items():
         base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": mistral}
+        base = base | {"text_config": {"model_type": "gemma4_text", **NO_EMBEDDINGS}} if family.model_type == "gemma4" else base
         config = {k: v for k, v in base.items() if k != "architectures" and v is not None} | {"model_type": family.model_type}
-        config |= {"norm_topk_prob": family.model_type != "deepseek_v2", "hidden_size_per_layer_input": 0}
+        config |= {"norm_topk_prob": family.model_type != "deepseek_v2", **NO_EMBEDDINGS}
         assert describe_config(config).name == name
 
 

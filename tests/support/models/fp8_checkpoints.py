@@ -159,6 +159,8 @@ def save_fp8(
     if "kv_lora_rank" in ZOO[name][1] and share == "block":  # head_dim would replace the size of the rotated part
         sizes = {"q_lora_rank": 128} if ZOO[name][1]["q_lora_rank"] else {}
         more = {key: value for key, value in more.items() if key != "head_dim"} | sizes
+    if "global_head_dim" in ZOO[name][1] and share == "block":
+        more = {**more, "global_head_dim": 128}
     make_model(name, seed, **more).save_pretrained(plain)
     tensors, stored = each_expert_apart(load_file(plain / "model.safetensors")), dict[str, torch.Tensor]()
     generator = torch.Generator().manual_seed(seed)

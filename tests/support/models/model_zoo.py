@@ -153,7 +153,16 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-nested": ("Gemma3Config", {**GEMMA, "layer_types": [SLIDING, SLIDING, FULL]}),
     "gemma4": ("Gemma4TextConfig", {**GEMMA4, "layer_types": [SLIDING, FULL, FULL], "attention_bias": True}),
     "gemma4-moe": ("Gemma4TextConfig", {**GEMMA4_MOE, "layer_types": [FULL, SLIDING, FULL], "tie_word_embeddings": False}),
-    "gemma4-nested": ("Gemma4Config", {**GEMMA4, "attention_k_eq_v": True, "layer_types": [SLIDING, SLIDING, FULL]}),
+    "gemma4-nested": (
+        "Gemma4Config",
+        {
+            **GEMMA4,
+            "pad_token_id": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "layer_types": [SLIDING, SLIDING, FULL],
+        },
+    ),
     "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen2-moe": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": False}),
@@ -284,6 +293,7 @@ VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in t
     "VoxtralConfig": VOXTRAL_SOUND,
     "Qwen2AudioConfig": SOUND,
 }
+ON_CPU = ("gemma4", "gemma4-moe", "gemma4-nested")  # no kernel of a GPU computes their blocks
 SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
