@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from benchmarks.common.aot_compile import Variant
 from benchmarks.common.aot_models import Form, forms_of, published
 from benchmarks.common.aot_needs import formula
 from benchmarks.common.aot_sample import MOST, AskedFor, choose
+from benchmarks.common.aot_walk import Walk, walk
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
 ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sampler")
@@ -65,6 +68,49 @@ def test_a_sample_has_each_fact_and_draws_others(seed: int, rng: np.random.Gener
     many = {key: AskedFor(key, frozenset({(key,)})) for key in asked}
     assert choose(many, seed) == many.keys(), "a fact is never left out"
     assert frozenset().union(*(choose(asked, seed + run) for run in range(40))) == asked.keys(), "runs after each other see all"
+
+
+class Kernel(NamedTuple):
+    """Of the list of kernels: as much of it as a walk reads."""
+
+    asked: AskedFor
+    function: SimpleNamespace
+
+
+def test_a_walk_continues_where_it_was_ended(rng: np.random.Generator, tmp_path: Path) -> None:
+    """No time: nothing. Then a part, a line that is cut off, the rest; again: nothing but a kernel whose source changed."""
+    alike = rng.integers(3, size=12)
+    kernels = [
+        Kernel(AskedFor(str(n), frozenset({(int(kind),)})), SimpleNamespace(cache_key="a")) for n, kind in enumerate(alike)
+    ]
+    journal, compiled = tmp_path / "journal", list[str]()
+
+    def compile_one(kernel: Any) -> Variant:
+        compiled.append(kernel.asked.key)
+        if len(compiled) == most:
+            raise KeyboardInterrupt
+        return Variant(f"label {kernel.asked.key}", "linear", 4, stack_frame=1000 if kernel.asked.key == "7" else 0)
+
+    def further(seconds: float = 600) -> Walk:
+        return walk(kernels, journal, seconds, compile_one)  # type: ignore[arg-type]
+
+    most = int(rng.integers(2, 12))
+    assert further(0.0) == (0, 12, {})
+    with pytest.raises(KeyboardInterrupt):
+        further()
+    whole = journal.read_text()
+    journal.write_text(whole[: -int(rng.integers(1, len(whole.splitlines(keepends=True)[-1])))])
+    kinds = [int(alike[int(key)]) for key in compiled]
+    several = len(set(alike.tolist()))
+    assert len(set(kinds[:several])) == len(kinds[:several]), "one of each choice comes first"
+    before, most = len(compiled), 0
+    assert further() == (12, 0, {"linear label 7": ["stack frame of 1000 bytes"]})
+    assert len(compiled) - before == 12 - (before - 2), "the kernel that was interrupted, and that of the cut line"
+    assert set(compiled) == {str(n) for n in range(12)}
+    compiled.clear()
+    kernels[3].function.cache_key = "b"
+    assert further() == further()
+    assert compiled == ["3"]
 
 
 def test_a_form_that_is_refused_is_refused_in_words() -> None:
