@@ -6,9 +6,10 @@ from typing import Any
 
 from blinkpy.config import ConfigError, ModelOptions
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.choice_fields import ToolChoice
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
+from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateRefusalError, chat_text
 from blinkpy.dpu.text.conversation_fit import TemplateProbe, text_of
 from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
@@ -116,7 +117,9 @@ class ChatDialect:
         names = frozenset(tool.name for tool in tools)
         parallel, closed = request.parallel_tool_calls, _choice(request).allowed is not None
         schemas = {tool.name: tool.parameters for tool in tools}
-        return Expected(self.tags, inside, calls or self.calls, names, parallel, prefix, self._as_content, closed, schemas)
+        custom = frozenset(tool.name for tool in request.tools if tool.format is not None)
+        calls = calls or self.calls
+        return Expected(self.tags, inside, calls, names, parallel, prefix, self._as_content, closed, schemas, custom)
 
     def _in_channels(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, begun: str) -> Expected:
         """What an answer in channels may hold; a grammar is about its final message, or the arguments of its calls. begun: the

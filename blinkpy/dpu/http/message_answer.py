@@ -21,6 +21,7 @@ class _Message:
         self._include_reasoning = include_reasoning
         self._new_id = expected.new_id
         self._calls = self._parts = 0
+        self._kind, self._field = "function", "arguments"  # of the last call
         self._shown: set[str] = set()  # parts that have text
         self._between: set[str] = set()  # parts whose next text is of another message than the text before
 
@@ -44,13 +45,14 @@ class _Message:
         calls: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, CallBegin):
-                function = {"name": event.name, "arguments": ""}
-                calls.append({"index": self._calls, "id": self._new_id(), "type": "function", "function": function})
+                self._kind, self._field = ("custom", "input") if event.custom else ("function", "arguments")
+                called = {"name": event.name, self._field: ""}
+                calls.append({"index": self._calls, "id": self._new_id(), "type": self._kind, self._kind: called})
                 self._calls += 1
             elif isinstance(event, CallArguments):
                 if not calls:
-                    calls.append({"index": self._calls - 1, "function": {"arguments": ""}})
-                calls[-1]["function"]["arguments"] += event.text
+                    calls.append({"index": self._calls - 1, self._kind: {self._field: ""}})
+                calls[-1][self._kind][self._field] += event.text
             elif isinstance(event, NextMessage):
                 self._between |= self._shown
             elif self._include_reasoning or isinstance(event, Content):

@@ -20,11 +20,13 @@ from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, N
 
 # The output items of /v1/responses: messages, reasoning and calls, each with the events that begin, fill and end it.
 
-MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
+MESSAGE, REASONING, CALL, CUSTOM = "message", "reasoning", "function_call", "custom_tool_call"
+CALLS = {CALL: "arguments", CUSTOM: "input"}  # the field with the text
 DELTAS = {
     MESSAGE: "response.output_text.delta",
     REASONING: "response.reasoning_text.delta",
     CALL: "response.function_call_arguments.delta",
+    CUSTOM: "response.custom_tool_call_input.delta",
 }
 Event = tuple[str, dict[str, Any]]  # its type and its content
 
@@ -47,7 +49,7 @@ class Item:
     def place(self) -> dict[str, Any]:
         """What its events have in common."""
         where = {"item_id": self.id, "output_index": self.index}
-        return where if self.kind == CALL else {**where, "content_index": 0}
+        return where if self.kind in CALLS else {**where, "content_index": 0}
 
     def _part(self, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self.kind == REASONING:
@@ -58,9 +60,9 @@ class Item:
         """The item as it is by now; one that has not ended has no text."""
         text = "" if self.status == "in_progress" else "".join(self.texts)
         head = {"type": self.kind, "id": self.id, "status": self.status}
-        if self.kind == CALL:
+        if self.kind in CALLS:
             inside = {"namespace": self.namespace} if self.namespace else {}
-            return {**head, "call_id": self.call_id, **inside, "name": self.name, "arguments": text}
+            return {**head, "call_id": self.call_id, **inside, "name": self.name, CALLS[self.kind]: text}
         parts = [] if self.status == "in_progress" else [self._part(text, self.logprobs)]
         return (
             {**head, "summary": [], "content": parts}
@@ -70,7 +72,7 @@ class Item:
 
     def begin(self) -> list[Event]:
         added: Event = ("response.output_item.added", {"output_index": self.index, "item": self.table()})
-        if self.kind == CALL:
+        if self.kind in CALLS:
             return [added]
         return [added, ("response.content_part.added", {**self.place, "part": self._part("", ())})]
 
@@ -81,6 +83,8 @@ class Item:
         whole = DELTAS[self.kind].replace(".delta", ".done")
         if self.kind == CALL:
             return [(whole, {**self.place, "name": self.name, "arguments": text}), done]
+        if self.kind == CUSTOM:
+            return [(whole, {**self.place, "input": text}), done]
         texts = {"text": text} if self.kind == REASONING else {"text": text, "logprobs": self.logprobs}
         return [
             (whole, {**self.place, **texts}),
@@ -89,7 +93,7 @@ class Item:
         ]
 
 
-PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}  # of ids
+PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc", CUSTOM: "ctc"}  # of ids
 
 
 class ResponseAnswer:
@@ -189,11 +193,13 @@ class ResponseAnswer:
 
     def _part(self, part: OutputEvent) -> bytes:
         if isinstance(part, CallBegin):
-            return self._open(CALL, part.name)
+            return self._open(CUSTOM if part.custom else CALL, part.name)
         if isinstance(part, NextMessage):
             self._next_message = True
             return b""
-        kind = MESSAGE if isinstance(part, Content) else CALL if isinstance(part, CallArguments) else REASONING
+        kind = MESSAGE if isinstance(part, Content) else REASONING
+        if isinstance(part, CallArguments):
+            kind = self._items[-1].kind
         goes_on = self._items and self._items[-1].kind == kind and not self._next_message
         begin = b"" if goes_on else self._open(kind)
         item = self._items[-1]
@@ -212,7 +218,7 @@ class ResponseAnswer:
         self._next_message = False
         ended = self._all(self._items[-1].end("completed")) if self._items else b""
         expected, index = self._request.expected, len(self._items)
-        call_id = expected.new_id() if expected is not None and kind == CALL else ""
+        call_id = expected.new_id() if expected is not None and kind in CALLS else ""
         item = Item(kind, f"{PREFIXES[kind]}_{self._unique}{f'_{index}' * (index > 0)}", index, name, call_id)
         tool = self._in_namespaces.get(name)
         if tool is not None and tool.namespace is not None:
@@ -254,10 +260,10 @@ def _choice(request: Request) -> Any:
     choice = request.tool_choice
     if choice is None:
         return "auto" if request.tools else "none"
+    named = [{"type": "custom" if name in choice.custom else "function", "name": name} for name in choice.names]
     if choice.allowed is not None:
-        allowed = [{"type": "function", "name": name} for name in choice.allowed]
-        return {"type": "allowed_tools", "mode": choice.mode, "tools": allowed}
-    return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+    return choice.mode if choice.name is None else named[0]
 
 
 def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -272,6 +278,8 @@ def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 def _tool(tool: Tool) -> dict[str, Any]:
     """A tool as a request has it."""
     given = tool.described["function"]
+    if tool.format is not None:
+        return {"type": "custom", "name": tool.own_name, "description": given.get("description"), "format": tool.format}
     return {
         "type": "function",
         "name": tool.own_name,

@@ -14,7 +14,14 @@ RESPONSES = "/v1/responses/"
 INPUT_ITEMS = "/input_items"
 PAGE, MOST_PAGE = 20, 100  # items of a list without `limit`, and at most
 ORDERS = ("asc", "desc")
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}  # of ids
+PREFIXES = {  # of ids
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 
 
 class StoredPath(NamedTuple):

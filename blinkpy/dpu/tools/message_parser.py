@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from blinkpy.dpu.tools.call_format import CallFormat
+from blinkpy.dpu.tools.custom_input import CustomInput
 from blinkpy.dpu.tools.harmony_calls import BEGINS, ENDS, MESSAGE, START, header_of, is_header
 from blinkpy.dpu.tools.output_source import (
     MOST_SPACE,
@@ -100,6 +101,7 @@ class Expected:
     as_content: bool = False  # reasoning is content
     only_tools: bool = False  # a call of another function is text
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the tools' arguments
+    custom: frozenset[str] = frozenset()  # names of custom tools
 
     @property
     def whole(self) -> bool:
@@ -136,6 +138,7 @@ class MessageParser:
         next(self._steps)
         self._last: type[OutputEvent] | None = None
         self._reasoned = False  # reasoning has begun, and neither it nor the content has text yet
+        self._input: CustomInput | None = None  # of the last call, if it is a custom tool's
         self._space: list[str] = []  # at the end of the text so far; it is content if more content follows
         self._source.push(expected.prefix)
 
@@ -143,13 +146,13 @@ class MessageParser:
         """The parts that are certain now."""
         self._source.push(text)
         next(self._steps)
-        return list(self._tidy(self._source.take()))
+        return list(self._with_inputs(self._tidy(self._source.take())))
 
     def finish(self) -> list[OutputEvent]:
         """The rest, at the end of the answer."""
         self._source.finish()
         next(self._steps, None)
-        events = list(self._tidy(self._source.take()))
+        events = [*self._with_inputs(self._tidy(self._source.take())), *self._end_input()]
         if self._space and not self.calls and self._last is Content:
             events.append(Content("".join(self._space)))
         return events
@@ -181,6 +184,26 @@ class MessageParser:
                 self._space.clear()
             if isinstance(event, CallBegin | CallArguments) and (self.calls == 1 or self._expected.parallel):
                 yield event
+
+    def _with_inputs(self, events: Iterator[OutputEvent]) -> Iterator[OutputEvent]:
+        """With the input of a custom tool's call instead of its arguments."""
+        for event in events:
+            if isinstance(event, CallArguments):
+                text = event.text if self._input is None else self._input.feed(event.text)
+                if text:
+                    yield CallArguments(text)
+                continue
+            yield from self._end_input()
+            if isinstance(event, CallBegin) and event.name in self._expected.custom:
+                self._input, event = CustomInput(), CallBegin(event.name, True)
+            yield event
+
+    def _end_input(self) -> Iterator[OutputEvent]:
+        """The rest of the input of the last call."""
+        given, self._input = self._input, None
+        rest = "" if given is None else given.finish()
+        if rest:
+            yield CallArguments(rest)
 
     def _text(self, event: Content | Reasoning) -> Iterator[OutputEvent]:
         kind, text = type(event), event.text

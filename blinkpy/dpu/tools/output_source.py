@@ -24,13 +24,15 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A tool call begins; its arguments follow."""
+    """A tool call begins; its arguments follow. custom: of a custom tool, and the text of its input follows instead."""
 
     name: str
+    custom: bool = False
 
 
 class CallArguments(NamedTuple):
-    """More text of the arguments of the call that began last: together JSON, if the model wrote JSON."""
+    """More text of the arguments of the call that began last: together JSON, if the model wrote JSON. Of a custom tool's call,
+    more text of its input."""
 
     text: str
 

@@ -17,18 +17,10 @@ from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.choice_fields import ChatChoice, FlatChoice, ToolChoice, tool_choice
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_body import read
-from blinkpy.dpu.http.fields.tool_fields import (
-    MAX_TOOLS,
-    ChatChoice,
-    ChatTools,
-    FlatChoice,
-    Tool,
-    ToolChoice,
-    chat_tools,
-    tool_choice,
-)
+from blinkpy.dpu.http.fields.tool_fields import MAX_TOOLS, ChatTools, Tool, chat_tools
 from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.tokenizer import SpecialTokens, Tokenizer
 from blinkpy.dpu.tools.call_format import call_formats
@@ -73,7 +65,7 @@ def test_its_forms() -> None:
     assert get_args(get_type_hints(ChatCompletionAllowedToolsParam)["mode"]) == MODES
     for mode in MODES:
         for given, is_flat in ((allowed("a", "b", "a", mode=mode), False), (flat("a", "b", "a", mode=mode), True)):
-            assert read_choice(given, is_flat) == (mode, None, ("a", "b")), "twice the same is once"
+            assert read_choice(given, is_flat) == ToolChoice(mode, None, ("a", "b")), "twice the same is once"
     nulls: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**TOOLS[0], "function": {"name": "a"}}]}}
     assert read_choice(nulls | {"name": None}).allowed == ("a",)
 

@@ -435,15 +435,20 @@ def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
             "'system', 'developer', 'user', 'assistant' or 'tool', not an integer",
         ),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "[0].type' must be 'text' or 'refusal', not 'x'"),
-        ("chat", {"tool_choice": {"type": 5}}, "must be 'function' or 'allowed_tools', not an integer"),
+        ("chat", {"tool_choice": {"type": 5}}, "must be 'function', 'custom' or 'allowed_tools', not an integer"),
         (
             "responses",
             {"tools": [{"type": 5}]},
-            "'function', 'namespace', 'web_search', 'web_search_2025_08_26', 'image_generation', 'local_shell' or 'tool_search', "
-            "not an integer",
+            "'function', 'custom', 'namespace', 'web_search', 'web_search_2025_08_26', 'image_generation', 'local_shell' or "
+            "'tool_search', not an integer",
         ),
         ("responses", {"text": {"format": {"type": "x"}}}, "must be 'text', 'json_object' or 'json_schema', not 'x'"),
-        ("responses", {"input": [{"type": "x"}]}, "'message', 'function_call', 'function_call_output' or 'reasoning', not 'x'"),
+        (
+            "responses",
+            {"input": [{"type": "x"}]},
+            "'message', 'function_call', 'function_call_output', 'reasoning', 'custom_tool_call' or 'custom_tool_call_output', "
+            "not 'x'",
+        ),
     )
     for endpoint, fields, words in cases * 5:
         with pytest.raises(ApiError) as caught:

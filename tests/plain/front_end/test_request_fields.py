@@ -21,6 +21,7 @@ from blinkpy.dpu.generation import TokenLogprobs, token_logprobs
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, at_once
 from blinkpy.dpu.http.fields.body_model import rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
+from blinkpy.dpu.http.fields.choice_fields import ToolChoice
 from blinkpy.dpu.http.fields.completion_fields import parse_completion
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
@@ -288,14 +289,15 @@ def test_tools_and_calls() -> None:
     request = chat(
         tools=[{"type": "function", "function": function}], tool_choice={"type": "function", "function": {"name": "f-1_A"}}
     )
-    ((name, parameters, strict, described, namespace, where),) = request.tools
+    ((name, parameters, strict, described, namespace, where, custom),) = request.tools
+    assert custom is None
     assert namespace is None
     assert (name, parameters, strict) == ("f-1_A", {"type": "object", "properties": {}}, True)
     assert where == "tools[0].function.parameters"
     assert described == {"type": "function", "function": {"name": "f-1_A", "description": "é", "parameters": parameters}}
-    assert request.tool_choice == ("required", "f-1_A", None)
+    assert request.tool_choice == ToolChoice("required", "f-1_A")
     assert chat(tools=[], tool_choice="none", parallel_tool_calls=False).tools == ()
-    assert chat(tools=[TOOL], tool_choice="required").tool_choice == ("required", None, None)
+    assert chat(tools=[TOOL], tool_choice="required").tool_choice == ToolChoice("required")
     calls = [
         {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": given}}
         for given in ('{"a": [1]}', "{", "[1]", "")

@@ -364,7 +364,7 @@ def test_functions_of_a_namespace(hermes: Served) -> None:
         ([AGENTS | {"name": "a b"}], "tools[0].name"),
         ([AGENTS | {"name": "a" * 60}], "tools[0].tools[0].name"),
         ([AGENTS | {"tools": {}}], "tools[0].tools"),
-        ([AGENTS | {"tools": [{"type": "custom", "name": "x"}]}], "tools[0].tools[0].type"),
+        ([AGENTS | {"tools": [{"type": "web_search", "name": "x"}]}], "tools[0].tools[0].type"),
         ([AGENTS | {"tools": [AGENTS]}], "tools[0].tools[0].type"),
         ([AGENTS | {"tools": [{"type": "function", "name": f"f{i}"} for i in range(129)]}], "tools"),
         ([AGENTS | {"hint": 1}], "tools[0].hint"),

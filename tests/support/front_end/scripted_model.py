@@ -83,10 +83,13 @@ def folder_with(path: Path, template: str | list[dict[str, str]]) -> Path:
 
 
 @contextlib.contextmanager
-def served_with(path: Path, template: str | list[dict[str, str]], **options: Any) -> Iterator[Served]:
+def served_with(path: Path, template: str | list[dict[str, str]], grammar_words: int = 0, **options: Any) -> Iterator[Served]:
+    """grammar_words: of the largest grammar that the engine takes; 0: it takes none."""
     folder = folder_with(path, template)
     facts = FACTS._replace(max_model_len=8192, num_pages=8192)
-    sizes = replace(SIZES, prompt_tokens=4096, hash_entries=1024)
+    if grammar_words:
+        facts = facts._replace(grammar_share=2, grammar_words=grammar_words, grammar_arena=4 * grammar_words)
+    sizes = replace(SIZES, prompt_tokens=4096 + 6 * grammar_words, hash_entries=1024)
     with (
         FakeEngine(facts=facts, sizes=sizes) as engine,
         serving(engine, folder, **options) as server,

@@ -10,6 +10,7 @@ from blinkpy.dpu.http.fields.body_errors import missing
 from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, doc, hints, only, rule
 from blinkpy.dpu.http.fields.call_fields import CalledName
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES
+from blinkpy.dpu.http.fields.choice_fields import ToolChoice, check_choice
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, Schema, schema_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_unsupported
@@ -20,8 +21,6 @@ from blinkpy.dpu.http.fields.tool_fields import (
     Function,
     Name,
     Tool,
-    ToolChoice,
-    check_choice,
     check_size,
     depth_checked,
     distinct,

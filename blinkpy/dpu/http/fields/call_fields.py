@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.body_errors import missing
 from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, rule
 from blinkpy.dpu.http.fields.tool_fields import Name, Namespace, depth_checked
+from blinkpy.dpu.tools.custom_input import input_arguments
 
 MAX_CALLED = 512
 # The name in a call that comes back: models also call functions that do not exist, and the server passes those on.
@@ -22,17 +25,35 @@ class Called(Body):
     parsed_arguments: Any = None
 
 
-class Call(SentBack):
-    """A call in an assistant's message."""
+class CalledCustom(Body):
+    """The custom tool of a call."""
 
-    function: Called
+    name: CalledName
+    input: str
+
+
+class Call(SentBack):
+    """A call in an assistant's message: of a function, or of a custom tool."""
+
+    function: Called | None = None
+    custom: CalledCustom | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
     index: Any = None
 
     def message(self, where: str) -> dict[str, Any]:
         """The call as chat templates expect it. Raises ApiError."""
-        call = _call(where + ".function", self.function.name, self.function.arguments)
+        kind = self.type or ("function" if self.custom is None else "custom")
+        other = "custom" if kind == "function" else "function"
+        if getattr(self, kind) is None:
+            raise missing(f"{where}.{kind}")
+        if getattr(self, other) is not None:
+            raise bad_request(f"'{where}.{other}' can't be used in a call of type '{kind}'.", f"{where}.{other}", "invalid_value")
+        if self.function is not None:
+            call = _call(where + ".function", self.function.name, self.function.arguments)
+        else:
+            assert self.custom is not None
+            call = _call(where + ".custom", self.custom.name, input_arguments(self.custom.input))
         return call if self.id is None else {"id": self.id, **call}
 
 
@@ -50,6 +71,22 @@ class CallItem(Body, tag_field="type", tag="function_call"):
         """The call as chat templates expect it. Raises ApiError."""
         name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
         return {"id": self.call_id, **_call(where, name, self.arguments)}
+
+
+class CustomCallItem(Body, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool as an input item of /v1/responses."""
+
+    call_id: str
+    name: CalledName
+    input: str
+    namespace: Name | None = None
+    id: Any = None
+    status: Any = None
+
+    def message(self, where: str) -> dict[str, Any]:
+        """The call as chat templates expect it."""
+        name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
+        return {"id": self.call_id, **_call(where, name, input_arguments(self.input))}
 
 
 class _ResultText(Part, tag_field="type"):
@@ -75,9 +112,7 @@ class PlainTextPart(_ResultText, tag="text"):
 ItemPart = InputTextPart | OutputTextPart | PlainTextPart
 
 
-class ResultItem(Body, tag_field="type", tag="function_call_output"):
-    """The result of a call as an input item of /v1/responses."""
-
+class _Result(Body, tag_field="type"):
     call_id: str
     output: str | list[ItemPart]
     id: Any = None
@@ -89,6 +124,14 @@ class ResultItem(Body, tag_field="type", tag="function_call_output"):
         """The result as a message."""
         output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
         return {"role": "tool", "content": output, "tool_call_id": self.call_id}
+
+
+class ResultItem(_Result, tag="function_call_output"):
+    """The result of a call as an input item of /v1/responses."""
+
+
+class CustomResultItem(_Result, tag="custom_tool_call_output"):
+    """The result of a custom tool's call."""
 
 
 def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from msgspec import Meta
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, hints, rule
 from blinkpy.dpu.http.fields.call_fields import Call
+from blinkpy.dpu.http.fields.choice_fields import ChatChoice, check_choice, tool_choice
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_nul
 from blinkpy.dpu.http.fields.shared_fields import (
@@ -23,14 +24,11 @@ from blinkpy.dpu.http.fields.tool_fields import (
     MAX_DEPTH,
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
-    ChatChoice,
     ChatTools,
     Effort,
     Verbosity,
     chat_tools,
-    check_choice,
     check_size,
-    tool_choice,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import CHAT, unsupported_fields
 from blinkpy.queues.request_parameters import RequestParameters
@@ -167,7 +165,7 @@ Tools = Annotated[
     ChatTools | None,
     doc(
         f'up to {MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
-        f"together {MAX_TOOLS_BYTES >> 10} KiB, nested {MAX_DEPTH} deep"
+        f"or of custom tools (docs/tools.md), together {MAX_TOOLS_BYTES >> 10} KiB, nested {MAX_DEPTH} deep"
     ),
 ]
 if TYPE_CHECKING:
@@ -201,7 +199,8 @@ class ChatBody(_Base, kw_only=True):
     tool_choice: Annotated[
         ChatChoice | None,
         doc(
-            '`none`, `auto`, `required`, `{"type": "function", "function": {"name": NAME}}`, or `{"type": "allowed_tools", '
+            '`none`, `auto`, `required`, `{"type": "function", "function": {"name": NAME}}`, the same with `custom`, or '
+            '`{"type": "allowed_tools", '
             '"allowed_tools": {"mode": "auto" or "required", "tools": [FUNCTION, ...]}}` with functions of this form'
         ),
     ] = None

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from blinkpy.dpu.http.fields.choice_fields import ToolChoice
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, TextFormat
-from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
+from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters

@@ -6,8 +6,9 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_model import Body, SentBack, doc, hints, only, rule
-from blinkpy.dpu.http.fields.call_fields import CallItem, ItemPart, ResultItem
+from blinkpy.dpu.http.fields.call_fields import CallItem, CustomCallItem, CustomResultItem, ItemPart, ResultItem
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart, refuse_refusals
+from blinkpy.dpu.http.fields.choice_fields import FlatChoice, check_choice, tool_choice
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, FlatFormat, TextFormat, format_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_unsupported
@@ -22,14 +23,11 @@ from blinkpy.dpu.http.fields.shared_fields import (
 from blinkpy.dpu.http.fields.tool_fields import (
     MAX_TOOLS_BYTES,
     Effort,
-    FlatChoice,
     FlatTools,
     Verbosity,
-    check_choice,
     check_size,
     flat_tools,
     hidden_tools,
-    tool_choice,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES, unsupported_fields
 from blinkpy.queues.request_parameters import RequestParameters
@@ -87,7 +85,7 @@ class ReasoningItem(SentBack, tag_field="type", tag="reasoning"):
 Items = Annotated[
     list[
         Annotated[
-            MessageItem | CallItem | ResultItem | ReasoningItem,
+            MessageItem | CallItem | ResultItem | ReasoningItem | CustomCallItem | CustomResultItem,
             hints(item_reference="responses are not stored; with `store` false, clients send the items"),
         ]
     ],
@@ -109,7 +107,7 @@ def messages(items: Any) -> list[Message]:
                 found[-1]["content"] = message["content"]
             else:
                 found.append(message)
-        elif isinstance(item, ResultItem):
+        elif isinstance(item, ResultItem | CustomResultItem):
             found.append(item.message())
         else:
             reasons = isinstance(item, ReasoningItem)
@@ -165,7 +163,8 @@ class ResponseBody(_Base, kw_only=True):
         str | Items,
         doc(
             f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, '
-            "`function_call_output` and `reasoning`, whose `encrypted_content` is not read; content may be a list of "
+            "`function_call_output`, `custom_tool_call`, `custom_tool_call_output` and `reasoning`, whose `encrypted_content` is "
+            "not read. Content may be a list of "
             '`{"type": "input_text", "text": ...}`, an assistant\'s also of `{"type": "refusal", "refusal": ...}`'
         ),
     ]
@@ -199,14 +198,15 @@ class ResponseBody(_Base, kw_only=True):
         doc(
             '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by '
             'default; `{"type": "namespace", "name", "description", "tools"}`: functions, known to the model as '
-            "`NAMESPACE__NAME`. In addition, with a warning in the log and hidden from the model: `image_generation`, "
+            "`NAMESPACE__NAME`; custom tools (docs/tools.md). "
+            "In addition, with a warning in the log and hidden from the model: `image_generation`, "
             "`local_shell`, `tool_search`, `web_search`"
         ),
     ] = None
     tool_choice: Annotated[
         FlatChoice | None,
         doc(
-            '`none`, `auto`, `required`, `{"type": "function", "name": NAME}`, or `{"type": "allowed_tools", '
+            '`none`, `auto`, `required`, `{"type": "function" or "custom", "name": NAME}`, or `{"type": "allowed_tools", '
             '"mode": "auto" or "required", "tools": [FUNCTION, ...]}` with functions of this form'
         ),
     ] = None

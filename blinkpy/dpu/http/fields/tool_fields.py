@@ -1,4 +1,4 @@
-"""The fields about tools and templates: tools, the choice among them, and reasoning effort.
+"""The fields about tools and templates: tools, and reasoning effort.
 
 Chats and /v1/responses spell them differently: /v1/responses has no `function` around a tool's description ("flat" here), and has
 namespaces and hosted searches.
@@ -11,8 +11,9 @@ import orjson
 from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_model import Body, only, rule
+from blinkpy.dpu.http.fields.body_model import Body, hints, only, rule
 from blinkpy.dpu.http.fields.request_body import refuse_unsupported
+from blinkpy.dpu.tools.custom_input import input_schema
 
 MAX_TOOLS = 128  # of a request; also calls of one message
 MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
@@ -26,8 +27,6 @@ Verbosity = Literal["low", "medium", "high"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 # `$` alone would accept a line's end behind the name.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]
-Mode = Literal["auto", "required"]
-Word = Literal["none", "auto", "required"]
 
 
 class Namespace(NamedTuple):
@@ -42,7 +41,7 @@ class Namespace(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A function that the model may call."""
+    """A function that the model may call, or a custom tool, which the model sees as a function."""
 
     name: str  # as the model sees it
     parameters: Mapping[str, Any]
@@ -50,23 +49,12 @@ class Tool(NamedTuple):
     described: Mapping[str, Any]  # for chat templates
     namespace: Namespace | None = None
     where: str = ""  # path of the field with `parameters`
+    format: Mapping[str, Any] | None = None  # of a custom tool's input, as /v1/responses shows it; None: a function
 
     @property
     def own_name(self) -> str:
         """Its name in its namespace."""
         return self.name if self.namespace is None else self.name.removeprefix(self.namespace.full(""))
-
-
-class ToolChoice(NamedTuple):
-    """Whether the model may, must or must not call a function, and which."""
-
-    mode: str = "auto"  # none, auto or required
-    name: str | None = None  # the function that must be called
-    allowed: tuple[str, ...] | None = None  # None: all
-
-    def allows(self, tool: str) -> bool:
-        """Whether the model may call a function."""
-        return self.allowed is None or tool in self.allowed
 
 
 # ---- tools -----------------------------------------------------------------------------------------------------------
@@ -88,26 +76,33 @@ class Function(Body):
         if kinds != "object" and not (type(kinds) is list and "object" in kinds):
             place = f"{where}.{field}.type"
             raise bad_request(f"'{place}' must be 'object': the arguments of a call are an object.", place, "invalid_value")
-        name = self.name if namespace is None else namespace.full(self.name)
-        if len(name) > MAX_NAME:
-            message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(name)}."
-            raise bad_request(message, f"{where}.name", "invalid_value")
-        function: dict[str, Any] = {"name": name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = parameters
-        described = {"type": "function", "function": function}
+        name = _full_name(self.name, where, namespace)
+        described = _described(name, self.description, parameters)
         return Tool(name, parameters, self.strict is True, described, namespace, f"{where}.{field}")
+
+
+def _full_name(name: str, where: str, namespace: Namespace | None) -> str:
+    """The name that the model sees. Raises ApiError for a long one."""
+    full = name if namespace is None else namespace.full(name)
+    if len(full) > MAX_NAME:
+        message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(full)}."
+        raise bad_request(message, f"{where}.name", "invalid_value")
+    return full
+
+
+def _described(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A function for chat templates."""
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
 _Defer = Annotated[Any, only(False, why="tools are never loaded later")]
 _Callers = Annotated[Any, only(["direct"], why="no code runs here that could call a tool")]
 
 
-class ChatTool(Body):
+class ChatTool(Body, tag_field="type", tag="function"):
     """A tool of a chat."""
 
-    type: Literal["function"]
     function: Function
     defer_loading: _Defer = None
     allowed_callers: _Callers = None
@@ -120,12 +115,80 @@ class FlatTool(Function, tag_field="type", tag="function"):
     allowed_callers: _Callers = None
 
 
-class NamespaceFunction(Function, kw_only=True):
-    """A function of a namespace."""
+_NO_LARK = hints(lark="write a regular expression, or use the format 'text'")
 
-    type: Literal["function"]
+
+class PlainInput(Body, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class InputGrammar(Body):
+    """A regular expression that the whole input matches."""
+
+    syntax: Annotated[Literal["regex"], _NO_LARK]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+class FlatInputGrammar(InputGrammar, tag_field="type", tag="grammar"):
+    """The same in /v1/responses."""
+
+
+class ChatInputGrammar(Body, tag_field="type", tag="grammar"):
+    """The same in chats."""
+
+    grammar: InputGrammar
+
+
+class ChatCustom(Body):
+    """A custom tool: its input is a text."""
+
+    name: Name
+    description: str | None = None
+    format: PlainInput | ChatInputGrammar | None = None
+
+    def tool(self, where: str) -> Tool:
+        """The tool at this path of the request. Raises ApiError."""
+        grammar = self.format.grammar if isinstance(self.format, ChatInputGrammar) else None
+        return _custom_tool(self.name, self.description, grammar, where, f"{where}.format.grammar.definition")
+
+
+class ChatCustomTool(Body, tag_field="type", tag="custom"):
+    """A custom tool of a chat."""
+
+    custom: ChatCustom
     defer_loading: _Defer = None
     allowed_callers: _Callers = None
+
+
+class CustomTool(Body, tag_field="type", tag="custom"):
+    """A custom tool of /v1/responses: its input is a text."""
+
+    name: Name
+    description: str | None = None
+    format: PlainInput | FlatInputGrammar | None = None
+    defer_loading: _Defer = None
+    allowed_callers: _Callers = None
+
+    def tool(self, where: str, namespace: Namespace | None = None) -> Tool:
+        """The tool at this path of the request. Raises ApiError."""
+        grammar = self.format if isinstance(self.format, FlatInputGrammar) else None
+        return _custom_tool(self.name, self.description, grammar, where, f"{where}.format.definition", namespace)
+
+
+def _custom_tool(
+    name: str,
+    description: str | None,
+    grammar: InputGrammar | None,
+    where: str,
+    definition: str,
+    namespace: Namespace | None = None,
+) -> Tool:
+    """A custom tool, which the model sees as a function of one string. definition: the path of the regular expression."""
+    full, pattern = _full_name(name, where, namespace), None if grammar is None else grammar.definition
+    parameters = input_schema(pattern)
+    shown = {"type": "text"} if pattern is None else {"type": "grammar", "syntax": "regex", "definition": pattern}
+    described = _described(full, description, parameters)
+    return Tool(full, parameters, pattern is not None, described, namespace, definition, shown)
 
 
 class NamespaceTool(Body, tag_field="type", tag="namespace"):
@@ -133,7 +196,7 @@ class NamespaceTool(Body, tag_field="type", tag="namespace"):
 
     name: Name
     description: str | None = None
-    tools: list[NamespaceFunction] | None = None
+    tools: list[FlatTool | CustomTool] | None = None
 
 
 class Hosted(Struct):
@@ -160,20 +223,23 @@ class ToolSearch(Hosted, tag_field="type", tag="tool_search"):
     """A search for tools that are loaded later."""
 
 
-ChatTools = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")]
+ChatTools = Annotated[list[ChatTool | ChatCustomTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")]
 FlatTools = Annotated[
-    list[FlatTool | NamespaceTool | WebSearch | DatedWebSearch | ImageGeneration | LocalShell | ToolSearch],
+    list[FlatTool | CustomTool | NamespaceTool | WebSearch | DatedWebSearch | ImageGeneration | LocalShell | ToolSearch],
     Meta(max_length=MAX_TOOLS),
     rule(f"at most {MAX_TOOLS} tools"),
 ]
 
 
-def chat_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
+def chat_tools(given: Sequence[ChatTool | ChatCustomTool]) -> tuple[Tool, ...]:
     """The tools of a chat. Raises ApiError for a broken rule that the types do not hold."""
     found = []
     for i, tool in enumerate(given):
         refuse_unsupported(tool, f"tools[{i}]")
-        found.append((f"tools[{i}].function", tool.function.tool(f"tools[{i}].function")))
+        if isinstance(tool, ChatTool):
+            found.append((f"tools[{i}].function", tool.function.tool(f"tools[{i}].function")))
+        else:
+            found.append((f"tools[{i}].custom", tool.custom.tool(f"tools[{i}].custom")))
     return distinct(found)
 
 
@@ -182,7 +248,7 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
     found: list[tuple[str, Tool]] = []
     for i, tool in enumerate(given):
         where = f"tools[{i}]"
-        if isinstance(tool, FlatTool):
+        if isinstance(tool, FlatTool | CustomTool):
             refuse_unsupported(tool, where)
             found.append((where, tool.tool(where)))
         elif isinstance(tool, NamespaceTool):
@@ -191,7 +257,9 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
                 refuse_unsupported(inner, f"{where}.tools[{j}]")
                 found.append((f"{where}.tools[{j}]", inner.tool(f"{where}.tools[{j}]", namespace)))
     if given and all(isinstance(tool, Hosted) for tool in given):
-        message = "'tools[0].type' must be 'function': this server has no hosted tools. Add a function, or remove the tool."
+        message = (
+            "'tools[0].type' must be 'function' or 'custom': this server has no hosted tools. Add a function, or remove the tool."
+        )
         raise bad_request(message, "tools[0].type", "invalid_value")
     if len(found) > MAX_TOOLS:
         raise bad_request(f"'tools' must hold at most {MAX_TOOLS} functions, not {len(found)}.", "tools", "invalid_value")
@@ -241,87 +309,3 @@ def depth_of(value: Any) -> int:
         depth += 1
         layer = [entry for item in inner for entry in (item.values() if type(item) is dict else item)]
     return depth
-
-
-# ---- the choice among tools ------------------------------------------------------------------------------------------
-
-
-class FunctionName(Body):
-    """The name of a function."""
-
-    name: Name
-
-
-class NamedFunction(Body):
-    """A function of a chat's tools."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class ChatFunctionChoice(Body, tag_field="type", tag="function"):
-    """The call of one function."""
-
-    function: FunctionName
-
-
-class AllowedTools(Body):
-    """Functions that may be called; the model sees the others, too."""
-
-    mode: Mode
-    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
-
-
-class ChatAllowedChoice(Body, tag_field="type", tag="allowed_tools"):
-    """Calls of some functions."""
-
-    allowed_tools: AllowedTools
-
-
-class FlatNamedFunction(Body):
-    """A function of the tools of /v1/responses."""
-
-    type: Literal["function"]
-    name: Name
-
-
-class FlatFunctionChoice(FunctionName, tag_field="type", tag="function"):
-    """The call of one function, in /v1/responses."""
-
-
-class FlatAllowedChoice(Body, tag_field="type", tag="allowed_tools"):
-    """Calls of some functions, in /v1/responses."""
-
-    mode: Mode
-    tools: Annotated[list[FlatNamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
-
-
-ChatChoice = Word | ChatFunctionChoice | ChatAllowedChoice
-FlatChoice = Word | FlatFunctionChoice | FlatAllowedChoice
-
-
-def tool_choice(given: ChatChoice | FlatChoice) -> ToolChoice:
-    """The choice. The same function named twice counts once."""
-    match given:
-        case ChatFunctionChoice():
-            return ToolChoice("required", given.function.name)
-        case FlatFunctionChoice():
-            return ToolChoice("required", given.name)
-        case ChatAllowedChoice(allowed_tools=allowed):
-            return ToolChoice(allowed.mode, None, tuple(dict.fromkeys(tool.function.name for tool in allowed.tools)))
-        case FlatAllowedChoice():
-            return ToolChoice(given.mode, None, tuple(dict.fromkeys(tool.name for tool in given.tools)))
-        case word:
-            return ToolChoice(word)
-
-
-def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
-    """Raise ApiError if the choice does not fit the tools."""
-    if choice is None:
-        return
-    if choice.mode == "required" and not given:
-        raise bad_request("'tool_choice' requires a call, but the request has no 'tools'.", "tool_choice", "invalid_value")
-    known = [tool.name for tool in given]
-    for name in (choice.name,) if choice.name is not None else choice.allowed or ():
-        if name not in known:
-            raise bad_request(f"'tool_choice' names '{name}', which is not in 'tools'.", "tool_choice", "invalid_value")
