@@ -5,8 +5,8 @@ The engine is a separate process; this process is its only front end. Names foll
 
 import contextlib
 import itertools
+import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -51,6 +51,8 @@ from blinkpy.transport.segment import unlink_stale
 
 ATTACH_S = 10.0
 LEASE_MS = 60_000  # long, because no other process waits for the slots, and a debugger may stop this process
+
+logger = logging.getLogger("blinkpy.llm")
 
 Plain = str | Sequence[int]
 Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
@@ -138,7 +140,9 @@ class LLM:
     """A model with a separate engine, for batches of prompts. A context manager; close() ends the engine.
 
     model: a folder, a hub id, or "demo" for the built-in model.
-    show_progress: show the start's progress; None: only on a terminal.
+    show_progress: false: no progress of the start on standard error. By default, a terminal has a progress bar; elsewhere, each
+        phase has a line, and a long one another line each 10 s. If `logging` shows the logger "blinkpy.llm" at level INFO, it
+        gets these lines instead.
     options: engine options by the names in docs/cli.md, such as device="cpu" or max_model_len=2048.
     Raises ConfigError for an invalid option or an unusable model, and RuntimeError if the engine fails.
     """
@@ -154,9 +158,8 @@ class LLM:
         self.config = Config().with_options({"lease_ms": LEASE_MS, **options, "model": model, "name": name})
         self._lock = threading.Lock()
         remove_leftovers()
-        shown = sys.stderr.isatty() if show_progress is None else show_progress
         with open(os.devnull, "w") as nowhere:
-            progress = Progress(None if shown else nowhere)
+            progress = Progress(nowhere if show_progress is False else None, logger=logger)
             self.config = find_model(self.config, progress)
             refuse_prefix_cache(self.config, options)
             folder = Path(self.config.model.model)
@@ -179,7 +182,8 @@ class LLM:
                 self._end()
                 raise
             finally:
-                progress.close()
+                seconds = progress.close()
+        logger.info("the engine is ready after %.1f s", seconds)
         limit = 64 * self._pair.context + 4096
         template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
         self._dialect = ChatDialect(template, self.config.model, self.tokenizer.model_type)
@@ -217,8 +221,9 @@ class LLM:
         sampling_params: one for all prompts, or a list with one per prompt.
         parse_special: encode text spelled like a special token as that token; for texts in the form of a chat
             template.
-        use_tqdm: show on standard error how many outputs have ended; None: only on a terminal. A callable
-            such as tqdm is called with `total` and `desc`, and makes a bar with update(n) and close().
+        use_tqdm: show how many outputs have ended; None: a bar on a terminal, elsewhere a line each 10 s, as for
+            `show_progress`. A callable such as tqdm is called with `total` and `desc`, and makes a bar with
+            update(n) and close().
         Raises ValueError for a prompt or parameter that can't be served, before any generation, and
         RuntimeError if the engine fails.
         """
@@ -305,7 +310,7 @@ class LLM:
         """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
-        with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)))) as count:
+        with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)), logger)) as count:
 
             def tick(ended: int) -> None:
                 for _ in range(ended - count.done):

@@ -1,6 +1,7 @@
-"""Progress of a start or a batch: one updated line on a terminal, one line per phase elsewhere."""
+"""Progress of a start or a batch: one updated line on a terminal, elsewhere a line per phase and each 10 s."""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any, Protocol, TextIO
 
 SPINNER = "|/-\\"
 GENERATING = "generating"
+LINE_S = 10.0  # time between two lines of a phase if the stream is no terminal, in seconds
 
 
 class ProgressCallback(Protocol):
@@ -50,12 +52,22 @@ class Progress:
 
     stream: by default standard error.
     clock: seconds, for tests.
+    logger: if it has a handler and level INFO, it gets the lines instead of a stream that is no terminal. On a terminal it
+        gets a line per phase in addition.
+    begins: without a terminal, a phase has a line at its begin, and not only each 10 s.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        logger: logging.Logger | None = None,
+        begins: bool = True,
+    ):
         self._stream = sys.stderr if stream is None else stream
         self._live = self._stream.isatty()
-        self._clock = clock
+        self._clock, self._logger, self._begins = clock, logger, begins
+        self._line_at = 0.0
         self._began = clock()
         self._phase = ""
         self._phase_began = 0.0
@@ -65,19 +77,27 @@ class Progress:
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
         if phase != self._phase:
             self._end_phase()
-            self._phase, self._phase_began = phase, self._clock()
-            if not self._live:
-                self._write(f"blinkpy: {phase} ...\n")
+            self._phase = phase
+            self._phase_began = self._line_at = self._clock()
+            if self._begins:
+                self._line(f"{phase} ...")
         self._done, self._total = done, total
         self.tick()
 
     def tick(self) -> None:
         """Redraw, which shows that a long phase makes progress."""
-        if self._live and self._phase:
+        if not self._phase:
+            return
+        now = self._clock()
+        seconds = now - self._phase_began
+        if self._live:
             self._turn += 1
             share = bar(self._done, self._total) if self._total > 0 else ""
-            seconds = self._clock() - self._phase_began
             self._write(f"\r\x1b[K{SPINNER[self._turn % 4]} {self._phase}  {share} {seconds:.0f} s")
+        elif now - self._line_at >= LINE_S:
+            self._line_at = now
+            share = f"{min(self._done / self._total, 1):.0%}, " if self._total > 0 else ""
+            self._line(f"{self._phase} ... {share}{seconds:.0f} s")
 
     def say(self, text: str) -> None:
         """Print a separate line between phases."""
@@ -94,6 +114,13 @@ class Progress:
             self._write(f"\r\x1b[K  {self._phase}  {self._clock() - self._phase_began:.1f} s\n")
         self._phase = ""
 
+    def _line(self, text: str) -> None:
+        """Write a line to the logger, or to a stream that is no terminal."""
+        if self._logger is not None and self._logger.isEnabledFor(logging.INFO) and self._logger.hasHandlers():
+            self._logger.info(text)
+        elif not self._live:
+            self._write(f"blinkpy: {text}\n")
+
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk, or a closed pipe: progress is not worth a failure
             self._stream.write(text)
@@ -103,19 +130,26 @@ class Progress:
 class OutputCount:
     """Shows how many outputs of a batch have ended.
 
-    shown: whether to show it; None: only on a terminal; or a factory such as tqdm, called with `total` and
-        `desc`, whose result has update(n) and close().
+    shown: whether to show it; None: on a terminal, elsewhere a line each 10 s; or a factory such as tqdm, called with `total`
+        and `desc`, whose result has update(n) and close().
     total: 0 shows nothing.
+    logger, clock: as of Progress.
     """
 
-    def __init__(self, shown: bool | Callable[..., Any] | None, total: int):
+    def __init__(
+        self,
+        shown: bool | Callable[..., Any] | None,
+        total: int,
+        logger: logging.Logger | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.done, self._total = 0, total
         self._line: Progress | None = None
         self._bar: Any = None
         if total and callable(shown):
             self._bar = shown(total=total, desc=GENERATING)
-        elif total and (sys.stderr.isatty() if shown is None else shown):
-            self._line = Progress()
+        elif total and shown is not False:
+            self._line = Progress(None, clock, logger, shown is True)
             self.show()
 
     def advance(self) -> None:
