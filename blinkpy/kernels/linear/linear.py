@@ -136,7 +136,7 @@ def leaves_partials(config: LinearConfig) -> bool:
 
 
 def without_partials(config: LinearConfig, *, fp8: bool) -> LinearConfig:
-    """The configuration; if its result must be partial sums, one that adds them. fp8: the weight is FP8."""
+    """The configuration, or a configuration without partial sums if its result must be partial sums. fp8: the weight is FP8."""
     if not leaves_partials(config):
         return config
     return replace(config, split_k=1) if fp8 else LinearConfig("cublas")
