@@ -46,7 +46,6 @@ ENGINE = (
 )  # fmt: skip
 FRONT_END = (
     "--transport", "rdma", "--engine-timeout-ms", str(ENGINE_TIMEOUT_S * 1000), "--insecure-link", "--no-access-log",
-    "--max-lag-ms", "20000",  # an emulated processor is late at times
 )  # fmt: skip
 KINDS = "SIGKILL", "SIGSTOP", "cut link"
 LOST = "queue pair lost"

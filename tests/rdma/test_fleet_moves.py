@@ -37,13 +37,16 @@ Body = dict[str, Any]
 
 
 def streamed(url: str, body: Body, events: list[int]) -> Answer:
-    """Text and end of a stream; events: gets an entry for each of its events."""
+    """Text and end of a stream, or an error and its kind. events: gets an entry for each of the stream's events."""
     text, end = "", "none"
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=200) as answer:
+        if answer.status_code != 200:
+            return answer.read().decode(), f"status {answer.status_code}"
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
-                assert "error" not in event, event
+                if "error" in event:
+                    return json.dumps(event), "error"
                 events.append(1)
                 text += event["choices"][0]["text"]
                 end = event["choices"][0]["finish_reason"] or end
@@ -174,9 +177,9 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
             wire.mend()
             served.wait_until_up(1, 1)
         moves, accepted = served.moves(), counter(name, "requests_accepted")
-        assert served.play(bodies) == calm
+        assert served.play(bodies) == calm, served.said()
         assert counter(name, "requests_accepted") > accepted, "the engine whose link was mended got nothing"
-        assert served.moves() == moves, "requests moved although all is well"
+        assert served.moves() == moves, f"requests moved although all is well; {served.said()}"
         served.check_nothing_is_left()
 
 
@@ -197,13 +200,13 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
         )
         print(f"{told} was noticed after {noticed:.2f} s: {reason}")
 
-    assert served.play(bodies, cut) == calm
-    assert served.moves() > moves, "nothing was there to move"
+    assert served.play(bodies, cut) == calm, f"{told}; {served.said()}"
+    assert served.moves() > moves, f"{told}: nothing was there to move; {served.said()}"
     moves = served.moves()
     if len(ends) == 2:  # else the engine's old requests may still be there when the front end is back
-        assert served.play(bodies) == calm, "with one engine"
+        assert served.play(bodies) == calm, f"with one engine; {served.said()}"
         wait_for(lambda: counter(name, "leases_expired") > expired, LEASE_S + 100, "the lease ends in the engine without a link")
         held = ("requests_running", "requests_waiting", "pages_held")
         wait_for(lambda: not any(counter(name, what) for what in held), 100, "the engine without a link gives all back")
-    assert (served.up(), served.moves()) == ([1, 0], moves)
+    assert (served.up(), served.moves()) == ([1, 0], moves), f"{told}; {served.said()}"
     assert all(command.process.poll() is None for command in (served.front, *served.engines)), served.said()
