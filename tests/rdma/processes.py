@@ -16,8 +16,6 @@ from blinkpy.transport.segment import segment_path
 
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
 URL = re.compile(r"on (http://\S+) ")
-FRONT_END = ("frontend", "--port", "0", "--max-lag-ms", "20000")
-"""Of every front end: in an emulated processor, an event loop is seconds late at times, and would answer 503."""
 
 
 def free_address(host: str = "127.0.0.1") -> str:
@@ -40,7 +38,7 @@ def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Ite
 @contextlib.contextmanager
 def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> Iterator[list[tuple[Command, httpx.Client]]]:
     """Front ends on free ports, which start at the same time, and a client for each. env: added to the environment."""
-    commands = [Command(*FRONT_END, *options, env=env) for _ in range(count)]
+    commands = [Command("frontend", "--port", "0", *options, env=env) for _ in range(count)]
     try:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=60)) for command in commands]
@@ -74,7 +72,7 @@ def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) 
         "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
     engines = [Command("engine", *way, *engine_options) for way, _ in ways.values()]
-    fronts = {name: Command(*FRONT_END, *way, *frontend_options) for name, (_, way) in ways.items()}
+    fronts = {name: Command("frontend", "--port", "0", *way, *frontend_options) for name, (_, way) in ways.items()}
     try:
         with contextlib.ExitStack() as stack:
             clients = {}
