@@ -18,10 +18,10 @@ def _completion(name: str, resource: str, how: str, more: dict[str, Any], grows:
     return WorkKind(name, resource, how, True, "POST", "/v1/completions", {**TEXT, **more}, grows)
 
 
-GETS = tuple(
-    WorkKind(f"GET {endpoint.path}", LOOP, endpoint.answer, not endpoint.open, "GET", endpoint.path)
+BARE = tuple(  # requests without a body
+    WorkKind(f"{endpoint.method} {endpoint.path}", LOOP, endpoint.answer, not endpoint.open, endpoint.method, endpoint.path)
     for endpoint in ENDPOINTS
-    if endpoint.method == "GET"
+    if endpoint.method != "POST"
 )
 BODIES = (
     _completion("huge request", PROCESS, "send up to 8 MB", {"prompt": "word " * 40_000}, "prompt"),
@@ -60,4 +60,4 @@ FIELDS = tuple(
     for endpoint in ENDPOINTS
     if endpoint.body is not None
 )
-KINDS = {kind.name: kind for kind in (*WORK_KINDS, *GETS, *BODIES, *ANSWERS, *FIELDS)}
+KINDS = {kind.name: kind for kind in (*WORK_KINDS, *BARE, *BODIES, *ANSWERS, *FIELDS)}

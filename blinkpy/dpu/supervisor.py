@@ -76,6 +76,7 @@ class WorkerProcess:
     words: memory shared with its link thread (blinkpy.dpu.link.link_thread).
     memory_fd, starts_fd: of the supervisor's memory and of EngineStarts.
     secret: as of Service.
+    is_heir: whether another front end still accepts on the socket.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class WorkerProcess:
         memory_fd: int,
         starts_fd: int,
         secret: bytes,
+        is_heir: Callable[[], bool],
     ):
         self.index = index
         self._hang_s = config.frontend.worker_hang_s
@@ -109,7 +111,7 @@ class WorkerProcess:
         def launch() -> Child:
             self._progress = BeatWatch(self._hang_s)
             # In the supervisor's session, so that killing the session kills the workers.
-            return Child("worker", config, "blinkpy.dpu.worker", orders, fds, own_session=False)
+            return Child("worker", config, "blinkpy.dpu.worker", orders | {"heir": is_heir()}, fds, own_session=False)
 
         self.process = KeptProcess(launch, RESTART_DELAYS_S, math.inf, self._stuck)
 
@@ -208,7 +210,7 @@ class Supervisor:
         before = options.workers * (BLOCK_BYTES + TABLE_BYTES)
         os.ftruncate(self._memory_fd, before + options.workers * WORDS_BYTES)
         words, each = memoryview(mmap.mmap(self._memory_fd, 0))[before:].cast("q"), WORDS_BYTES // 8
-        orders = self._memory_fd, starts_fd, secrets.token_bytes(32)
+        orders = self._memory_fd, starts_fd, secrets.token_bytes(32), lambda: self._inherited is not None
         self.workers = [
             WorkerProcess(i, config, folder, sock, words[each * i : each * (i + 1)], *orders)
             for i, sock in enumerate(self._sockets)

@@ -51,6 +51,7 @@ def make_server(
     on_drained: Callable[[], None] | None = None,
     starts: Sequence[EngineStarts] = (),
     secret: bytes = b"",
+    heir: bool = False,
 ) -> Server:
     """Create the server of one worker. It answers 503 until an engine is connected.
 
@@ -59,7 +60,7 @@ def make_server(
     memory: shared with blinkpy.dpu.supervisor; None for a single worker.
     on_ready: called when the server listens.
     owner: the worker's identity for engines on other machines; 0 chooses a new one.
-    on_drained: as of Server.
+    on_drained, heir: as of Server.
     starts: of each engine; empty if unknown.
     secret: as of Service.
     Raises ConfigError for an unusable model or keys file.
@@ -73,7 +74,7 @@ def make_server(
     engines = _make_engines(config, folder, WorkerIdentity(pair, owner or new_owner()), metrics, starts, thread)
     service = Service(config, folder, engines, metrics, tenants, secret)
     engines.moves.pieces = lambda: service.tokenizer.pieces_in_grammars
-    return Server(App(service, config), config.access, on_ready, on_drained)
+    return Server(App(service, config), config.access, on_ready, on_drained, heir)
 
 
 def _make_engines(
@@ -122,11 +123,13 @@ def serve_worker(
     memory_fd: int,
     starts_fd: int,
     folder: str,
+    heir: bool,
 ) -> int:
     """Main function of a worker: serve on a listening socket until SIGTERM or SIGINT.
 
     starts_fd: of EngineStarts; -1 without it.
     folder: of the model, for its tokenizer.
+    heir: as of Server.
     """
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format)
     sys.setswitchinterval(SWITCH_S)
@@ -142,7 +145,7 @@ def serve_worker(
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(memory_fd, 0))
         starts = [] if starts_fd < 0 else [map_starts(starts_fd, engine) for engine in range(len(engine_configs(config)))]
-        server = make_server(config, pair, Path(folder), memory, ready, owner, reporter.drained, starts, secret)
+        server = make_server(config, pair, Path(folder), memory, ready, owner, reporter.drained, starts, secret, heir)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
         signal.signal(signal.SIGUSR1, lambda *_: server.leave())
         server.on_end = partial(end_within, config.frontend.shutdown_s + MOST_END_S)

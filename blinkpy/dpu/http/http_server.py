@@ -39,10 +39,18 @@ YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked
 
 
 class Server:
-    """Serves an App, which starts and drains with it."""
+    """Serves an App, which starts and drains with it.
+
+    heir: another front end still accepts on the sockets, so accept nothing without an engine.
+    """
 
     def __init__(
-        self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
+        self,
+        app: App,
+        access: AccessOptions,
+        on_ready: Callable[[], None],
+        on_drained: Callable[[], None] | None = None,
+        heir: bool = False,
     ):
         options, service = app.options, app.service
         self.app = app
@@ -53,7 +61,7 @@ class Server:
         self.on_end: Callable[[], None] = lambda: None  # called when the end begins
         self.on_ended: Callable[[], None] = lambda: None  # when all is closed, on the event loop, which may still have threads
         self._tls = _tls_context(access)
-        self._on_ready, self._on_drained = on_ready, on_drained
+        self._on_ready, self._on_drained, self._heir = on_ready, on_drained, heir
         self._watched = WatchedTasks(self._give_up)
         self._events: SocketEvents | None = None
         self._door: Door | None = None
@@ -136,7 +144,10 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
         self._events = SocketEvents()
-        self._door = Door(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
+        if self._heir:
+            await self.app.service.engine.connected(CONNECT_S)
+        if not self._heir or self.app.service.engine.pair is not None:
+            self._door = Door(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
         self.started = True
         self._watched.start("the watch over connections", self._sweep())
         self._watched.start("the watch over waiting requests", self.app.service.admission.watch())

@@ -184,7 +184,7 @@ def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(
     monkeypatch.setattr("blinkpy.dpu.supervisor.Child", Dying)
     monkeypatch.setattr("blinkpy.kept_process.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
-        worker = WorkerProcess(0, Config(), folder, sock, memoryview(bytearray(16)).cast("q"), 0, -1, b"")
+        worker = WorkerProcess(0, Config(), folder, sock, memoryview(bytearray(16)).cast("q"), 0, -1, b"", lambda: False)
         process = worker.process
         process.start()
         for _ in range(3000):
@@ -288,7 +288,7 @@ def test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not(fol
     monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: child)
     monkeypatch.setattr("blinkpy.kept_process.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
-        worker = WorkerProcess(0, Config().with_options({"worker_hang_s": 9}), folder, sock, words, 0, -1, b"")
+        worker = WorkerProcess(0, Config().with_options({"worker_hang_s": 9}), folder, sock, words, 0, -1, b"", lambda: False)
 
         def look(seconds: float, loop_runs: bool) -> None:
             for _ in range(round(seconds / 0.5)):
