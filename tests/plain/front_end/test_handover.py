@@ -216,12 +216,15 @@ def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_pa
 
 
 def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:
-    """As all queue pairs are the first one's."""
+    """As all queue pairs are the first one's. It accepts no connection."""
     with FakeEngine(sizes=ONE) as engine, front_ends() as start:
         first = start(options(engine, tmp_path / "door"), folder)
         assert first.ready.wait(60)
         wait_for(lambda: all(pair.attached for pair in engine.pairs))
         second = start(options(engine, tmp_path / "door"), folder)
+        while not second.code.done():
+            answer = httpx.post(f"{first.url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
+            assert answer.status_code == 200, answer.text
         assert second.code.result(60) == 1
         assert not second.ready.is_set()
         for _ in range(10):
