@@ -305,12 +305,16 @@ def tree(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+                children.setdefault(parent_of(int(entry.name)), []).append(int(entry.name))
     found = [pid]
     for member in found:
         found += children.get(member, [])
     return found
+
+
+def parent_of(pid: int) -> int:
+    """Raises OSError if there is no such process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def command_line(pid: int) -> str:

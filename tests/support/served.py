@@ -9,11 +9,21 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 from support.commands import Command
 
-from benchmarks.serving.systems import command_line, tree
+from benchmarks.serving.systems import command_line, parent_of, tree
 
 STORY = [{"role": "user", "content": "Tell me a story."}]
 JOB_SERVERS = re.compile(r"\.(job|compile)_server")
 LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
+
+
+def programs_below(pid: int) -> list[int]:
+    """The processes below one. A fork that has not started its program yet is left out: it has its parent's command line."""
+    found = []
+    for one in tree(pid)[1:]:
+        with contextlib.suppress(OSError):  # it ended
+            if command_line(one) != command_line(parent_of(one)):
+                found.append(one)
+    return found
 
 
 class Server(Command):
@@ -31,7 +41,7 @@ class Server(Command):
 
     def children(self, jobs: bool = False) -> list[int]:
         """The processes below it. jobs: also the workers' children for large bodies and grammars."""
-        below = sorted(set(tree(self.process.pid)) - {self.process.pid})
+        below = sorted(programs_below(self.process.pid))
         return below if jobs else [pid for pid in below if not JOB_SERVERS.search(command_line(pid))]
 
     def segments(self) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import ROOT, Command
+from support.served import programs_below
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import alive, command_line, tree
@@ -95,7 +96,7 @@ def fill(writer: int) -> None:
 
 def workers(front_end: int) -> set[int]:
     """The worker processes of a front end; they have processes for large bodies and grammars below them."""
-    return {pid for pid in tree(front_end) if " blinkpy.dpu.worker " in f"{command_line(pid)} "}
+    return {pid for pid in programs_below(front_end) if " blinkpy.dpu.worker " in f"{command_line(pid)} "}
 
 
 def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
