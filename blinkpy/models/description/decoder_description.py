@@ -3,6 +3,7 @@
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError
@@ -176,37 +177,37 @@ class DecoderDescription:
     def heads(self) -> int:
         return self.attention.heads
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         """Of the layer that has most."""
         return max(layer.attention.kv_heads for layer in self.layers)
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         """Of the layer with the largest heads."""
         return max(layer.attention.head_dim for layer in self.layers)
 
-    @property
+    @cached_property
     def q_size(self) -> int:
         """Of the widest layer."""
         return max(layer.attention.q_size for layer in self.layers)
 
-    @property
+    @cached_property
     def kv_size(self) -> int:
         """Of the widest layer."""
         return max(layer.attention.kv_size for layer in self.layers)
 
-    @property
+    @cached_property
     def projected_size(self) -> int:
         """Of the widest layer."""
         return max(layer.attention.projected_size for layer in self.layers)
 
-    @property
+    @cached_property
     def attended_size(self) -> int:
         """Of the widest layer."""
         return max(layer.attention.attended_size for layer in self.layers)
 
-    @property
+    @cached_property
     def cached_size(self) -> int:
         """Of the widest layer."""
         return max(layer.attention.cached_size for layer in self.layers)

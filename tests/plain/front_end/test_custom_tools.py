@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import BadRequestError
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
+from support.front_end.response_events import respond, shape
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, WEATHER, Served, served_with
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
@@ -21,7 +20,6 @@ from blinkpy.dpu.tools.custom_input import CustomInput, input_schema
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
 from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content
 
-ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 PATCH = '*** Begin Patch\n"é\\n" 😀\t\u2028</tool_call>\n*** End Patch'
 FLAT: Any = {"type": "custom", "name": "apply_patch", "description": "Change files"}
 CHAT: Any = {"type": "custom", "custom": {"name": "apply_patch", "description": "Change files"}}
@@ -42,44 +40,13 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def respond(served: Served, text: str, **fields: Any) -> Response:
-    """The answer, whole, which the events of a stream must add up to."""
-    served.says(text)
-    ask = {"model": MODEL, "input": "Hi", **fields}
-    whole = served.client.responses.create(**ask)
-    Response.model_validate(whole.model_dump(), strict=True)
-    events = list(served.client.responses.create(**ask, stream=True))
-    for number, event in enumerate(events):
-        assert event.sequence_number == number
-        ANY_EVENT.validate_python(event.model_dump())
-    last = events[-1].response
-    assert [shape(item) for item in last.output] == [shape(item) for item in whole.output]
-    assert (last.status, last.usage, last.tools, last.tool_choice) == (whole.status, whole.usage, whole.tools, whole.tool_choice)
-    for index, item in enumerate(whole.output):
-        added, *between, done = [event for event in events if getattr(event, "output_index", None) == index]
-        assert (added.item.type, added.item.status, shape(done.item)) == (item.type, "in_progress", shape(item))
-        if item.type == "custom_tool_call":
-            assert added.item.input == ""
-            deltas = [event.delta for event in between if event.type == "response.custom_tool_call_input.delta"]
-            assert "".join(deltas) == item.input == between[-1].input
-            assert between[-1].type == "response.custom_tool_call_input.done"
-            assert {event.item_id for event in between} == {done.item.id}
-    return whole
-
-
-def shape(item: Any) -> tuple[Any, ...]:
-    if item.type == "custom_tool_call":
-        return item.type, item.name, item.input, item.status
-    return (item.type, item.name, item.arguments) if item.type == "function_call" else (item.type, item.content[0].text)
-
-
 def test_calls_of_responses(hermes: Served) -> None:
     said = f"Let me see.\n{call_of(PATCH)}\n{CALL}\n{call_of('')}"
-    whole = respond(hermes, said, tools=[FLAT, FUNCTION])
+    whole, _ = respond(hermes, said, tools=[FLAT, FUNCTION])
     assert [shape(item) for item in whole.output] == [
-        ("message", "Let me see."),
+        ("message", "Let me see.", "completed"),
         ("custom_tool_call", "apply_patch", PATCH, "completed"),
-        ("function_call", "get_weather", ARGUMENTS),
+        ("function_call", "get_weather", ARGUMENTS, "completed"),
         ("custom_tool_call", "apply_patch", "", "completed"),
     ]
     shown: Any = whole.tools[0]
@@ -133,7 +100,7 @@ def test_a_call_that_is_cut_off(hermes: Served, rng: np.random.Generator) -> Non
     tokens = hermes.tokenizer.encode(call_of("a much longer input"), add_special_tokens=False)
     body = hermes.tokenizer.encode('<tool_call>\n{"name": "apply_patch", "arguments": {"', add_special_tokens=False)
     count = int(rng.integers(len(body), len(tokens) - 12))
-    (call,) = respond(hermes, call_of("a much longer input"), tools=[FLAT], max_output_tokens=count).output
+    (call,) = respond(hermes, call_of("a much longer input"), tools=[FLAT], max_output_tokens=count)[0].output
     assert call.type == "custom_tool_call"
     assert "a much longer input".startswith(call.input)
     assert shape(call)[-1] == "incomplete"
@@ -145,7 +112,7 @@ def test_choices(hermes: Served) -> None:
     wanted = ("custom_tool_call", "apply_patch", PATCH, "completed")
     named = {"type": "custom", "name": "apply_patch"}
     for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
-        whole = respond(hermes, rest, tools=[FLAT, FUNCTION], tool_choice=choice)
+        whole, _ = respond(hermes, rest, tools=[FLAT, FUNCTION], tool_choice=choice)
         assert [shape(item) for item in whole.output] == [wanted]
         assert hermes.prompt().endswith(head)
         assert whole.tool_choice.model_dump() == choice  # type: ignore[union-attr]
@@ -160,7 +127,7 @@ def test_choices(hermes: Served) -> None:
 
 def test_a_custom_tool_of_a_namespace(hermes: Served) -> None:
     namespace: Any = {"type": "namespace", "name": "files", "tools": [FLAT]}
-    whole = respond(hermes, call_of("x", "files__apply_patch"), tools=[namespace])
+    whole, _ = respond(hermes, call_of("x", "files__apply_patch"), tools=[namespace])
     call: Any = whole.output[0]
     assert (call.type, call.namespace, call.name, call.input) == ("custom_tool_call", "files", "apply_patch", "x")
     shown: Any = whole.tools[0]
@@ -173,7 +140,7 @@ def test_a_custom_tool_of_a_namespace(hermes: Served) -> None:
 def test_a_regular_expression_holds_the_input(hermes: Served) -> None:
     chat = {"type": "custom", "custom": {"name": "code", "format": {"type": "grammar", "grammar": DIGITS}}}
     flat = {"type": "custom", "name": "code", "format": {"type": "grammar", **DIGITS}}
-    shown: Any = respond(hermes, call_of("123", "code"), tools=[flat]).tools[0]
+    shown: Any = respond(hermes, call_of("123", "code"), tools=[flat])[0].tools[0]
     assert shown.format.model_dump() == {"type": "grammar", **DIGITS}
     for path, fields in (
         ("/v1/chat/completions", {"messages": ASK, "tools": [chat]}),

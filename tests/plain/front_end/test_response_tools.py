@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 import pytest
 from openai import BadRequestError
-from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from openai.types.responses import InputTokenCountResponse
 from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
+from support.front_end.response_events import respond, shape
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
 
 from blinkpy.dpu.generation import TokenLogprobs
@@ -24,7 +24,6 @@ from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import PARSERS
 from blinkpy.queues.request_parameters import RequestParameters
 
-ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [
     {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": CITY, "strict": False},
@@ -37,38 +36,6 @@ TOOL_NAME = {"type": "function", "name": "get_time"}
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served_with(tmp_path_factory.mktemp("hermes"), chat_templates.HERMES, grammar_compile_ms=5000) as served:
         yield served
-
-
-def respond(served: Served, text: str, **fields: Any) -> tuple[Response, list[Any]]:
-    """The answer, whole, and the events of the same as a stream, which must add up to it."""
-    served.says(text)
-    ask = {"model": MODEL, "input": "Hi", **fields}
-    whole = served.client.responses.create(**ask)
-    Response.model_validate(whole.model_dump(), strict=True)
-    events = list(served.client.responses.create(**ask, stream=True))
-    for number, event in enumerate(events):
-        assert event.sequence_number == number
-        ANY_EVENT.validate_python(event.model_dump())
-    last = events[-1].response
-    assert [shape(item) for item in last.output] == [shape(item) for item in whole.output]
-    assert (last.status, last.usage) == (whole.status, whole.usage)
-    for index, item in enumerate(whole.output):
-        added, *between, done = [event for event in events if getattr(event, "output_index", None) == index]
-        assert (added.type, done.type) == ("response.output_item.added", "response.output_item.done")
-        assert added.item.type == done.item.type == item.type
-        assert added.item.status == "in_progress"
-        assert shape(done.item) == shape(item)
-        deltas = "".join(event.delta for event in between if event.type.endswith(".delta"))
-        assert deltas == (item.arguments if item.type == "function_call" else item.content[0].text)
-        assert between[-1 if item.type == "function_call" else -2].type.endswith(".done")
-        assert {event.item_id for event in between} == {done.item.id}
-    return whole, events
-
-
-def shape(item: Any) -> tuple[Any, ...]:
-    if item.type == "function_call":
-        return item.type, item.name, item.arguments, item.status
-    return item.type, item.content[0].text, item.status
 
 
 def test_calls_and_text(hermes: Served) -> None:
