@@ -13,6 +13,7 @@ from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model, text
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from blinkpy.engine.devices.cpu_device import lacking_without_torch
@@ -83,6 +84,8 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
 
     def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
         ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
+        if isinstance(router, Gemma4TextRouter):  # its outputs are probabilities
+            ranks = ranks.log()
         kept, biased = getattr(router, "topk_group", 0), hasattr(router, "e_score_correction_bias")
         if kept and getattr(router, "topk_method", "") != "greedy":
             ranks = ranks.sigmoid() + router.e_score_correction_bias if biased else ranks

@@ -336,6 +336,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
                 parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(2, 1)
+            elif parameter_name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
+                parameter.normal_(0, 1.2)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:

@@ -279,7 +279,8 @@ def product_edges() -> list[tuple[str, Any]]:
                 step = 1 if axis == "experts" else 32
                 for size in around(block, step):
                     shape = replace(expert.shape, **{axis: size})
-                    if size >= shape.top_k and experts.supports(shape, expert.bucket):
+                    grouped = shape.experts % max(1, expert.groups) == 0  # groups are of one size
+                    if grouped and size >= shape.top_k and experts.supports(shape, expert.bucket):
                         found.append((f"{name} {axis}", expert._replace(shape=shape)))
     return found
 
