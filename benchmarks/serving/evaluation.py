@@ -182,18 +182,20 @@ def benchmark(options: argparse.Namespace) -> None:
         tables = [each for each in tables if each.name in options.table]
         if len(tables) < len(set(options.table)):
             raise UsageError(f"unknown table; known tables: {', '.join(each.name for each in read_manifest(options.manifest))}")
+    if unknown := set(options.without) - {entry.name for each in tables for entry in each.systems}:
+        raise UsageError(f"--without: unknown system {min(unknown)!r} in these tables")
     if options.list:
         print(overview(tables, options.cells))
         return
     deadline = time.monotonic() + options.seconds
-    cell_s = options.load_seconds + options.drain_s + CELL_SPARE_S
-    errors: dict[str, str] = {}
+    cell_s = options.cell_seconds or options.load_seconds + options.drain_s + CELL_SPARE_S
+    errors = dict.fromkeys(options.without, "left out by --without")
     measured = 0
     for wanted in tables:
         measured += measure_table(wanted, options, deadline, cell_s, errors)
     print(overview(tables, options.cells))
     print(f"{measured} cells were measured in this run")
-    if errors:
+    if errors.keys() - set(options.without):
         sys.exit(1)
 
 
@@ -269,6 +271,9 @@ def options() -> argparse.Namespace:
     result.add_argument("--seconds", type=float, default=600.0, help="time of the whole run, starts included [600]")
     result.add_argument("--load-seconds", type=float, default=60.0, help="of arrivals in a cell [60]")
     result.add_argument("--drain-s", type=float, default=30.0, help="after which the rest of a cell's requests is given up [30]")
+    help_text = "expected time of a cell, for the choice of cells [arrivals, drain and 5 s]"
+    result.add_argument("--cell-seconds", type=float, default=0.0, help=help_text)
+    result.add_argument("--without", nargs="+", default=[], metavar="NAME", help="systems that are not measured in this run")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, if interfered [8]")
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals [1]")
     result.add_argument("--table", nargs="+", default=[], metavar="NAME", help="only these tables")

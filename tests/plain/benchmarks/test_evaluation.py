@@ -120,6 +120,11 @@ def test_cells_are_measured_once_and_shown(tmp_path: Path) -> None:
     again = subprocess.run([*words, "--list"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "| 1 of 2 | broken 0 of 1, blinkpy 1 of 1 |" in again.stdout
     assert {path: path.read_bytes() for path in cells.glob("*/play/*.json")} == kept
+    words += ["--cell-seconds", "30", "--without"]
+    without = subprocess.run([*words, "broken"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert without.returncode == 0 and "0 cells were measured" in without.stdout, without.stdout + without.stderr
+    unknown = subprocess.run([*words, "brokn"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert unknown.returncode == 2 and "unknown system 'brokn'" in unknown.stderr
     shown = read_cells(cells)
     for cell in next(iter(shown.values())):
         cell["client"]["valid"] = True  # whatever else ran on this machine
