@@ -917,6 +917,16 @@ MODELS = (
         config("GptOssForCausalLM", 2880, 2880, 36, 64, 8, 201088, 131072, num_local_experts=128, **GPT_OSS),
         116_829_156_672,
     ),
+    Published(  # a number for each layer's output counts here; transformers has it as a buffer
+        "google/gemma-4-31B-it",
+        gemma4(5376, 21504, 60, 32, 16, 262144, 262144, num_global_key_value_heads=4),
+        30_697_345_340,
+    ),
+    Published(
+        "google/gemma-4-26B-A4B-it",
+        gemma4(2816, 2112, 30, 16, 8, 262144, 262144, num_global_key_value_heads=2, **GEMMA4_EXPERTS),
+        25_233_141_790,
+    ),
     *MORE,
     *OF_2026,
     *RECURRENT,
@@ -957,16 +967,6 @@ MODELS = (
 
 
 ON_CPU = (
-    Published(  # a number for each layer's output counts here; transformers has it as a buffer
-        "google/gemma-4-31B-it",
-        gemma4(5376, 21504, 60, 32, 16, 262144, 262144, num_global_key_value_heads=4),
-        30_697_345_340,
-    ),
-    Published(
-        "google/gemma-4-26B-A4B-it",
-        gemma4(2816, 2112, 30, 16, 8, 262144, 262144, num_global_key_value_heads=2, **GEMMA4_EXPERTS),
-        25_233_141_790,
-    ),
     Published(
         "zai-org/GLM-4-32B-0414",
         config("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, 32768, attention_bias=False, **GLM_0414),
@@ -977,4 +977,4 @@ ON_CPU = (
     Published("RedHatAI/Qwen3-8B-quantized.w4a16", QWEN3_8B | {"quantization_config": W4A16}, 8_190_735_360),
     Published("nvidia/Llama-3.1-8B-Instruct-NVFP4", LLAMA_31_8B | {"quantization_config": NVFP4}, 8_030_261_248),
 )
-"""Models that only the CPU serves: Gemma 4, 4-bit weights, or more query heads for a key head than the GPU's kernels take."""
+"""Models that only the CPU serves: 4-bit weights, or more query heads for a key head than the GPU's kernels take."""

@@ -106,7 +106,7 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     selection = case.selection(meta(shape.experts, dtype=torch.float32))
     call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
     call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
-    call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
+    call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None, add=not case.parallel)
     if shape.fp8:
         matrices = [meta_fp8(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
         call = replace(call, gate_up=matrices[0].values, down=matrices[1].values, fp8=(matrices[0], matrices[1]))

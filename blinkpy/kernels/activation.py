@@ -35,10 +35,12 @@ def capped(x, CAP: tl.constexpr):
 @triton.jit
 def clamped_times(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """gate * sigmoid(ALPHA * gate) * (up + 1) of float32 blocks, with gate at most LIMIT and up in [-LIMIT,
-    LIMIT]. LIMIT 0: silu_times.
+    LIMIT]. LIMIT 0: silu(gate) * up. LIMIT -1: gelu(gate) * up.
     """
     if LIMIT == 0.0:
         y = silu_times(gate, up)
+    elif LIMIT < 0.0:
+        y = gated(gate, up, GEGLU)
     else:
         gate = tl.minimum(gate, LIMIT)
         y = gate / (1.0 + tl.exp(-ALPHA * gate)) * (tl.clamp(up, -LIMIT, LIMIT) + 1.0)

@@ -20,6 +20,7 @@ def _rms_norm(
     counts_ptr,  # int64 [8] batch header
     query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     emits_ptr,  # int32 [B] 1 where the row's last token is sampled (LAST_TOKENS only)
+    factor_ptr,  # [1] of the sum (FACTOR only)
     part_stride,  # elements between the parts
     x_stride,  # elements
     eps,  # float, added to the mean square
@@ -31,6 +32,7 @@ def _rms_norm(
     SCALES: tl.constexpr,  # it is quantised: ROW_SCALES or BLOCK_SCALES; 0: it is not
     STATIC: tl.constexpr,
     ADD: tl.constexpr,  # add the norm to out
+    FACTOR: tl.constexpr,  # multiply the result by a stored number
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -61,6 +63,8 @@ def _rms_norm(
         out_at = out_ptr + row.to(tl.int64) * OUT_STRIDE + columns
         if ADD:
             out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+        if FACTOR:
+            out *= tl.load(factor_ptr).to(tl.float32)
         rounded = out.to(out_ptr.dtype.element_ty)
         if STORE:
             tl.store(out_at, rounded, mask=inside)
@@ -79,6 +83,7 @@ def rms_norm(
     *,
     last_tokens_of: BatchView | None = None,
     add: bool = False,
+    factor: torch.Tensor | None = None,
     quantised: tuple[Fp8Rows, float | None] | None = None,
     keep: bool = True,
     pdl: bool = False,
@@ -95,6 +100,7 @@ def rms_norm(
     last_tokens_of: gather only the last token of each emitting row of this batch: out [B, hidden]; its other
         rows stay unchanged.
     add: out += norm(x) * weight.
+    factor: [1] of any storage dtype; the result, with `add` the sum, is multiplied by it.
     quantised: (FP8 rows for the norm rounded to out's dtype, scale of all rows or None).
     keep: with quantised: write out as well.
     """
@@ -106,6 +112,7 @@ def rms_norm(
         (x, "x", (None, None, hidden), torch.float32) if partials else (x, "x", (None, hidden), launch.STORAGE_DTYPES, True),
         (out, "out", (rows, hidden), launch.STORAGE_DTYPES if partials else x.dtype, True),
         (weight, "weight", (hidden,)),
+        (factor, "factor", (1,)),
         (counts, "counts", *launch.HEADER),
         (residual, "residual", (x.shape[-2], hidden), out.dtype),
         *([] if batch is None else batch.declared(rows, "query_starts", "emits")),
@@ -118,11 +125,11 @@ def rms_norm(
         (fp8, input_scale), block = quantised, row_block(hidden)
     _rms_norm[(rows,)](
         x, x if residual is None else residual, weight, out, *((out, out) if fp8 is None else (fp8.values, fp8.scales)), counts,
-        counts if batch is None else batch.query_starts, counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
-        input_scale or 0.0, HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1,
-        RESIDUAL=residual is not None, STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind,
-        STATIC=input_scale is not None, ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block),
-        **launch.options(pdl),
+        counts if batch is None else batch.query_starts, counts if batch is None else batch.emits,
+        weight if factor is None else factor, x.stride(0), x.stride(-2), eps, input_scale or 0.0,
+        HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1, RESIDUAL=residual is not None,
+        STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind, STATIC=input_scale is not None, ADD=add,
+        FACTOR=factor is not None, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block), **launch.options(pdl),
     )  # fmt: skip
 
 

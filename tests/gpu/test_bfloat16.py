@@ -30,7 +30,7 @@ def exact_float32() -> None:
 
 
 # transformers can't load MXFP4 on every machine.
-@pytest.mark.parametrize("name", [name for name in model_zoo.ZOO if not name.endswith("mxfp4") and name not in model_zoo.ON_CPU])
+@pytest.mark.parametrize("name", [name for name in model_zoo.ZOO if not name.endswith("mxfp4")])
 def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
     model = as_stored(describe_model(tmp_path), tmp_path)

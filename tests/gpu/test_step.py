@@ -15,7 +15,7 @@ from blinkpy.device.cuda.cuda_graphs import chain_of
 
 GRAPHS, WIDE, FP8_CACHE = {"graphs": True}, {"graphs": True, "table": step_cases.TMA_TABLE}, {"fp8_cache": True}
 STEPS = [
-    *((name, torch.float32, {}) for name in model_zoo.ZOO if name not in model_zoo.ON_CPU),
+    *((name, torch.float32, {}) for name in model_zoo.ZOO),
     *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "phi4-mini-long")),
     *((name, torch.bfloat16, WIDE) for name in ("llama3", "llama-biased-mqa")),  # the kernel for many rows
     # The norms add up what split sums left.

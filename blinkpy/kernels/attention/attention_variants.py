@@ -95,25 +95,30 @@ def plan_decode(
     tile with an FP8 cache (not measured). So do groups of 16 query heads, which are tiles of 32 rows with
     the new key. FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a split
     has fewer tiles. One row, or very many rows, use one warp for half a tile (measured for the kernel
-    alone at 1 to 256 rows).
+    alone at 1 to 256 rows). Heads over 256 need eight warps, and short pipelines for two programs of an SM
+    (not measured).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
-    if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
-        block_n, warps = 32, 1
-    warps *= 2 if head_dim > 128 or rows_of_group(group) > 16 else 1
-    block_n //= 2 if head_dim > 128 and narrow else 1
+    deepest = 2 if head_dim > 256 else 3  # stages
+    if head_dim > 256:
+        block_n, warps = (32 if dtype == torch.bfloat16 or rows_of_group(group) == 16 else 16), 8
+    else:
+        if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
+            block_n, warps = 32, 1
+        warps *= 2 if head_dim > 128 or rows_of_group(group) > 16 else 1
+        block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:
         stages = 2 if mixed or narrow or groups >= 8 * sm_count else 3
         most = min(4, triton.next_power_of_2(tiles))
-        return DecodePlan(most, 8 if mixed else 16, block_n, warps, stages, overlap_prefill=mixed)
+        return DecodePlan(most, 8 if mixed else 16, block_n, warps, min(stages, deepest), overlap_prefill=mixed)
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
-        return DecodePlan(splits, 1, block_n, warps, overlap_prefill=mixed)
+        return DecodePlan(splits, 1, block_n, warps, deepest, overlap_prefill=mixed)
     stages, min_tiles = (2, 4) if narrow and not mixed else (3, 4 if 2 * groups < sm_count else 8)
-    return DecodePlan(splits, min_tiles, block_n, warps, stages, early_trigger=False, overlap_prefill=mixed)
+    return DecodePlan(splits, min_tiles, block_n, warps, min(stages, deepest), early_trigger=False, overlap_prefill=mixed)
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,7 @@ class NewTokens(NamedTuple):
     query_growth: float = 0.0  # queries are multiplied by 1 + growth * log(1 + (position + start) // period)
     query_period: int = 0  # 0: no factor
     query_start: int = 1
+    value_norm: bool = False  # RMSNorm of each head's value, without weights
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from blinkpy.kernels.attention.attention_variants import (
     rows_of_group,
     scales_of,
 )
-from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
+from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated, normed_values
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
@@ -66,8 +66,8 @@ def begin_split(
     context,  # with the new token
     scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only); k_scale is also in `scale`
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    NORM: tl.constexpr, VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D]; the new value, float32 [BLOCK_D]; initial maximum and total, float32
     [BLOCK_M]).
@@ -87,6 +87,9 @@ def begin_split(
         # The new key is row G, after the queries of its group, so that all are loaded and rotated together.
         present = column < D
         v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
+        if VALUE_NORM:
+            normed = normed_values(v_new.to(tl.float32)[None, :], eps, D)
+            v_new = tl.reshape(normed, [BLOCK_D]).to(q_ptr.dtype.element_ty)
         is_query = (group < G)[:, None]
         source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
         loaded = (group <= G)[:, None] & present[None, :]
@@ -219,13 +222,14 @@ def _decode_attention(
     sinks_ptr,  # [H] score of each head's sink (SINKS only)
     scales_ptr,  # float32 [2, KVH] of cached keys and values (FP8 only)
     q_stride, pages_per_slot,  # elements; K
-    scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
+    scale, eps,  # floats: softmax scale * log2(e); of the norms of heads
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
     CHUNKED: tl.constexpr,  # only tokens of its chunk of WINDOW tokens
     LAST_TOKENS: tl.constexpr,  # all rows, including prefill chunks, each with its last token
     FUSED: tl.constexpr,  # queries are unrotated, followed by new keys and values that are not cached yet
-    ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr,
+    ROTARY: tl.constexpr, NORM: tl.constexpr, VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
+    START: tl.constexpr,
     SINKS: tl.constexpr,  # each row's softmax has a further share, added once to the sum of all splits
     SPLITS: tl.constexpr,  # maximum splits of a row, power of two
     MIN_TILES: tl.constexpr,  # minimum tiles of BLOCK_N positions per split
@@ -265,8 +269,8 @@ def _decode_attention(
         cached = context - 1 if FUSED else context
         q, value_new, first_maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, GROWTH, PERIOD, START, BLOCK_M,
-            BLOCK_D, SOFTCAP, FP8,
+            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, VALUE_NORM, GROWTH, PERIOD, START,
+            BLOCK_M, BLOCK_D, SOFTCAP, FP8,
         )  # fmt: skip
         maximum = first_maximum
         if BYTES:
@@ -312,7 +316,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     """
     scratch = check_decode(call, plan)
     (keys, values, page_table, _), (scales, fp8), batch, q = call.cache, scales_of(call.cache), call.batch, call.q
-    _, cos, sin, norms, eps, growth, period, start = call.new or NewTokens(q, q, q, eps=0.0)  # placeholders, not read
+    _, cos, sin, norms, eps, growth, period, start, value_norm = call.new or NewTokens(q, q, q, eps=0.0)  # placeholders, not read
     q_norm, k_norm = norms or (q, q)
     (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
@@ -323,7 +327,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         q if call.sinks is None else call.sinks, scales, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, CHUNKED=call.chunked,
         LAST_TOKENS=call.last_tokens, FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0,
-        NORM=norms is not None, GROWTH=growth, PERIOD=period, START=start, SINKS=call.sinks is not None,
+        NORM=norms is not None, VALUE_NORM=value_norm, GROWTH=growth, PERIOD=period, START=start, SINKS=call.sinks is not None,
         SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
         BLOCK_M=rows_of_group(heads // kv_heads),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),

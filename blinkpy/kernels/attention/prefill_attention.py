@@ -64,11 +64,13 @@ def plan_prefill(
     Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an H200. The measure was the
     time from the end of the rotary embedding to the start of the next layer. Two small tiles per SM leave
     space for decode attention, and hide each other's loads. For heads over 128 they are the largest tiles
-    of which two fit (not measured).
+    of which two fit (not measured). For heads over 256 they are the largest without spills (not measured).
     """
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
     if head_dim > 128:
         sizes = (64, 32, 8, 3) if dtype == torch.bfloat16 else (16, 32, 8, 2)
+    if head_dim > 256:
+        sizes = (32, 32, 8, 2) if dtype == torch.bfloat16 else (16, 32, 8, 2)
     return PrefillPlan(*sizes, sm_count=sm_count, overlap_prefill=overlap_prefill, every_row=every_row)
 
 

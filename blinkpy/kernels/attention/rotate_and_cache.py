@@ -54,6 +54,12 @@ def load_rotated(
 
 
 @triton.jit
+def normed_values(x, eps, D: tl.constexpr):
+    """The RMSNorm of each row, without weights. x: float32 [rows, BLOCK], 0 from column D on."""
+    return x * tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+
+
+@triton.jit
 def _rope_and_cache(
     qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
     q_weight_ptr,
@@ -66,13 +72,14 @@ def _rope_and_cache(
     v_cache_ptr,  # [N, KVH, P, D]
     scales_ptr,  # float32 [2, KVH] of cached keys and values (FP8 only)
     counts_ptr,  # int64 [8] batch header
-    eps,  # float, of the q/k norm
+    eps,  # float, of the norms
     H: tl.constexpr,
     KVH: tl.constexpr,  # query heads, key/value heads
     D: tl.constexpr,
     P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
+    VALUE_NORM: tl.constexpr,  # RMSNorm of each value head (Gemma 4)
     GROWTH: tl.constexpr,
     PERIOD: tl.constexpr,
     START: tl.constexpr,  # of NewTokens; queries grow with their position (Llama 4, Ministral 3)
@@ -94,6 +101,8 @@ def _rope_and_cache(
             at, inside, head < H, head < H + KVH, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, position, eps, D, ROTARY, NORM,
             GROWTH, PERIOD, START, BLOCK,
         )  # fmt: skip
+        if VALUE_NORM:
+            x = tl.where(head >= H + KVH, normed_values(x, eps, D), x)
 
         # All loads of a head are in this program, and its partner loads come before its store.
         tl.debug_barrier()
@@ -123,15 +132,17 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     check_new_tokens(new, cache, batch, heads)
-    (qkv, cos, sin, norms, eps, growth, period, start), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
+    (qkv, cos, sin, norms, eps, growth, period, start, value_norm), (scales, fp8) = new, scales_of(cache)
+    keys, values, _, _ = cache
     _, kv_heads, page_size, head_dim = keys.shape
     (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
     _rope_and_cache[(len(qkv), triton.cdiv(size, per_program))](
         qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, scales, batch.counts, eps,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, GROWTH=growth,
-        PERIOD=period, START=start, HEADS=per_program, BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None,
+        VALUE_NORM=value_norm, GROWTH=growth, PERIOD=period, START=start, HEADS=per_program, BLOCK=block, FP8=fp8, PDL=pdl,
+        num_warps=4, **launch.options(pdl),
     )  # fmt: skip
 
 

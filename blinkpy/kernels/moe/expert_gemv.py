@@ -17,7 +17,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import GELU, Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
 from blinkpy.kernels.tile_product import weight_tile
 
@@ -54,11 +54,11 @@ def _expert_gate_up(
     scale_ptr,  # float32 [E, 2 * N], or [E, 2 * N / 128, GROUPS] (FP8 only)
     bias_ptr,  # [E, 2 * N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    selection_bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr, factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, FACTORS: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
@@ -76,8 +76,9 @@ def _expert_gate_up(
     launch.release_successor(PDL)  # after the wait, because _expert_down reads the logits before its own wait
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, shares = pick_experts(
-        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
-    )
+        logits_ptr + token * E, selection_bias_ptr, factors_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, FACTORS,
+        BLOCK_E, BLOCK_TOP,
+    )  # fmt: skip
     if valid:
         own = tl.arange(0, BLOCK_TOP) == assignment % TOP_K
         expert = tl.sum(tl.where(own, ids, 0), 0)
@@ -115,13 +116,14 @@ def _expert_down(
     scale_ptr,  # float32 [E, N], or [E, N / 128, GROUPS] (FP8 only)
     bias_ptr,  # [E, N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    selection_bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr, factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
-    out_ptr,  # [T, N] residual stream, to which the weighted sum is added
+    out_ptr,  # [T, N] the weighted sum, or the residual stream, to which it is added (ADD)
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, SCALES: tl.constexpr,
-    SCALE_INPUTS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, FACTORS: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALE_INPUTS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -130,8 +132,9 @@ def _expert_down(
     chosen = choice < TOP_K
     # _expert_gate_up releases this kernel after its own wait, so the logits are complete.
     ids, shares = pick_experts(
-        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
-    )
+        logits_ptr + token * E, selection_bias_ptr, factors_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, FACTORS,
+        BLOCK_E, BLOCK_TOP,
+    )  # fmt: skip
     if SCALE_INPUTS:  # done by _expert_gate_up
         shares = chosen.to(tl.float32)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
@@ -140,7 +143,9 @@ def _expert_down(
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
     inside = (n < N) & (token < tl.load(counts_ptr + COUNT_TOKENS))
-    residual = tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        residual += tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_TOP, BLOCK_N, BLOCK_K], tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = first + tl.arange(0, BLOCK_K)
@@ -176,16 +181,16 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     sizes |= {"BIAS": call.biases is not None, "SCALES": kind, "SCALE_INPUTS": scales_inputs, **launch.options(pdl)}
     unread = (call.x, call.x)
     biases, scales = call.biases or unread, unread if call.fp8 is None else tuple(matrix.scales for matrix in call.fp8)
-    selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
+    tensors, chosen = call.selection.tensors(call.logits), call.selection.options
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
-        call.x, call.gate_up, scales[0], biases[0], call.logits, selection_bias, call.counts, inner,
+        call.x, call.gate_up, scales[0], biases[0], call.logits, *tensors, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
-        num_warps=1, **chosen if scales_inputs else chosen | {"NORMALIZE": True}, **sizes,
+        num_warps=1, **chosen if scales_inputs else chosen | {"NORMALIZE": True, "FACTORS": False}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
-        inner, call.down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
+        inner, call.down, scales[1], biases[1], call.logits, *tensors, call.counts, call.out,
         N=shape.hidden, K=shape.width, BLOCK_K=128 if shape.top_k <= 2 else 64,  # over all experts
-        num_warps=2, **chosen, **sizes,
+        ADD=call.add, num_warps=2, **chosen, **sizes,
     )  # fmt: skip
 
 
@@ -202,6 +207,7 @@ VARIANT = ExpertVariant(
         ExpertCase(2, 3, ExpertShape(12, 3, 20, 12), normalize=False, groups=6, softmax=True, factor=16.0),
         ExpertCase(2, 2, ExpertShape(7, 3, 20, 12), clamp=Clamp(1.702, 1.0), biases=True),
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), scales_inputs=True, biases=True, factor=1.5),
+        ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), parallel=True, clamp=GELU),
         ExpertCase(1, 1, ExpertShape(4, 1, 136, 132, fp8="rows"), scales_inputs=True, normalize=False),
         ExpertCase(2, 2, ExpertShape(16, 1, 5120, 1024), scales_inputs=True, normalize=False),
         *(ExpertCase(1, 1, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),

@@ -215,14 +215,14 @@ class ExpertWorkspace:
 
 class Clamp(NamedTuple):
     """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up in [-limit,
-    limit]. A limit of 0 means silu(gate) * up.
+    limit]. A limit of 0 means silu(gate) * up, and one of -1 gelu(gate) * up, with gelu approximated by tanh.
     """
 
     alpha: float
     limit: float
 
 
-SILU = Clamp(0.0, 0.0)
+SILU, GELU = Clamp(0.0, 0.0), Clamp(0.0, -1.0)
 
 
 @dataclass(frozen=True)
@@ -252,6 +252,7 @@ class ExpertCall:
     biases: tuple[torch.Tensor, torch.Tensor] | None = None  # [E, 2 * width] and [E, hidden]
     fp8: tuple[Fp8Matrix, Fp8Matrix] | None = None  # gate_up and down are their values
     scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
+    add: bool = True  # else the sum replaces `out`
 
     @property
     def shape(self) -> ExpertShape:
@@ -278,13 +279,15 @@ class ExpertCase(NamedTuple):
     clamp: Clamp = SILU
     biases: bool = False
     scales_inputs: bool = False  # by sigmoids of the chosen logits
+    parallel: bool = False  # to an MLP: each expert has a factor, and the sum replaces `out`
 
     def selection(self, bias: torch.Tensor) -> Selection:
-        """The selection. bias: float32 [experts], which the case may ignore."""
+        """The selection. bias: float32 [experts], which the case may ignore, or take as the experts' factors."""
         groups, biased = max(1, self.groups), self.groups and not self.softmax
         if self.scales_inputs:
             return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)
-        return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if biased else None)
+        factors = bias if self.parallel else None
+        return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if biased else None, factors=factors)
 
     @property
     def large(self) -> bool:

@@ -83,6 +83,7 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         (call.x, "x", (tokens, shape.hidden), STORAGE_DTYPES, True),
         (call.logits, "logits", (tokens, shape.experts), torch.float32),
         (call.selection.bias, "selection bias", (shape.experts,), torch.float32),
+        (call.selection.factors, "factors of experts", (shape.experts,), torch.float32),
         *_declared_matrices(call),
         (call.counts, "counts", *HEADER),
         (call.out, "out", (tokens, shape.hidden), dtype),

@@ -11,6 +11,7 @@ from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_variants import (
+    GELU,
     SILU,
     Clamp,
     ExpertCall,
@@ -110,10 +111,11 @@ def _expert_linear(
 def _combine(
     y_ptr,  # [T * TOP_K, HIDDEN] results by assignment
     weights_ptr,  # float32 [T, TOP_K]
-    out_ptr,  # [T, HIDDEN] residual stream, to which the weighted sum is added
+    out_ptr,  # [T, HIDDEN] the weighted sum, or the residual stream, to which it is added (ADD)
     counts_ptr,  # int64 [8] batch header
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
-    WEIGHTED: tl.constexpr,  # else the plain sum is added
+    WEIGHTED: tl.constexpr,  # else it is the plain sum
+    ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
@@ -128,7 +130,8 @@ def _combine(
             y = tl.load(y_ptr + (first + choice) * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
             total += tl.load(weights_ptr + first + choice) * y if WEIGHTED else y
         at = out_ptr + token.to(tl.int64) * HIDDEN + column
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        if ADD:
+            total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -200,7 +203,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
-        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block, WEIGHTED=shares is None,
+        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block, WEIGHTED=shares is None, ADD=call.add,
         PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
 
@@ -240,6 +243,7 @@ VARIANT = ExpertVariant(
         *(ExpertCase(5, 6, ExpertShape(6, 3, 160, 144, fp8=kind), SMALL, biases=True) for kind in ("rows", "blocks")),
         ExpertCase(37, 40, ExpertShape(4, 2, 48, 40, fp8="rows"), SMALL, one_expert=True),
         ExpertCase(9, 12, ExpertShape(5, 3, 48, 40), SMALL, scales_inputs=True, biases=True, factor=1.5),
+        ExpertCase(9, 12, ExpertShape(7, 3, 48, 40), SMALL, parallel=True, clamp=GELU),
         ExpertCase(37, 40, ExpertShape(4, 1, 160, 144, fp8="rows"), SMALL, scales_inputs=True, normalize=False),
         *(ExpertCase(n, n, ExpertShape(16, 1, 1024, 512), scales_inputs=True, normalize=False) for n in (8, 300)),
         *(ExpertCase(n, n, ExpertShape(16, 8, 512, 256, fp8=kind)) for n in (1, 64, 300) for kind in ("rows", "blocks")),

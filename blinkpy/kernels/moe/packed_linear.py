@@ -14,7 +14,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import GELU, Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
 from blinkpy.kernels.moe.mxfp4_words import WORD, multiply_words, pack_rows, row_inputs, scales_of_rows, split_inputs, sum_groups
 from blinkpy.kernels.moe.routing import pick_experts
 
@@ -31,11 +31,11 @@ def _packed_gate_up(
     scale_ptr,  # uint8 [E, 2 * N, K / 32]
     bias_ptr,  # [E, 2 * N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    selection_bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr, factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, FACTORS: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
     BLOCK_N: tl.constexpr,
@@ -51,8 +51,9 @@ def _packed_gate_up(
     launch.release_successor(PDL)  # after the wait, because _packed_down reads the logits before its own wait
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, _ = pick_experts(
-        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
-    )
+        logits_ptr + token * E, selection_bias_ptr, factors_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, FACTORS,
+        BLOCK_E, BLOCK_TOP,
+    )  # fmt: skip
     if valid:
         expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -82,20 +83,21 @@ def _packed_down(
     scale_ptr,  # uint8 [E, N, K / 32]
     bias_ptr,  # [E, N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    selection_bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr, factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
-    out_ptr,  # [T, N] residual stream, to which the weighted sum is added
+    out_ptr,  # [T, N] the weighted sum, or the residual stream, to which it is added (ADD)
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, FACTORS: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     M: tl.constexpr = BLOCK_N * BLOCK_TOP  # rows of the weights: of each output those of all choices
     token = tl.program_id(1)
     # _packed_gate_up releases this kernel after its own wait, so the logits are complete.
     ids, shares = pick_experts(
-        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
-    )
+        logits_ptr + token * E, selection_bias_ptr, factors_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, FACTORS,
+        BLOCK_E, BLOCK_TOP,
+    )  # fmt: skip
     choice = tl.arange(0, BLOCK_TOP)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     weight_row = ids.to(tl.int64)[None, :] * N + n[:, None]  # [BLOCK_N, BLOCK_TOP]
@@ -104,7 +106,9 @@ def _packed_down(
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
     inside = (n < N) & (token < tl.load(counts_ptr + COUNT_TOKENS))
-    residual = tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        residual += tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
     own = token * TOP_K + choice
     scale, unscale = scales_of_rows(x_ptr, own, choice < TOP_K, K, WORDS * WORD)
     sums = tl.zeros([M, WORDS // 4], tl.float32)
@@ -142,17 +146,18 @@ def packed_gemv(call: ExpertCall, prepared: None) -> None:
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "PDL": pdl, **padded}
     sizes |= {"BIAS": call.biases is not None, **launch.options(pdl)}
     biases = call.biases or (call.x, call.x)  # placeholders, not read
-    selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
+    tensors, chosen = call.selection.tensors(call.logits), call.selection.options
     gate_up, down = (weight.view(torch.int32) for weight in (call.gate_up, call.down))
     _packed_gate_up[(triton.cdiv(shape.width, UP_N), len(call.x) * shape.top_k)](
-        call.x, gate_up, scales[0], biases[0], call.logits, selection_bias, call.counts, inner,
+        call.x, gate_up, scales[0], biases[0], call.logits, *tensors, call.counts, inner,
         N=shape.width, K=shape.hidden, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit, BLOCK_N=UP_N, WORDS=UP_WORDS,
-        num_warps=2, **chosen | {"NORMALIZE": True}, **sizes,
+        num_warps=2, **chosen | {"NORMALIZE": True, "FACTORS": False}, **sizes,
     )  # fmt: skip
     block_n = max(1, DOWN_ROWS // padded["BLOCK_TOP"])
     _packed_down[(triton.cdiv(shape.hidden, block_n), len(call.x))](
-        inner, down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
-        N=shape.hidden, K=shape.width, BLOCK_N=block_n, WORDS=DOWN_WORDS, num_warps=4, **chosen, **sizes,
+        inner, down, scales[1], biases[1], call.logits, *tensors, call.counts, call.out,
+        N=shape.hidden, K=shape.width, BLOCK_N=block_n, WORDS=DOWN_WORDS, ADD=call.add, num_warps=4, **chosen,
+        **sizes,
     )  # fmt: skip
 
 
@@ -166,6 +171,7 @@ VARIANT = ExpertVariant(
         ExpertCase(1, 1, ExpertShape(3, 1, 32, 288, True)),  # segments without a group
         ExpertCase(2, 3, ExpertShape(7, 3, 64, 32, True), clamp=Clamp(1.702, 1.0), biases=True, ties=True),
         ExpertCase(1, 1, ExpertShape(6, 3, 64, 32, True), normalize=False, biases=True),
+        ExpertCase(2, 3, ExpertShape(6, 3, 32, 32, True), parallel=True, clamp=GELU),
         ExpertCase(1, 1, ExpertShape(6, 3, 32, 32, True), groups=3, factor=2.5),
         ExpertCase(1, 1, ExpertShape(5, 4, 2880, 2880, True), clamp=SWISH, biases=True),  # gpt-oss's rows
         ExpertCase(3, 4, ExpertShape(5, 4, 2880, 2880, True), clamp=SWISH, biases=True),

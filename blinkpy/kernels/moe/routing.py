@@ -92,11 +92,13 @@ def _keep_groups(
 def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
     bias_ptr,  # float32 [E], added to the scores for the choice; only with SIGMOID
+    factors_ptr,  # float32 [E], of the weights (FACTORS only)
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
     SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K
     GROUPS: tl.constexpr, KEPT: tl.constexpr,  # not with OF_TOP_K: the choice is from KEPT of GROUPS groups
-    FACTOR: tl.constexpr,  # of the weights
+    FACTOR: tl.constexpr,  # of all weights
+    FACTORS: tl.constexpr,  # each expert has a factor too
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
 ):  # fmt: skip
@@ -136,6 +138,8 @@ def pick_experts(
         weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
         weights = tl.where(choice < TOP_K, weights, 0.0)
         weights = weights / tl.sum(weights if NORMALIZE else tl.exp(logit - largest), 0)
+    if FACTORS:
+        weights *= tl.load(factors_ptr + ids, mask=choice < TOP_K, other=0.0)
     return ids, weights * FACTOR
 
 
@@ -145,9 +149,11 @@ def _route(
     weights_ptr,  # float32 [T, TOP_K] output
     ids_ptr,  # int32 [T, TOP_K] output: experts
     bias_ptr,  # float32 [E], see pick_experts
+    factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr, GROUPS: tl.constexpr,
-    KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr, PDL: tl.constexpr,
+    KEPT: tl.constexpr, FACTOR: tl.constexpr, FACTORS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
@@ -155,7 +161,9 @@ def _route(
     launch.release_successor(PDL)
     valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
     token_logits = logits_ptr + token * E
-    ids, weights = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
+    ids, weights = pick_experts(
+        token_logits, bias_ptr, factors_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, FACTORS, BLOCK_E, BLOCK_TOP
+    )
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
 
@@ -217,6 +225,7 @@ class Selection(NamedTuple):
     bias: float32 [experts]. With it, weights are sigmoids of the logits, and the chosen experts have the
         largest sums with the bias. Without it, weights are a softmax, or sigmoids if `sigmoid`.
     scales_inputs: weights multiply the inputs of experts instead of their results.
+    factors: float32 [experts]; an expert's weights are multiplied by its factor.
     """
 
     normalize: bool = False
@@ -226,17 +235,18 @@ class Selection(NamedTuple):
     bias: torch.Tensor | None = None
     sigmoid: bool = False
     scales_inputs: bool = False
+    factors: torch.Tensor | None = None
 
-    def bias_or(self, other: torch.Tensor) -> torch.Tensor:
-        """The bias, or `other` as a placeholder that is not read."""
-        return other if self.bias is None else self.bias
+    def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bias and factors, with `other` as a placeholder that is not read."""
+        return other if self.bias is None else self.bias, other if self.factors is None else self.factors
 
     @property
     def options(self) -> dict[str, Any]:
         """Compile-time options of the kernels."""
         sizes = {"GROUPS": self.groups, "KEPT": self.kept, "FACTOR": self.factor}
         sigmoid = OF_TOP_K.value if self.sigmoid else self.bias is not None
-        return {"NORMALIZE": self.normalize, "SIGMOID": sigmoid, **sizes}
+        return {"NORMALIZE": self.normalize, "SIGMOID": sigmoid, "FACTORS": self.factors is not None, **sizes}
 
 
 @dataclass(frozen=True)
@@ -321,7 +331,7 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, selectio
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
-        logits, routing.weights, routing.ids, selection.bias_or(logits), counts,
+        logits, routing.weights, routing.ids, *selection.tensors(logits), counts,
         E=routing.experts, TOP_K=top_k, **selection.options, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
         PDL=pdl, num_warps=1, **launch.options(pdl),
     )  # fmt: skip

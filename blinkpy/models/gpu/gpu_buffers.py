@@ -41,6 +41,8 @@ class Buffers:
         self.delta_mixed = zeros(some, delta.channels)
         self.delta_out = zeros(some, delta.value_size)
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
+        # results of an MLP and of the experts parallel to it
+        self.parallel = zeros(2, tokens if model.experts.parallel else 0, model.hidden_size)
         # residual stream of each row's last token, if no other token is needed
         self.last_hidden = zeros(rows, model.hidden_size)
         self.last_counts = zeros(8, kind=torch.int64)  # batch header for these tokens

@@ -15,23 +15,13 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.activation import quantised_swiglu, softcap
-from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import (
-    AttentionCall,
-    DecodePlan,
-    DecodeWorkspace,
-    NewTokens,
-    PagedKV,
-    plan_decode,
-)
-from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages, rope_and_cache
+from blinkpy.kernels.attention.rotate_and_cache import WindowRings, place_pages
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, linear, without_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
-from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertTable
+from blinkpy.kernels.moe.expert_variants import GELU, SILU, Clamp, ExpertCall, ExpertTable
 from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
@@ -42,6 +32,7 @@ from blinkpy.models.description.blocks import (
     Experts,
     GatedDelta,
     Latent,
+    LayerPart,
     Mlp,
     NormPlacement,
     OutputGate,
@@ -49,9 +40,11 @@ from blinkpy.models.description.blocks import (
     RouterKind,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
-from blinkpy.models.gpu.gpu_delta import gate_attended, launch_delta, project_gated
+from blinkpy.models.gpu.gpu_delta import launch_delta
 from blinkpy.models.gpu.latent_stage import LatentStage
+from blinkpy.models.gpu.parallel_experts import launch_parallel
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -107,28 +100,9 @@ class GpuDecoder:
         self.latent = None
         if model.attention.latent:
             self.latent = LatentStage(model, shapes, max_model_len, sm_count, dtype, device, invariant=invariant)
-        self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(
-                s.rows,
-                model.kv_heads,
-                max_model_len,
-                sm_count,
-                dtype,
-                mixed=mixed,
-                head_dim=model.head_dim,
-                group=model.heads // model.kv_heads,
-                fp8=cache.scales is not None,
-            )
-            for s in (shapes if self.latent is None else ())
-            for mixed in (False, True)
-        }
-        self.prefill_plan = plan_prefill(
-            dtype, sm_count, head_dim=model.head_dim, overlap_prefill=not invariant, every_row=invariant
-        )
-        sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
-        self.attention_workspace = None
-        if sizes:
-            self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
+        self.heads = None
+        if self.latent is None:
+            self.heads = AttentionStage(model, cache, shapes, max_model_len, sm_count, dtype, device, invariant=invariant)
         # Norms are fused or stored in `normed`, so cuBLAS needs scratch memory for gate and up before
         # SwiGLU. With FP8 it also needs some for sums with a residual.
         self.fp8 = fp8_scratch(weights, tokens)
@@ -202,69 +176,15 @@ class GpuDecoder:
 
         last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token.
         """
-        model, pdl = self.model, self.pdl
-        dense = isinstance(model.layers[index].mlp, Mlp)
-        if self.latent is not None:
+        of_layer, bias = self.model.layers[index], layer.o_bias
+        if of_layer.delta is not None:
+            out, bias = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only), None
+        elif self.latent is not None:
             out = self.latent.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
-            self._add_linear(out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
-            return
-        if model.layers[index].delta is not None:
-            mixed = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only)
-            self._add_linear(mixed, layer.o, None, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
-            return
-        qkv = self.buffers.qkv[: shape.tokens]
-        if model.attention.gate is not None:
-            project_gated(self, layer, qkv)
-        else:
-            self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
-        norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        if norms is not None and model.attention.qk_norm == QkNorm.WIDTH:
-            q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], 1)
-            for some, weight in ((q, norms[0]), (k, norms[1])):
-                rms_norm(some, weight, model.norm.eps, self.stream.counts, some, pdl=pdl)
-            norms = None
-        cos, sin = self.ropes[index]
-        block = model.layers[index].attention
-        rope = block.rope
-        new = NewTokens(qkv, cos, sin, norms, model.norm.eps, rope.query_growth, rope.query_period, rope.query_start)
-        window = block.window
-        rings, view = self.rings if window else None, self.view
-        table: Any = self.requests.page_table
-        if rings is not None:
-            view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
-        scales = None if self.cache.scales is None else self.cache.scales[index]
-        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, scales)
-        fused = not (shape.mixed or self.invariant)  # decode attention includes rotation and caching; prefill needs them before
-        if not fused:
-            rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
-        if last_tokens_only:
-            self._keep_last_tokens(shape)
-        call = AttentionCall(
-            qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads],
-            cache,
-            view,
-            self.buffers.attended[: self.stream.rows],
-            shape.rows,
-            model.attention.score_scale,
-            window,
-            self.attention_workspace,
-            new if fused else None,
-            layer.sinks,
-            last_tokens_only,
-            pdl,
-            block.softcap,
-            block.chunked,
-        )
-        chunks = shape.mixed and not last_tokens_only
-        if chunks or self.invariant:
-            attend(call, self.prefill_plan)
-        if not self.invariant:
-            attend(call, self.plans[shape.rows, chunks])
-        if rings is not None and shape.mixed:
-            keep_spilled(rings, cache, view, rows=shape.rows, pdl=pdl)
-        if model.attention.gate is not None:
-            gate_attended(self, call.out, shape.tokens, last_tokens_only=last_tokens_only)
-        self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
+        elif self.heads is not None:
+            out = self.heads.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
+        norm_follows = isinstance(of_layer.mlp, Mlp) and not self._ends_group
+        self._add_linear(out, layer.o, bias, layer.attention_out_norm, norm_follows=norm_follows)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
         """Keep only the residual stream of each row's last token. It must be complete."""
@@ -275,51 +195,84 @@ class GpuDecoder:
 
     def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
         gate, gate_up, down = BLOCKS[mlp.activation], layer.gate_up, layer.down
-        rows, inner = self.stream.rows, self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
+        rows = self.stream.rows
+        inner: torch.Tensor | Fp8Rows = part(self.buffers.inner, rows, mlp.size)
         config = self._config(gate_up, rows, swiglu=True)
         if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu") and quantises(self._config(down, rows), down):
             both = self.linear_workspace.rows[: rows * 2 * mlp.size].view(rows, 2 * mlp.size)
             self._linear(self.stream.hidden, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
             quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
             quantised_swiglu(both, self.stream.counts, quantised, down.input_scale, gelu=gelu, pdl=self.pdl)
-            self._add_linear(quantised, down, layer.down_bias, layer.mlp_out_norm, norm_follows=not self._ends_group)
+            inner = quantised
         else:
             self._linear(self.stream.hidden, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
-            self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=not self._ends_group)
+        follows, factor = not self._ends_group, layer.layer_scale
+        self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=follows, factor=factor)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
-        model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
-        hidden, counts, rows = self.stream.hidden, self.stream.counts, self.stream.rows
-        if scratch is None or router is None or layer.post_norm is None:
-            raise ValueError("an expert layer needs a router, a norm before it, and buffers")
+        if block.parallel:
+            launch_parallel(self, layer, block)
+            return
+        if layer.post_norm is None:
+            raise ValueError("an expert layer needs a norm before it")
+        normed = self._route(layer, layer.post_norm)
+        self._routed(layer, block, normed, self.stream.hidden)
+        if layer.shared_gate_up is not None and layer.shared_down is not None:
+            rows, counts = self.stream.rows, self.stream.counts
+            inner = part(self.buffers.inner, rows, block.shared)
+            self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
+            if layer.shared_gate is not None:
+                gate_shared(normed, layer.shared_gate, inner, counts, pdl=self.pdl)
+            self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
+
+    def _route(self, layer: LayerWeights, norm: torch.Tensor) -> torch.Tensor:
+        """Launch the router; its logits are then in the experts' buffers. Returns the norm of the residual stream,
+        [rows, hidden].
+        """
+        scratch, router, rows = self.experts, layer.router, self.stream.rows
+        if scratch is None or router is None:
+            raise ValueError("an expert layer needs a router, and buffers")
         logits = scratch.router[:rows]
         if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
-            normed = self.buffers.normed[:rows]
-            norm = (layer.post_norm, model.norm.eps)
-            router_logits(hidden, norm, router, counts, normed, logits, layer.router_bias, pdl=pdl)
-        else:
-            normed = self._norm(layer.post_norm)
-            self._linear(normed, router, logits, bias=layer.router_bias)
+            normed, norm_and_eps = self.buffers.normed[:rows], (norm, self.model.norm.eps)
+            hidden, counts = self.stream.hidden, self.stream.counts
+            router_logits(hidden, norm_and_eps, router, counts, normed, logits, layer.router_bias, pdl=self.pdl)
+            return normed
+        normed = self._norm(norm)
+        self._linear(normed, router, logits, bias=layer.router_bias)
+        return normed
+
+    def _routed(self, layer: LayerWeights, block: Experts, normed: torch.Tensor, out: torch.Tensor, *, add: bool = True) -> None:
+        """Launch the experts that the router's logits select. normed: their inputs, [rows, hidden]. add: to out."""
+        scratch, rows, activation = self.experts, self.stream.rows, GELU if block.activation == Activation.GELU_TANH else SILU
+        if scratch is None:
+            raise ValueError("an expert layer needs buffers")
         selection = BLOCKS[block.router](block, layer.selection_bias)
-        selection = selection._replace(factor=block.factor, scales_inputs=block.scales_inputs)
-        workspace, clamp = scratch.workspace, SILU if block.clamp is None else Clamp(*block.clamp)
-        extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
+        selection = selection._replace(factor=block.factor, scales_inputs=block.scales_inputs, factors=layer.expert_factors)
+        clamp = activation if block.clamp is None else Clamp(*block.clamp)
         gate_up, down, fp8 = layer.gate_up, layer.down, None
         if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
             gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
         if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
             raise TypeError("the two matrices of an expert must both be FP8, or neither")  # checked by ExpertBuffers
-        clamp_and_biases, mxfp4 = extra[:2], extra[2]
         call = ExpertCall(
-            normed, logits, gate_up, down, counts, hidden, workspace, block.top_k, selection, pdl, *clamp_and_biases
+            normed,
+            scratch.router[:rows],
+            gate_up,
+            down,
+            self.stream.counts,
+            out,
+            scratch.workspace,
+            block.top_k,
+            selection,
+            self.pdl,
+            clamp,
+            _both(layer.gate_up_bias, layer.down_bias),
+            fp8,
+            _both(layer.gate_up_scales, layer.down_scales),
+            add,
         )
-        experts(replace(call, scales=mxfp4, fp8=fp8), scratch.plans[rows])
-        if layer.shared_gate_up is not None and layer.shared_down is not None:
-            inner = self.buffers.inner.view(-1)[: rows * block.shared].view(rows, block.shared)
-            self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
-            if layer.shared_gate is not None:
-                gate_shared(normed, layer.shared_gate, inner, counts, pdl=pdl)
-            self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
+        experts(call, scratch.plans[rows])
 
     def _norm(self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None) -> torch.Tensor:
         """Complete the residual stream and compute its norm, for consumers that do not fuse it. quantised: write it
@@ -401,12 +354,15 @@ class GpuDecoder:
         norm: torch.Tensor | None,
         *,
         norm_follows: bool,
+        factor: torch.Tensor | None = None,
     ) -> None:
         """Add norm(x weight^T + bias), or the product without a norm, to the residual stream.
 
         If a norm follows, it adds up the partial sums: it reads all rows anyway, and the programs of the product
-        need not wait for each other.
+        need not wait for each other. factor: [1] of the residual stream afterwards; only with a norm.
         """
+        if factor is not None and norm is None:
+            raise ValueError("a factor of a layer's output needs a norm before it")
         workspace, hidden, counts = self.linear_workspace, self.stream.hidden, self.stream.counts
         config = self._config(weight, len(hidden))
         operands = self._operands(x, weight, config)
@@ -426,7 +382,7 @@ class GpuDecoder:
             config = without_partials(config, fp8=call.scales is not None)
         linear(call, config)
         if norm is not None:
-            rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)
+            rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, factor=factor, pdl=self.pdl)
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -439,8 +395,9 @@ BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
 
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement),  # the weights contain the norms
-    **dict.fromkeys(QkNorm),  # _attention
+    **dict.fromkeys(QkNorm),  # attention_stage.py
     **dict.fromkeys(OutputGate),  # gpu_delta.py
+    **dict.fromkeys(LayerPart),  # attention_stage.py, parallel_experts.py, _add_linear
     GatedDelta: launch_delta,
     Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,

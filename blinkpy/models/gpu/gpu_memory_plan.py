@@ -83,7 +83,8 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
-    width = 3 * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
+    streams = 5 if model.experts.parallel else 3
+    width = streams * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
@@ -165,9 +166,7 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
     if model.packing is not None:
         yield f"no kernel takes 4-bit weights ({model.packing.text}); {INSTEAD}"
     first = model.tensors.layer.format(layer=0)
-    if model.layer_parts:
-        yield f"no kernel computes {'; '.join(part.value for part in model.layer_parts)}; {INSTEAD}"
-    attention, heads = f"{first}{model.tensors.o.rpartition('.')[0]}", model.heads
+    attention = f"{first}{model.tensors.o.rpartition('.')[0]}"
     if model.hidden_size > MAX_HIDDEN:
         yield f"{first}{model.tensors.input_norm}: hidden size {model.hidden_size} is over {MAX_HIDDEN}; {INSTEAD}"
     latent = model.attention.latent
@@ -176,14 +175,8 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
             f"{attention}: latent vectors of {latent.rank} elements with {latent.rotated} rotated ones, and the kernels take at "
             f"most {MAX_LATENT} with {MAX_ROTATED}; {INSTEAD}"
         )
-    if not latent and not MIN_HEAD_DIM <= model.head_dim <= MAX_HEAD_DIM:
-        limits = f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
-        yield f"{attention}: head size {model.head_dim}, and the kernels take sizes {limits}; {INSTEAD}"
-    if not latent and (heads % model.kv_heads or heads // model.kv_heads > MAX_GROUP):
-        yield (
-            f"{attention}: {heads} query heads over {model.kv_heads} key and value heads, and the kernels take 1 to {MAX_GROUP} "
-            f"for each; {INSTEAD}"
-        )
+    if not latent:
+        yield from _head_problems(model)
     if (delta := model.delta) is not None and padded(delta.key_dim) * padded(delta.value_dim) > MAX_STATE:
         yield (
             f"{first}{model.tensors.delta_norm.rpartition('.')[0]}: heads of {delta.key_dim} x {delta.value_dim} numbers, and "
@@ -200,6 +193,20 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
         for part in layer_parts(model, layer):
             if part.quantization is not None and part.shape[-1] > MAX_FP8_WIDTH:
                 yield _too_wide(part)
+
+
+def _head_problems(model: DecoderDescription) -> Iterator[str]:
+    for layer in first_layers(model):
+        block = model.layers[layer].attention
+        name = f"{model.tensors.layer.format(layer=layer)}{model.tensors.o.rpartition('.')[0]}"
+        if not MIN_HEAD_DIM <= block.head_dim <= MAX_HEAD_DIM:
+            limits = f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+            yield f"{name}: head size {block.head_dim}, and the kernels take sizes {limits}; {INSTEAD}"
+        if block.heads % block.kv_heads or block.heads // block.kv_heads > MAX_GROUP:
+            yield (
+                f"{name}: {block.heads} query heads over {block.kv_heads} key and value heads, and the kernels take 1 to "
+                f"{MAX_GROUP} for each; {INSTEAD}"
+            )
 
 
 def padded(size: int) -> int:

@@ -37,7 +37,7 @@ def test_every_published_model_is_within_the_limits() -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "quantization", "words"),
     [
-        (LLAMA, {"head_dim": 512}, "auto", "model.layers.0.self_attn: head size 512, and the kernels take sizes from 16 to 256"),
+        (LLAMA, {"head_dim": 520}, "auto", "model.layers.0.self_attn: head size 520, and the kernels take sizes from 16 to 512"),
         (LLAMA, {"head_dim": 8}, "auto", "model.layers.0.self_attn: head size 8,"),
         (LLAMA, {"num_attention_heads": 64, "num_key_value_heads": 2}, "auto", "64 query heads over 2 key and value heads"),
         (LLAMA, {"hidden_size": 65536, "head_dim": 128}, "auto", "model.layers.0.input_layernorm: hidden size 65536 is over"),

@@ -92,6 +92,6 @@ def test_a_head_size_without_a_kernel_fits_no_gpu(
     tmp_path: Path, tool: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     published = next(model for model in tool["MODELS"] if model.hub_id == "Qwen/Qwen3-8B")
-    (tmp_path / "config.json").write_text(json.dumps(published.config | {"head_dim": 512}))
+    (tmp_path / "config.json").write_text(json.dumps(published.config | {"head_dim": 520}))
     cli.main(["check-model", str(tmp_path)])
-    assert "model.layers.0.self_attn: head size 512, and the kernels take sizes from 16 to 256" in capsys.readouterr().out
+    assert "model.layers.0.self_attn: head size 520, and the kernels take sizes from 16 to 512" in capsys.readouterr().out

@@ -139,7 +139,8 @@ def experts(
     clamp: tuple[float, float] = (0.0, 0.0), rounded: Callable[[Tensor], Tensor] = lambda x: x, scales_inputs: bool = False,
 ) -> Tensor:  # fmt: skip
     """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
-    biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU.
+    biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU, and -1 for
+    GeGLU.
     rounded: inputs as the matrices take them. scales_inputs: an expert's weight multiplies its input, not its result."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
@@ -149,7 +150,7 @@ def experts(
             if scales_inputs:
                 given, weight = given * weight.double(), torch.ones_like(weight)
             inner = linear(rounded(given), gate_up[expert], first)
-            inner = clamped_swish(inner, *clamp) if clamp[1] else swiglu(inner)
+            inner = clamped_swish(inner, *clamp) if clamp[1] > 0 else swiglu(inner, clamp[1] < 0)
             out[token] += weight.double() * linear(rounded(inner), down[expert], second)[0]
     return out
 

@@ -293,7 +293,6 @@ VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in t
     "VoxtralConfig": VOXTRAL_SOUND,
     "Qwen2AudioConfig": SOUND,
 }
-ON_CPU = ("gemma4", "gemma4-moe", "gemma4-nested")  # no kernel of a GPU computes their blocks
 SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.

@@ -159,11 +159,15 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
     config._experts_implementation = "eager"
     with torch.device(device):
         model = kind._from_config(config, dtype=torch.bfloat16)
-    adds_1 = any(name in widths.architecture for name in ("Gemma", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
+    adds_1 = any(name in widths.architecture for name in ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5).sub_(1 if adds_1 and not name.endswith("linear_attn.norm.weight") else 0)
+            elif name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
+                parameter.normal_(0, 1.2)
             elif name.endswith("sinks"):
                 parameter.normal_(2, 1)
             elif name.endswith("bias"):
@@ -175,6 +179,8 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.uniform_(-0.2, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model.eval()
 
 
@@ -264,15 +270,18 @@ def _through_fp8(side: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def narrowed(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Within the block the model computes in bfloat16: each part's weights are narrow while that part runs."""
-    wide: dict[torch.nn.Parameter, torch.Tensor] = {}
+    wide: dict[torch.Tensor, torch.Tensor] = {}
+
+    def stored(module: torch.nn.Module) -> list[torch.Tensor]:
+        return [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if name.endswith("layer_scalar"))]
 
     def narrow(module: torch.nn.Module, arguments: Any) -> None:
-        for parameter in module.parameters():
-            wide[parameter], parameter.data = parameter.data, parameter.data.bfloat16()
+        for tensor in stored(module):
+            wide[tensor], tensor.data = tensor.data, tensor.data.bfloat16()
 
     def restore(module: torch.nn.Module, arguments: Any, result: Any) -> None:
-        for parameter in module.parameters():
-            parameter.data = wide.pop(parameter)
+        for tensor in stored(module):
+            tensor.data = wide.pop(tensor)
 
     parts = (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head)
     hooks = [hook for part in parts for hook in (part.register_forward_pre_hook(narrow), part.register_forward_hook(restore))]

@@ -70,6 +70,10 @@ MIXED_STEPS = [  # model, rows, steps
     ("deepseek-v3", 8, 4),
     ("glm4-moe-lite", 3, 3),
     ("mistral4", 8, 3),
+    ("gemma4", 8, 3),
+    ("gemma4-moe", 8, 3),
+    ("gemma4-moe", 3, 3),
+    ("gemma4-nested", 3, 4),
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -166,7 +170,7 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default")],
+    [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default"), ("gemma4-moe", "SPLIT"), ("gemma4", "CUBLAS")],
 )
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
@@ -179,7 +183,7 @@ def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, t
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4"])
+@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4", "gemma4-moe"])
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)

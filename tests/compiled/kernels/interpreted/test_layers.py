@@ -87,6 +87,8 @@ def test_a_wide_row_in_pieces(rng: np.random.Generator, monkeypatch: pytest.Monk
         {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "norm": False, "fp8": True},
         {"heads": 6, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 32, "norm": True, "fp8": True},
         {"heads": 5, "kv_heads": 1, "head_dim": 32, "rotary": 32, "page": 16, "norm": False, "period": 2},
+        {"heads": 4, "kv_heads": 2, "head_dim": 48, "rotary": 48, "page": 16, "norm": True, "value_norm": True},
+        {"heads": 4, "kv_heads": 1, "head_dim": 512, "rotary": 512, "page": 16, "norm": True, "value_norm": True, "fp8": True},
     ],
 )
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
@@ -102,6 +104,7 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "cap": 0.7, "overlap": True},
         {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
         {"heads": 2, "kv_heads": 1, "head_dim": 256, "page": 16, "cap": 1.3},
+        {"heads": 8, "kv_heads": 1, "head_dim": 512, "page": 16},
         {"heads": 5, "kv_heads": 1, "head_dim": 32, "page": 16, "window": 50, "chunked": True},
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 32, "window": 64, "chunked": True, "overlap": True},
     ],
@@ -147,6 +150,7 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
         {"heads": 4, "kv_heads": 1, "head_dim": 64, "page": 16, "window": 60, "cap": 0.7},
         {"heads": 3, "kv_heads": 3, "head_dim": 32, "page": 32, "cap": 0.7, "overlap": True},
         {"heads": 4, "kv_heads": 1, "head_dim": 64, "page": 16, "window": 33, "chunked": True},
+        {"heads": 4, "kv_heads": 1, "head_dim": 320, "page": 16},
     ],
 )
 def test_attention_over_fp8(rng: np.random.Generator, either_dtype: torch.dtype, shape: dict[str, int]) -> None:
@@ -175,6 +179,8 @@ def test_attention_over_fp8(rng: np.random.Generator, either_dtype: torch.dtype,
         {"heads": 8, "kv_heads": 4, "head_dim": 32, "rotary": 32, "page": 32, "norm": True, "fp8": True},
         {"heads": 7, "kv_heads": 1, "head_dim": 128, "rotary": 128, "page": 16, "fp8": True},
         {"heads": 5, "kv_heads": 1, "head_dim": 32, "rotary": 32, "page": 16, "window": 64, "chunked": True, "period": 3},
+        {"heads": 5, "kv_heads": 1, "head_dim": 48, "rotary": 48, "page": 16, "value_norm": True},
+        {"heads": 4, "kv_heads": 1, "head_dim": 512, "rotary": 512, "page": 16, "norm": True, "value_norm": True, "fp8": True},
     ],
 )
 def test_attention_with_new_tokens(rng: np.random.Generator, either_dtype: torch.dtype, shape: dict[str, int]) -> None:

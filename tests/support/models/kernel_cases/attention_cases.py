@@ -36,14 +36,14 @@ def check_new_tokens(
 
 def draw_new_tokens(
     rng: np.random.Generator, shape: tuple[int, int, int], rotary: int, norm: bool, dtype: torch.dtype, device: str,
-    period: int = 0,
+    period: int = 0, value_norm: bool = False,
 ) -> NewTokens:  # fmt: skip
     """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim. period: of queries that grow, or 0."""
     bucket, size, head_dim = shape
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     cos, sin = (draw(rng, LONGEST, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
     norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
-    return NewTokens(qkv, cos, sin, norms, query_growth=0.7, query_period=period)
+    return NewTokens(qkv, cos, sin, norms, query_growth=0.7, query_period=period, value_norm=value_norm)
 
 
 def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> list[Tensor]:
@@ -55,18 +55,20 @@ def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> 
     q, k = (kernel_reference.rope(t, new.cos, new.sin, positions) for t in (q, k))
     if new.query_period:
         q = q * (1 + new.query_growth * torch.log1p(((positions + 1) // new.query_period).double()))[:, None, None]
+    if new.value_norm:
+        v = kernel_reference.rms_norm(v, torch.ones_like(v[0, 0]), new.eps)
     return [q, k, v]
 
 
 def rope_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
-    page: int, norm: bool, tokens: int, bucket: int, fp8: bool = False, period: int = 0,
+    page: int, norm: bool, tokens: int, bucket: int, fp8: bool = False, period: int = 0, value_norm: bool = False,
 ) -> None:  # fmt: skip
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
     contexts = [n + int(rng.integers(40)) for n in lengths]
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket, rows=bucket, device=device)
     batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
-    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period)
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period, value_norm)
     empty = {"dtype": dtype, "fp8": fp8}
     before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, **empty) for _ in range(2)], new.qkv.clone()
     caches, scales = [cache.clone() for cache in before], draw_scales(rng, kv_heads, device) if fp8 else None
@@ -149,7 +151,7 @@ def draw_sinks(rng: np.random.Generator, heads: int, dtype: torch.dtype, device:
 def new_tokens_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
     head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, sinks: bool = False,
-    fp8: bool = False, chunked: bool = False, period: int = 0, plan: DecodePlan, bucket: int,
+    fp8: bool = False, chunked: bool = False, period: int = 0, value_norm: bool = False, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
     rows = len(contexts)
@@ -157,7 +159,7 @@ def new_tokens_case(
     silent = rows - 1  # a token that is not to be cached
     own = int(batch.view.cache_slots[silent])
     batch.view.cache_slots[silent] = -1
-    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period)
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period, value_norm)
     given, heads_of = new.qkv.clone(), new.qkv.view(bucket, -1, head_dim)
     q, k, v = rotated(heads_of[:rows], new, heads, batch.view.positions[:rows])
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)

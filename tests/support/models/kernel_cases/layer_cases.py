@@ -24,6 +24,10 @@ def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens:
         expected = residual.double() + kernel_reference.rms_norm(whole, weight, 1e-5)
         close(out[:tokens], expected[:tokens], dtype, "added norm")
         assert torch.equal(out[tokens:], residual[tokens:])
+        out, factor = residual.clone(), draw(rng, 1, dtype=dtype, device=device)
+        rms_norm(source, weight, 1e-5, counts, out, add=True, factor=factor)
+        close(out[:tokens], factor.double() * expected[:tokens], dtype, "added norm with a factor")
+        assert torch.equal(out[tokens:], residual[tokens:])
     wide = draw(rng, bucket, hidden + 24, dtype=dtype, device=device)
     within, given = wide[:, 8 : 8 + hidden], wide.clone()
     rms_norm(within, weight, 1e-5, counts, within)  # in its place, between others
