@@ -151,5 +151,6 @@ def _new_tokens(decoder: Any, layer: LayerWeights, block: Attention, qkv: torch.
         for some, weight in ((q, norms[0]), (k, norms[1])):
             rms_norm(some, weight, eps, decoder.stream.counts, some, pdl=decoder.pdl)
         norms = None
+    cos, sin = decoder.ropes[index]
     growth = rope.query_growth, rope.query_period, rope.query_start
-    return NewTokens(qkv, *decoder.ropes[index], norms, eps, *growth, block.value_norm)
+    return NewTokens(qkv, cos, sin, norms, eps, *growth, block.value_norm)
