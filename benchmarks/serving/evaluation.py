@@ -172,7 +172,7 @@ def next_cells(
 
 def card_of(meter: EnergyMeter) -> str:
     """The GPU's name as a folder."""
-    name = str((meter.facts or {}).get("name", ""))
+    name = str(meter.facts.get("gpu", ""))
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or NO_CARD
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.harness import UsageError
+from benchmarks.common.nvml import EnergyMeter
 from benchmarks.report.evaluation_tables import evaluation, read_cells
 from benchmarks.report.pages import TEMPLATES
 from benchmarks.serving import neighbours
-from benchmarks.serving.evaluation import MANIFEST, Entry, Table, next_cells, overview, read_manifest
+from benchmarks.serving.evaluation import MANIFEST, Entry, Table, card_of, next_cells, overview, read_manifest
 from benchmarks.serving.grid import Cell
 from benchmarks.serving.workload import read_dataset
 
@@ -130,6 +131,13 @@ def test_cells_are_measured_once_and_shown(tmp_path: Path) -> None:
         cell["client"]["valid"] = True  # whatever else ran on this machine
     page = TEMPLATES.get_template("evaluation.md.j2").render(evaluation(shown))
     assert "8 requests/s, interfered" in page and "blinkpy" in page
+
+
+@pytest.mark.parametrize(("name", "folder"), [("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"), (None, "no-gpu")])
+def test_cells_lie_in_a_folder_of_their_card(name: str | None, folder: str) -> None:
+    meter = EnergyMeter()
+    meter.facts = {} if name is None else {"gpu": name}
+    assert card_of(meter) == folder
 
 
 def test_neighbours_that_do_not_start_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
