@@ -21,6 +21,7 @@ from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
+from blinkpy.kernels.linear.packed_words import CHUNK, PackedMatrix
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
@@ -41,6 +42,12 @@ def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
     *experts, n, k = weight.shape
     sizes = (*experts, -(-n // 128), -(-k // 128)) if blocks else (*experts, n)
     return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
+
+
+def meta_packed(n: int, k: int, group: int, fp4: bool, ordered: bool) -> PackedMatrix:
+    scales = meta(-(-k // 64) if fp4 else k // (group or k), n)
+    factors = meta(n, dtype=torch.float32) if fp4 else None
+    return PackedMatrix(meta(n, -(-k // CHUNK) * 4), scales, k, factors, meta(k) if ordered else None)
 
 
 def meta_grammars(vocabulary: int = 128256) -> GrammarView:
@@ -71,17 +78,18 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
+    packed = meta_packed(shape.weight_rows, shape.k, shape.group, shape.fp4, shape.ordered) if shape.packed else None
     x, weight = meta(shape.rows, shape.k, dtype=shape.inputs or shape.dtype), meta(shape.weight_rows, shape.k, dtype=shape.dtype)
+    weight = weight if packed is None else packed.words
     around: dict[str, Any] = {"dtype": shape.inputs or (shape.out_dtype if shape.fp8 else shape.dtype)}
     bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
     split = (config.split_k,) if shape.partials else ()
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
-    workspace = LinearWorkspace.allocate(
-        "meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows)
-    )
+    stored = out.dtype if shape.fp8 or shape.packed else shape.dtype
+    workspace = LinearWorkspace.allocate("meta", stored, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
     call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
-    call = replace(call, scales=ones_for(shape, "meta") if shape.fp8 else None)
+    call = replace(call, scales=ones_for(shape, "meta") if shape.fp8 else None, packed=packed)
     return partial(linear, call, config)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, meta, meta_grammars, meta_requests
+from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, meta, meta_grammars, meta_packed, meta_requests
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
 from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
@@ -24,11 +24,12 @@ from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.kernel_tables import KernelTables
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, own_dtype
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, own_dtype
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 from blinkpy.queues.words import LOGPROB_ENTRIES
@@ -37,6 +38,8 @@ ROOT = Path(__file__).parents[2]
 PAGE_SIZE = 16
 STATIC_SCALE = 2.0**-5
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+W4A16 = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
 KEPT = [f"linear_attn.in_proj_{kind}" for kind in ("a", "b", "ba")]  # strengths and decays of gated delta nets
 ONE, FEW, MANY, MIXED = StepShape(1, 1, False), StepShape(8, 8, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 STEPS = (ONE, FEW, MANY, MIXED, replace(ONE, whole=True), replace(MIXED, whole=True))
@@ -90,6 +93,8 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
         ("bfloat16", plain, "auto"),
         ("fp8", plain, "fp8"),
         ("fp8_blocks", plain | {"quantization_config": BLOCKS | {"modules_to_not_convert": KEPT}}, "auto"),
+        ("w4a16", plain | {"quantization_config": W4A16}, "auto"),
+        ("nvfp4", plain | {"quantization_config": NVFP4}, "auto"),
     ]
     stored = config.get("quantization_config")
     if stored is not None and stored != BLOCKS:
@@ -98,11 +103,13 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
     for name, values, quantization in asked:
         try:
             model = briefly(describe_config(values, quantization))
+            if model.packing is not None:
+                require_kernels(model)
         except ConfigError as error:
             found.append(f"{hub_id} {name}: {error}")
             continue
         found.append(Form(hub_id, name, model, torch.bfloat16))
-        if name != "fp8_blocks":
+        if name not in ("fp8_blocks", "w4a16", "nvfp4"):
             found.append(Form(hub_id, "float32" if name == "bfloat16" else f"float32 {name}", model, torch.float32))
     return found
 
@@ -139,7 +146,10 @@ def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
 
-def meta_weight(part: Part, dtype: torch.dtype) -> torch.Tensor | Fp8Matrix:
+def meta_weight(part: Part, dtype: torch.dtype) -> Matrix:
+    if part.packing is not None and not part.dequantised:
+        packing, (rows, width) = part.packing, part.shape
+        return meta_packed(rows, width, packing.group, packing.is_float, packing.ordered)
     if part.quantization is None or part.dequantised:
         return meta(*part.shape, dtype=own_dtype(part, dtype))
     scale = STATIC_SCALE if part.quantization.static else None

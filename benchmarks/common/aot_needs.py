@@ -11,11 +11,11 @@ from blinkpy.kernels.attention.attention_variants import attention_needs
 from blinkpy.kernels.config_files import Needs
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
 from blinkpy.kernels.linear.linear import VARIANTS
-from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTile, tile_needs
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
-LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv"}
+LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv", "_packed_tiles": "packed"}
 MOST_SHARED = 1.4  # times the formula, and MORE_SHARED bytes: what the ends of kernels keep beside the buffers
 MORE_SHARED = 10_240
 LONG = 640  # inputs of the least published layer
@@ -55,6 +55,8 @@ def _of_linear(
         elementwise=c.get("VECTOR") == 1,
     )
     shape = LinearShape(1, c["N"], c["K"], swiglu=bool(c["SWIGLU"]), dtype=second or torch.bfloat16)
+    if variant == "packed":
+        shape = shape._replace(dtype=WORDS, inputs=first, fp4=c["FP4"], group=c["GROUP"], ordered=c["ORDERED"])
     if second == FP8:
         shape = shape._replace(blocks=c["SCALES"] == BLOCK_SCALES.value, inputs=None if first == FP8 else first)
     return VARIANTS[variant].needs(config, shape)

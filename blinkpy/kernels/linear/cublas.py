@@ -53,6 +53,8 @@ def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.T
 
 def supports(shape: LinearShape) -> bool:
     """For FP8: row scales, and sizes that the product supports."""
+    if shape.packed:
+        return False
     return not shape.fp8 or not (
         shape.norm or shape.blocks or shape.out_dtype != torch.bfloat16 or shape.weight_rows % 16 or shape.k % 16
     )
@@ -95,6 +97,6 @@ VARIANTS = (
         cublas_halves,
         frozenset({"bias", "residual"}),
         tuple(LinearCase(HALVES, LinearShape(9, 24, 40, **around)) for around in AROUND),
-        candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 and not shape.fp8 else ()),
+        candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 and shape.plain else ()),
     ),
 )

@@ -99,7 +99,7 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
 
 def supports(shape: LinearShape) -> bool:
     """One row."""
-    return shape.rows == 1 and not shape.fp8
+    return shape.rows == 1 and shape.plain
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:

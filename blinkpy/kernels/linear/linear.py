@@ -15,12 +15,13 @@ from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.config_files import check_needs
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors, noted
-from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearVariant
+from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, packed_tiles, split_k, wide_tiles
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearCall, LinearConfig, LinearShape, LinearVariant
+from blinkpy.kernels.linear.packed_words import CHUNK
 from blinkpy.kernels.norm import rms_norm
 
 VARIANTS: dict[str, LinearVariant] = by_name(
-    *cublas.VARIANTS, gemv.VARIANT, fp8_gemv.VARIANT, split_k.VARIANT, wide_tiles.VARIANT
+    *cublas.VARIANTS, gemv.VARIANT, fp8_gemv.VARIANT, split_k.VARIANT, wide_tiles.VARIANT, packed_tiles.VARIANT
 )
 
 
@@ -64,7 +65,8 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     check_tensors(
         (x, "x", (None, None), stored, True),
         *declared_scales(call),
-        (call.weight, "weight", (shape.weight_rows, k), FP8 if fp8 else x.dtype),
+        *declared_words(call),
+        (None if shape.packed else call.weight, "weight", (shape.weight_rows, k), FP8 if fp8 else x.dtype),
         (out, "out", (config.split_k, rows, n) if call.partials else (rows, n), torch.float32 if call.partials else results),
         (bias, "bias", (len(call.weight),), dtypes),
         (None if norm is None else norm[0], "norm weight", (k,)),
@@ -95,6 +97,22 @@ def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:
     return [
         (call.scales.x, "scales of x", (rows, groups) if by_block else (rows,), torch.float32),
         (call.scales.weight, "scales of weight", (-(-outputs // BLOCK), groups) if by_block else (outputs,), torch.float32),
+    ]
+
+
+def declared_words(call: LinearCall) -> list[tuple[Any, ...]]:
+    """For `check_tensors`. Raises ValueError for words without their scales."""
+    packed, k = call.packed, call.x.shape[1]
+    if packed is None:
+        if call.shape.packed:
+            raise ValueError("weight: words of 4-bit numbers need the scales of their matrix")
+        return []
+    outputs, groups = call.shape.weight_rows, -(-k // 64) if packed.fp4 else k // (packed.group or k)
+    return [
+        (call.weight, "words", (outputs, -(-k // CHUNK) * 4), WORDS),
+        (packed.scales, "scales of weight", (groups, outputs), WORDS, True),
+        (packed.factors, "factors of rows", (outputs,), torch.float32),
+        (packed.columns, "order of columns", (k,), torch.int32),
     ]
 
 

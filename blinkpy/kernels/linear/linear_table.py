@@ -14,7 +14,8 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, power_of_two_at_most
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, fits
-from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
+from blinkpy.kernels.linear.packed_words import FP4_GROUP, PackedMatrix
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
 """Row counts with entries in a table; others use the next larger one, or cuBLAS above the last."""
@@ -27,10 +28,10 @@ FIELDS = {JSON_KEYS.get(field.name, field.name): field.name for field in fields(
 def default_config(shape: LinearShape) -> LinearConfig:
     """A configuration for any shape, without measurement. It passes `check_config`.
 
-    It depends on the shape's rows (of the bucket), sizes, dtype, swiglu, blocks and, with FP8, the dtype of
-    the result.
+    It depends on the shape's rows (of the bucket), sizes, dtype, swiglu, blocks, group and, with FP8, the dtype of
+    the result, or with 4-bit weights of x.
     """
-    config = _fp8_default(shape) if shape.fp8 else _default(shape)
+    config = _packed_default(shape) if shape.packed else _fp8_default(shape) if shape.fp8 else _default(shape)
     while config.split_k > 1 and not fits(config, shape):  # the partial sums of many outputs exceed the workspace
         config = replace(config, split_k=config.split_k // 2)
     check_config(config, shape)
@@ -76,13 +77,31 @@ def _fp8_default(shape: LinearShape) -> LinearConfig:
     return LinearConfig("triton", block_m, 64, 128, split_k, 4, stages, weights_first=True)
 
 
+def _packed_default(shape: LinearShape) -> LinearConfig:
+    """The default for 4-bit weights. Of few rows: enough programs, each with a few steps over K, to keep the memory busy."""
+    rows, tiles = shape.rows, -(-shape.n // 64)
+    block_k = min(shape.group if shape.group and not shape.fp4 else 128, 128)
+    if rows > 64:
+        block_n, block_m = 64 if shape.swiglu else 128, 128 if shape.inputs != torch.float32 and rows > 128 else 64
+        return LinearConfig("packed", block_m, block_n, block_k, 1, 8, 3)
+    block_m, split_k = min(64, max(16, 1 << (rows - 1).bit_length())), 1
+    while tiles * split_k < 264 and split_k < 16 and shape.k // (2 * split_k) >= 4 * block_k:
+        split_k *= 2
+    stages = max(3, min(6, 49_152 // (block_m * block_k * 2 + 64 * block_k // 2 * (2 if shape.swiglu else 1))))
+    warps = 8 if block_m == 64 and shape.swiglu else 4
+    return LinearConfig("packed", block_m, 64, block_k, split_k, warps, stages)
+
+
 def key(shape: LinearShape) -> str:
     """Name of an entry in a table."""
     dtype, blocks = str(shape.dtype).removeprefix("torch."), " blocks" if shape.fp8 and shape.blocks else ""
+    if shape.packed:
+        dtype = "fp4" if shape.fp4 else f"int4 group {shape.group}"
     return f"n{shape.n} k{shape.k} m{shape.rows} {dtype}{blocks}{' swiglu' if shape.swiglu else ''}"
 
 
-KEY = re.compile(r"n([1-9]\d{0,8}) k([1-9]\d{0,8}) m([1-9]\d{0,8}) (bfloat16|float32|float8_e4m3fn)( blocks)?( swiglu)?")
+DTYPES = r"bfloat16|float32|float8_e4m3fn|fp4|int4 group \d{1,6}"
+KEY = re.compile(rf"n([1-9]\d{{0,8}}) k([1-9]\d{{0,8}}) m([1-9]\d{{0,8}}) ({DTYPES})( blocks)?( swiglu)?")
 
 
 def shape_of(name: str) -> LinearShape:
@@ -91,7 +110,11 @@ def shape_of(name: str) -> LinearShape:
     if found is None:
         raise ConfigError(f"{name!r} is not the name of a shape, such as {key(LinearShape(16, 6144, 4096))!r}")
     n, k, rows, dtype, blocks, swiglu = found.groups()
-    return LinearShape(int(rows), int(n), int(k), swiglu=bool(swiglu), dtype=getattr(torch, dtype), blocks=bool(blocks))
+    shape = LinearShape(int(rows), int(n), int(k), swiglu=bool(swiglu), blocks=bool(blocks))
+    if dtype == "fp4" or dtype.startswith("int4"):
+        group = FP4_GROUP if dtype == "fp4" else int(dtype.rpartition(" ")[2])
+        return shape._replace(dtype=WORDS, group=group, fp4=dtype == "fp4")
+    return shape._replace(dtype=getattr(torch, dtype))
 
 
 class LinearTable(ConfigTable[LinearConfig]):
@@ -111,9 +134,9 @@ class LinearTable(ConfigTable[LinearConfig]):
 
     def config(self, shape: LinearShape) -> LinearConfig:
         """The configuration of a layer: measured at the next larger row count of ROW_BUCKETS, or the default.
-        Tables are measured with bfloat16 results, so FP8 layers of a float32 model have defaults.
+        Tables are measured with bfloat16 results, so FP8 and 4-bit layers of a float32 model have defaults.
         """
-        if shape.fp8 and shape.out_dtype != torch.bfloat16:
+        if not shape.plain and shape.out_dtype != torch.bfloat16:
             return default_config(shape)
         found = self.entries.get(key(shape._replace(rows=next((size for size in ROW_BUCKETS if size >= shape.rows), 0))))
         if found is not None:
@@ -136,7 +159,7 @@ class InvariantLinearTable(LinearTable):
 
 def config_of(
     table: LinearTable,
-    weight: torch.Tensor | Fp8Matrix,
+    weight: torch.Tensor | Fp8Matrix | PackedMatrix,
     rows: int,
     dtype: torch.dtype,
     *,
@@ -151,13 +174,17 @@ def config_of(
     if isinstance(weight, Fp8Matrix):
         outputs, inputs = weight.values.shape
         shape = LinearShape(rows, outputs, inputs, dtype=weight.values.dtype, result=dtype, blocks=weight.blocks)
+    elif isinstance(weight, PackedMatrix):
+        outputs, inputs = weight.shape
+        shape = LinearShape(rows, outputs, inputs, dtype=WORDS, inputs=dtype, group=weight.group, fp4=weight.fp4)
+        shape = shape._replace(ordered=weight.columns is not None)
     else:
         outputs, inputs = weight.shape
         shape = LinearShape(rows, outputs, inputs, dtype=weight.dtype)
     return table.config(shape._replace(n=outputs // 2, swiglu=True) if swiglu else shape)
 
 
-def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix) -> bool:
+def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix | PackedMatrix) -> bool:
     """Whether inputs of the matrix are quantised: it is FP8, and the configuration's variant needs quantised
     inputs.
     """

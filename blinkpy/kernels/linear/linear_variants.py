@@ -10,10 +10,13 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import GEGLU
 from blinkpy.kernels.config_files import Needs, check_power_of_two
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, ROW_SCALES
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 
 # The parameters of a linear layer's kernel. They decide the order of the sums, which is therefore fixed per
 # bucket, and so is every result.
 
+WORDS = torch.int32
+"""Dtype of 4-bit weights in a PackedMatrix."""
 MOST = {"block_m": 256, "block_n": 512, "block_k": 8192, "split_k": 64, "warps": 32, "stages": 16, "tiles": 1 << 20}
 """The largest value of each number of a configuration."""
 
@@ -66,6 +69,9 @@ class LinearShape(NamedTuple):
     gelu: bool = False
     blocks: bool = False  # with FP8: a scale per block instead of per row
     inputs: torch.dtype | None = None  # of x; None: dtype
+    group: int = 0  # of 4-bit weights: inputs that share a scale; 0: all of a row
+    fp4: bool = False  # of 4-bit weights: E2M1 numbers, not integers
+    ordered: bool = False  # of 4-bit weights: the columns have another order than the inputs
 
     @property
     def weight_rows(self) -> int:
@@ -78,9 +84,19 @@ class LinearShape(NamedTuple):
         return self.dtype == FP8
 
     @property
+    def packed(self) -> bool:
+        """Whether weights are words of 4-bit numbers."""
+        return self.dtype == WORDS
+
+    @property
+    def plain(self) -> bool:
+        """Whether weights are numbers without scales."""
+        return not (self.fp8 or self.packed)
+
+    @property
     def out_dtype(self) -> torch.dtype:
         """The dtype of a result that is not partial sums."""
-        return self.result or self.inputs or (torch.bfloat16 if self.fp8 else self.dtype)
+        return self.result or self.inputs or (self.dtype if self.plain else torch.bfloat16)
 
 
 class LinearCase(NamedTuple):
@@ -141,7 +157,9 @@ class LinearCall:
     """One linear layer: out = f(norm(x) weight^T + bias) + residual, for all M rows of the bucket."""
 
     x: torch.Tensor  # [M, K], rows of any stride, of a storage dtype or FP8
-    weight: torch.Tensor  # [N, K], in x's dtype or FP8; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
+    weight: (
+        torch.Tensor
+    )  # [N, K], in x's dtype or FP8, or words; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
     out: torch.Tensor
     """[M, N] in x's dtype or float32, of FP8 weights in a storage dtype; or float32 [split_k, M, N], whose sum over the splits is
     the result."""
@@ -154,6 +172,7 @@ class LinearCall:
     pdl: bool = False
     gelu: bool = False  # with swiglu: gelu (tanh approximation) instead of silu
     scales: Scales | None = None  # of FP8 weights, and of x if it is also FP8; then without a norm
+    packed: PackedMatrix | None = None  # 4-bit weights, whose words are `weight`
 
     @property
     def gate(self) -> int:
@@ -171,7 +190,10 @@ class LinearCall:
         around = (self.norm is not None, self.bias is not None, self.swiglu, self.residual is not None, self.partials)
         sizes, blocks = (len(self.x), self.out.shape[-1], self.x.shape[1]), self.scales_kind == BLOCK_SCALES.value
         inputs = None if self.x.dtype == self.weight.dtype else self.x.dtype
-        return LinearShape(*sizes, *around, self.weight.dtype, self.out.dtype, self.gelu, blocks, inputs)
+        shape = LinearShape(*sizes, *around, self.weight.dtype, self.out.dtype, self.gelu, blocks, inputs)
+        if self.packed is None:
+            return shape
+        return shape._replace(group=self.packed.group, fp4=self.packed.fp4, ordered=self.packed.columns is not None)
 
     @property
     def scales_kind(self) -> int:
@@ -215,7 +237,7 @@ class LinearVariant:
     """
     cases: tuple[LinearCase, ...]  # tests of the variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
-    supports: Callable[[LinearShape], bool] = lambda shape: not shape.fp8
+    supports: Callable[[LinearShape], bool] = lambda shape: shape.plain
     """Whether it computes layers of these rows, sizes and dtype."""
     check: Callable[[LinearConfig, LinearShape], None] = check_tile
     """Raises ConfigError unless a kernel for a shape that it supports can be built from the configuration."""
@@ -228,4 +250,4 @@ class LinearVariant:
 
     def given(self, shape: LinearShape, inputs: torch.dtype = torch.bfloat16) -> LinearShape:
         """The shape with x in the form that this variant takes. inputs: storage dtype of x."""
-        return shape._replace(inputs=None if self.quantised_inputs or not shape.fp8 else inputs)
+        return shape._replace(inputs=None if self.quantised_inputs or shape.plain else inputs)

@@ -255,8 +255,8 @@ def partial_floats(config: LinearConfig, shape: LinearShape) -> int:
 
 
 def supports(shape: LinearShape) -> bool:
-    """All shapes, except a norm of quantised rows."""
-    return not (shape.fp8 and shape.norm)
+    """All shapes, except a norm of quantised rows, and 4-bit weights."""
+    return not (shape.fp8 and shape.norm) and not shape.packed
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:

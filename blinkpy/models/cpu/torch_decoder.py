@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from blinkpy.kernels.fp8_rows import Fp8Matrix
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
 from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
-from blinkpy.models.cpu.torch_progress import CpuMatrix, TorchProgress, unpack_mxfp4
+from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import (
     Activation,
     BlockType,
@@ -34,8 +35,7 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
-from blinkpy.models.weights.packed_matrix import PackedMatrix
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
 
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
@@ -111,7 +111,7 @@ class TorchDecoder:
         return x if weight is None else norm(x, weight, self.model.norm.eps)
 
     def _add(
-        self, x: torch.Tensor, inner: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None, norm: torch.Tensor | None
+        self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """x + norm(inner weight^T + bias); norm may be absent. x: [tokens, out]. inner: [tokens, in]."""
         if norm is None:
@@ -200,13 +200,13 @@ class TorchDecoder:
         return torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), weights)
 
     def _of_expert(
-        self, expert: int, weight: CpuMatrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> tuple[CpuMatrix, torch.Tensor | None]:
+        self, expert: int, weight: Matrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[Matrix, torch.Tensor | None]:
         """Matrix and bias of one expert."""
         if isinstance(weight, PackedMatrix):
             return weight[expert], None if bias is None else bias[expert]
         if isinstance(weight, Fp8Matrix):
-            matrix: CpuMatrix = replace(weight, values=weight.values[expert], scales=weight.scales[expert])
+            matrix: Matrix = replace(weight, values=weight.values[expert], scales=weight.scales[expert])
         else:
             matrix = weight[expert] if scales is None else unpack_mxfp4(weight[expert], scales[expert], dtype, self.progress)
         return matrix, None if bias is None else bias[expert]
@@ -214,7 +214,7 @@ class TorchDecoder:
     def _gated(
         self,
         x: torch.Tensor,
-        gate_up: CpuMatrix,
+        gate_up: Matrix,
         bias: torch.Tensor | None,
         activation: Activation,
         clamp: Clamp | None = None,

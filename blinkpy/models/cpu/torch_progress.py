@@ -4,11 +4,10 @@ import torch
 import torch.nn.functional as F
 
 from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, quantised_rows
+from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
-from blinkpy.models.weights.packed_matrix import E2M1, PackedMatrix
 
-CpuMatrix = Matrix | PackedMatrix
 UNPACKED_BYTES = 4 << 20  # of weights, unpacked to float32 at a time
 
 
@@ -65,7 +64,7 @@ class TorchProgress(StepProgress):
     def _tokens_of_piece(self, work: int) -> int:
         return 1 if self.invariant else super()._tokens_of_piece(work)
 
-    def linear(self, x: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
         if isinstance(weight, PackedMatrix):
             found = self._packed_linear(x, weight)
@@ -76,7 +75,7 @@ class TorchProgress(StepProgress):
         parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
 
-    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: CpuMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
         if isinstance(weight, PackedMatrix):
             found = self._packed_linear(inner, weight).add_(x)

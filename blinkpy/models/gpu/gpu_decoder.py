@@ -21,6 +21,7 @@ from blinkpy.kernels.launch import BatchView, noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, linear, without_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.moe.expert_variants import GELU, SILU, Clamp, ExpertCall, ExpertTable
 from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
@@ -47,7 +48,7 @@ from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.parallel_experts import launch_parallel
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
 
 
 class GpuDecoder:
@@ -253,8 +254,8 @@ class GpuDecoder:
         gate_up, down, fp8 = layer.gate_up, layer.down, None
         if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
             gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
-        if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
-            raise TypeError("the two matrices of an expert must both be FP8, or neither")  # checked by ExpertBuffers
+        if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):  # checked by ExpertBuffers
+            raise TypeError("the two matrices of an expert must both be FP8, or neither, and not of 4 bits")
         call = ExpertCall(
             normed,
             scratch.router[:rows],
@@ -292,16 +293,18 @@ class GpuDecoder:
     def _operands(
         self,
         x: torch.Tensor | Fp8Rows,
-        weight: torch.Tensor | Fp8Matrix,
+        weight: Matrix,
         config: LinearConfig,
         norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
         """x and the matrix in the form that a configuration's product needs. norm: of the residual stream, instead
         of x, if x is quantised.
         """
-        if isinstance(weight, torch.Tensor) or not quantises(config, weight):
+        if not isinstance(weight, Fp8Matrix) or not quantises(config, weight):
             if isinstance(x, Fp8Rows):
                 raise TypeError("quantised rows for a matrix that is not FP8, or a product that takes none")
+            if isinstance(weight, PackedMatrix):
+                return x, weight.words, None
             return (x, weight, None) if isinstance(weight, torch.Tensor) else (x, weight.values, Scales(None, weight.scales))
         if isinstance(x, torch.Tensor):
             quantised = self._rows_of(weight, len(x))
@@ -312,14 +315,14 @@ class GpuDecoder:
             x = quantised
         return x.values, weight.values, Scales(x.scales, weight.scales)
 
-    def _config(self, weight: torch.Tensor | Fp8Matrix, rows: int, *, swiglu: bool = False) -> LinearConfig:
+    def _config(self, weight: Matrix, rows: int, *, swiglu: bool = False) -> LinearConfig:
         """The configuration of a product. swiglu: half of the weight's rows are gate, half up."""
         return config_of(self.table, weight, rows, self.weights.dtype, swiglu=swiglu)
 
     def _linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor | Fp8Matrix,
+        weight: Matrix,
         out: torch.Tensor,
         *,
         norm: torch.Tensor | None = None,
@@ -344,12 +347,12 @@ class GpuDecoder:
         x, matrix, scales = self._operands(x, weight, config, norm)
         workspace, counts = self.linear_workspace, self.stream.counts
         call = LinearCall(x, matrix, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl, gelu=gelu, scales=scales)
-        linear(call, config)
+        linear(replace(call, packed=words_of(weight)), config)
 
     def _add_linear(
         self,
         x: torch.Tensor | Fp8Rows,
-        weight: torch.Tensor | Fp8Matrix,
+        weight: Matrix,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None,
         *,
@@ -367,6 +370,7 @@ class GpuDecoder:
         config = self._config(weight, len(hidden))
         operands = self._operands(x, weight, config)
         call = LinearCall(*operands[:2], hidden, workspace, counts, bias, residual=hidden, pdl=self.pdl, scales=operands[2])
+        call = replace(call, packed=words_of(weight))
         if norm is not None:
             call = replace(call, out=self.buffers.normed[: self.stream.rows], residual=None)
         if (norm_follows or norm is not None) and can_leave_partials(config):
@@ -383,6 +387,11 @@ class GpuDecoder:
         linear(call, config)
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, factor=factor, pdl=self.pdl)
+
+
+def words_of(weight: Matrix) -> PackedMatrix | None:
+    """The matrix, if it has 4-bit weights."""
+    return weight if isinstance(weight, PackedMatrix) else None
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -11,9 +11,10 @@ import torch
 from blinkpy.kernels.activation import gate_output
 from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
 from blinkpy.kernels.delta.short_convolution import convolve
-from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
+from blinkpy.kernels.fp8_rows import BLOCK
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.gpu.step_shapes import StepShape
-from blinkpy.models.weights.decoder_weights import LayerWeights
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix
 
 
 def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> torch.Tensor:
@@ -59,8 +60,10 @@ def gate_attended(decoder: Any, attended: torch.Tensor, tokens: int, *, last_tok
     gate_output(attended, decoder.buffers.gates[:tokens], starts, decoder.stream.counts, pdl=decoder.pdl)
 
 
-def _rows(weight: torch.Tensor | Fp8Matrix, rows: slice) -> torch.Tensor | Fp8Matrix:
+def _rows(weight: Matrix, rows: slice) -> Matrix:
     """Some rows of a matrix."""
+    if isinstance(weight, PackedMatrix):
+        return weight.rows(rows)
     if isinstance(weight, torch.Tensor):
         return weight[rows]
     stop = None if rows.stop is None else rows.stop // BLOCK

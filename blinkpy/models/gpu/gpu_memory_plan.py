@@ -19,6 +19,7 @@ from blinkpy.kernels import (
 from blinkpy.models.delta_states import pool_bytes
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.packing import Packing
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
@@ -163,8 +164,6 @@ def first_layers(model: DecoderDescription) -> list[int]:
 
 
 def _problems(model: DecoderDescription) -> Iterator[str]:
-    if model.packing is not None:
-        yield f"no kernel takes 4-bit weights ({model.packing.text}); {INSTEAD}"
     first = model.tensors.layer.format(layer=0)
     attention = f"{first}{model.tensors.o.rpartition('.')[0]}"
     if model.hidden_size > MAX_HIDDEN:
@@ -193,6 +192,17 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
         for part in layer_parts(model, layer):
             if part.quantization is not None and part.shape[-1] > MAX_FP8_WIDTH:
                 yield _too_wide(part)
+            if part.packing is not None and not part.dequantised:
+                yield from _unpackable(part, part.packing)
+
+
+def _unpackable(part: Part, packing: Packing) -> Iterator[str]:
+    """Why no kernel takes a matrix of 4-bit weights."""
+    name = part.sources[0][0].removesuffix(".weight")
+    if len(part.shape) == 3:
+        yield f"{name}: no kernel computes experts with 4-bit weights ({packing.text}); {INSTEAD}"
+    elif packing.group % 32 and not packing.is_float:
+        yield f"{name}: a scale for each {packing.group} inputs, and the kernels take multiples of 32; {INSTEAD}"
 
 
 def _head_problems(model: DecoderDescription) -> Iterator[str]:

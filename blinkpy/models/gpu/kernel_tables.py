@@ -14,7 +14,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import FOLDER
 from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, InvariantLinearTable, LinearTable, key
-from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_memory_plan import first_layers
@@ -97,6 +97,10 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
         shape = LinearShape(0, outputs, inputs, dtype=dtype)
         if part.quantization is not None:
             shape = shape._replace(dtype=FP8, result=dtype, blocks=len(part.scale_shape) == 2)
+        if part.packing is not None and not part.dequantised:
+            group, fp4 = part.packing.group, part.packing.is_float
+            group = 0 if group == inputs and not fp4 else group
+            shape = shape._replace(dtype=WORDS, inputs=dtype, group=group, fp4=fp4, ordered=part.packing.ordered)
         if part.field.endswith("gate_up"):
             shape = shape._replace(n=outputs // 2, swiglu=True)
         found[part.sources[0][0].removesuffix(".weight")] = shape

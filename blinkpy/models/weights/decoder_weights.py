@@ -15,12 +15,12 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix, quantised_rows
+from blinkpy.kernels.linear.packed_words import SCALE_BIAS, PackedMatrix, int4_scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
 from blinkpy.models.weights.packed_matrix import (
-    PackedMatrix,
     arrange_heads,
     arrange_runs,
     dense,
@@ -155,7 +155,7 @@ def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, offset: int
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Matrix = torch.Tensor | Fp8Matrix
+Matrix = torch.Tensor | Fp8Matrix | PackedMatrix
 
 LARGEST_FP4 = 6.0
 INTEGER_RANGE = 8.0
@@ -182,8 +182,6 @@ class LayerWeights:
     a gate of attention's output comes after the values in qkv.
 
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
-
-    With 4-bit weights, which only the CPU supports, a Matrix is a PackedMatrix.
 
     With latent attention, qkv holds the rows of queries (with q_b, of its input), of the latent vector, and of the
     rotated part of keys. kv_b has for each head the rows of its keys' plain part, then those of its values. It is
@@ -419,10 +417,13 @@ def dummy_weights(
 
     def make_packed(part: Part) -> PackedMatrix:
         result = empty_packed(part, device)
-        result.words.random_(0, 256, generator=generator)
-        result.scales.fill_(spread / INTEGER_RANGE)
-        if result.zeros is not None:
-            result.zeros.fill_(SYMMETRIC)
+        result.words.random_(-(2**31), 2**31, generator=generator)
+        if result.factors is not None:
+            result.scales.view(torch.uint8).fill_(SCALE_BIAS << 3)  # 1
+            result.factors.fill_(spread / LARGEST_FP4)
+        else:
+            scales = torch.full(result.scales.shape, spread / INTEGER_RANGE)
+            result.scales.copy_(int4_scales(scales, torch.full(scales.shape, SYMMETRIC)))
         return result
 
     return _dequantised(_assemble(model, make, make_fp8, make_packed))

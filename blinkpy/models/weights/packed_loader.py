@@ -16,17 +16,23 @@ from blinkpy.models.weights.weight_parts import all_parts, open_weights, read_in
 DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": np.uint8, "F32": np.float32, "F16": np.float16}
 NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of a word
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each output's number in a word of AWQ
-SYMMETRIC = 8.0  # the zero point of stored integers if the checkpoint has no zero points
+SYMMETRIC = 8  # the zero point of stored integers if the checkpoint has no zero points
 
 
 class Unpacked(NamedTuple):
-    """One matrix. numbers: uint8 [rows, width]. scales, zeros: float32 [rows, groups]; zeros None: 0. columns: int64 [width], the
-    input of each column, or None."""
+    """One matrix. A weight is (number - zero) * scale; of E2M1: number * scale * factor.
+
+    numbers: uint8 [rows, width].
+    scales: float32 [rows, groups]; of E2M1 numbers of E4M3, at least 0.
+    zeros: uint8 [rows, groups]; None: E2M1.
+    columns: int64 [width], the input of each column, or None.
+    """
 
     numbers: NDArray[np.uint8]
     scales: NDArray[np.float32]
-    zeros: NDArray[np.float32] | None
+    zeros: NDArray[np.uint8] | None
     columns: NDArray[np.int64] | None
+    factor: float = 1.0
 
 
 class PackedReader:
@@ -47,25 +53,28 @@ class PackedReader:
         """One matrix. name: with ".weight"."""
         packing, found = self._packing, self._found(name, rows, width)
         words = self._array(found["words"])
-        scales, columns = self._scales(found), self._columns(found, width)
-        zeros: NDArray[np.float32] | None = None
+        (scales, factor), columns = self._scales(found), self._columns(found, width)
+        zeros: NDArray[np.uint8] | None = None
         if packing.layout == Layout.AWQ:
             numbers = _unpacked(words)[..., AWQ_ORDER].reshape(width, rows).T
-            zeros = _unpacked(self._array(found["zeros"]))[..., AWQ_ORDER].reshape(-1, rows).T.astype(np.float32)
+            zeros = _unpacked(self._array(found["zeros"]))[..., AWQ_ORDER].reshape(-1, rows).T
         elif packing.layout == Layout.GPTQ:
             numbers = _unpacked(words).transpose(0, 2, 1).reshape(width, rows).T
             stored_zeros = _unpacked(self._array(found["zeros"])).reshape(-1, rows).T
-            zeros = ((stored_zeros + packing.zero_offset) & 15).astype(np.float32)
+            zeros = stored_zeros + np.uint8(packing.zero_offset) & np.uint8(15)
         elif packing.layout == Layout.COMPRESSED:
             numbers = _unpacked(words).reshape(rows, width)
-            zeros = np.full_like(scales, SYMMETRIC)
+            zeros = np.full(scales.shape, SYMMETRIC, np.uint8)
             if packing.zeros:
-                zeros = _unpacked(self._array(found["zeros"])).transpose(0, 2, 1).reshape(rows, -1).astype(np.float32)
+                zeros = _unpacked(self._array(found["zeros"])).transpose(0, 2, 1).reshape(rows, -1)
         else:
             numbers = np.stack((words & 15, words >> 4), -1).reshape(rows, width)
+            if (scales < 0).any():  # the numbers take the sign
+                numbers ^= np.repeat((scales < 0).astype(np.uint8) << np.uint8(3), width // scales.shape[1], 1)
+                scales = np.abs(scales)
         if columns is not None:
             numbers = numbers[:, columns]
-        return Unpacked(np.ascontiguousarray(numbers, np.uint8), scales, zeros, columns)
+        return Unpacked(np.ascontiguousarray(numbers, np.uint8), scales, zeros, columns, factor)
 
     def _found(self, name: str, rows: int, width: int) -> dict[str, StoredPart]:
         return {part.role: part for part in self._packing.tensors(name, rows, width) if part.name in self._stored}
@@ -81,9 +90,9 @@ class PackedReader:
             return (found.astype(np.uint32) << 16).view(np.float32)
         return FP8_NUMBERS[found] if place.dtype == "F8_E4M3" else found
 
-    def _scales(self, found: dict[str, StoredPart]) -> NDArray[np.float32]:
-        """float32 [rows, groups]."""
-        part = found["scales"]
+    def _scales(self, found: dict[str, StoredPart]) -> tuple[NDArray[np.float32], float]:
+        """(float32 [rows, groups], factor of the matrix)."""
+        part, factor = found["scales"], np.float32(1)
         scales = self._array(part).astype(np.float32)
         if self._packing.layout in (Layout.AWQ, Layout.GPTQ):
             scales = scales.T
@@ -91,10 +100,10 @@ class PackedReader:
             factor = self._array(found["factor"]).astype(np.float32).reshape(-1)[0]
             if not np.isfinite(factor) or factor <= 0:
                 raise self._error(found["factor"], f"has the value {factor:g}; it must be finite and above 0")
-            scales = scales / factor if self._packing.layout == Layout.NVFP4 else scales * factor
+            factor = 1 / factor if self._packing.layout == Layout.NVFP4 else factor
         if not np.isfinite(scales).all():
             raise self._error(part, "has scales that are not finite")
-        return np.ascontiguousarray(scales)
+        return np.ascontiguousarray(scales), float(factor)
 
     def _columns(self, found: dict[str, StoredPart], width: int) -> NDArray[np.int64] | None:
         """The inputs, by their group; None if that is their own order."""

@@ -101,8 +101,12 @@ class Part:
         if self.dequantised:
             return math.prod(self.shape) * itemsize
         if self.packing is not None:
-            numbers, groups = math.prod(self.shape), math.prod(self.shape[:-1]) * self.packing.groups(self.shape[-1])
-            return numbers // 2 + groups * (4 if self.packing.is_float else 8)
+            *matrices, rows, width = self.shape
+            scales = (
+                -(-width // 64) + 1 if self.packing.is_float else self.packing.groups(width)
+            )  # of a row, or four and a factor
+            order = 4 * width if self.packing.ordered else 0
+            return math.prod(matrices) * (rows * (-(-width // 32) * 16 + 4 * scales) + order)
         if self.quantization is not None:
             return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
         return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)

@@ -15,7 +15,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.fp8_rows import FP8, MOST_HELD, row_pieces, row_warps
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key, shape_of
-from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import (
     ExpertShape,
     ExpertTable,
@@ -40,6 +40,11 @@ def linear_shapes(draw: st.DrawFn) -> LinearShape:
         shape = shape._replace(k=draw(SIZES.filter(lambda k: k <= MAX_FP8_WIDTH)))
     if draw(st.booleans()):
         return shape._replace(dtype=FP8, result=activations, blocks=draw(st.booleans()))
+    if draw(st.booleans()):
+        group, fp4 = draw(st.sampled_from((0, 32, 64, 128))), draw(st.booleans())
+        unit = 16 if fp4 else group or 8
+        shape = shape._replace(k=max(unit, shape.k // unit * unit), ordered=draw(st.booleans()))
+        return shape._replace(dtype=WORDS, inputs=activations, fp4=fp4, group=16 if fp4 else group)
     return shape
 
 
@@ -56,7 +61,8 @@ def test_defaults_of_linear_layers_pass_their_check(shape: LinearShape) -> None:
         )
     every = {InvariantLinearTable().config(shape._replace(rows=rows)) for rows in (1, 2, 64, 65, 4096)}
     assert len(every) == 1, "a batch-invariant layer has one configuration"
-    assert shape_of(key(shape)) == shape._replace(result=None, blocks=shape.blocks and shape.fp8)
+    stored = {"result": None, "inputs": None, "ordered": False, "blocks": shape.blocks and shape.fp8}
+    assert shape_of(key(shape)) == shape._replace(**stored)
 
 
 @given(linear_shapes(), st.data())
@@ -151,6 +157,20 @@ def test_a_configuration_of_another_variant_is_refused() -> None:
             check_config(config, shape)
     with pytest.raises(ConfigError, match="block_k 256 is over 128"):
         check_config(LinearConfig("triton", block_k=256), shape._replace(dtype=FP8, blocks=True))
+
+
+def test_steps_over_packed_inputs_stay_within_their_scales() -> None:
+    shape = LinearShape(8, 4096, 4096, dtype=WORDS, inputs=torch.bfloat16, group=64)
+    for changed, config, words in (
+        ({}, LinearConfig("packed", block_k=128), "divide the 64 inputs that share a scale"),
+        ({}, LinearConfig("packed", block_k=16), "must be at least 32"),
+        ({"fp4": True, "group": 16}, LinearConfig("packed", block_k=256), "must be 64 or 128"),
+        ({"group": 16}, LinearConfig("packed", block_k=32), "does not support"),
+        ({"k": 4100, "group": 0}, LinearConfig("packed", block_k=32), "does not support"),
+        ({}, LinearConfig("triton", block_k=64), "does not support"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_config(config, shape._replace(**changed))
 
 
 def test_splits_stay_within_the_workspace() -> None:

@@ -1,7 +1,7 @@
 """4-bit weights: each stored form is read as an independent unpacking reads it, and the CPU computes with them."""
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,160 +9,20 @@ import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from support.models.model_zoo import make_model
+from support.models.packed_checkpoints import AWQ, FORMS, SIZES, Stored, is_linear, save, save_packed
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
-from blinkpy.models.weights.packed_matrix import PackedMatrix
 
-GROUP = 32
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 96, "num_hidden_layers": 2}
-EXPERTS = SIZES | {"moe_intermediate_size": 64}
-Stored = dict[str, torch.Tensor]
-
-
-class Drawn:
-    """Random numbers of a matrix, its scales and zero points, and the weights that they stand for."""
-
-    def __init__(self, rng: np.random.Generator, rows: int, width: int, group: int, zeros: bool, order: np.ndarray | None):
-        group = group or width
-        self.order = np.arange(width) // group if order is None else order
-        self.numbers = rng.integers(0, 16, (rows, width))
-        self.scales = torch.from_numpy(rng.uniform(0.005, 0.02, (rows, width // group))).to(torch.float16)
-        self.zeros = rng.integers(1, 16, self.scales.shape) if zeros else np.full(self.scales.shape, 8)
-        offsets = torch.from_numpy(self.numbers - self.zeros[:, self.order])
-        self.weight = offsets.float() * self.scales.float()[:, self.order]
-
-
-def write_compressed(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
-    made = {
-        "weight_packed": pack_to_int32(torch.from_numpy(drawn.numbers - 8).to(torch.int8), 4),
-        "weight_scale": drawn.scales,
-        "weight_shape": torch.tensor(drawn.numbers.shape),
-    }
-    if zeros:
-        points = torch.from_numpy(drawn.zeros - 8).to(torch.int8)
-        made["weight_zero_point"] = pack_to_int32(points, 4, packed_dim=0).contiguous()
-    if ordered:
-        made["weight_g_idx"] = torch.from_numpy(drawn.order).int()
-    return {f"{stem}{name}": tensor for name, tensor in made.items()}
-
-
-def packed_along(numbers: np.ndarray, axis: int, order: list[int]) -> torch.Tensor:
-    """int32 words: number order[i] of eight is at bits 4 i."""
-    numbers = np.moveaxis(numbers, axis, -1)
-    words = np.zeros((*numbers.shape[:-1], numbers.shape[-1] // 8), np.int64)
-    for place, which in enumerate(order):
-        words |= numbers[..., which::8].astype(np.int64) << 4 * place
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(words.astype(np.uint32).view(np.int32), -1, axis)))
-
-
-def write_awq(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    made = {
-        "qweight": packed_along(drawn.numbers.T, 1, order),
-        "qzeros": packed_along(drawn.zeros.T, 1, order),
-        "scales": drawn.scales.T.contiguous(),
-    }
-    return {f"{stem}{name}": tensor for name, tensor in made.items()}
-
-
-def write_gptq(stem: str, drawn: Drawn, zeros: bool, ordered: bool, offset: int = 1) -> Stored:
-    plain = list(range(8))
-    made = {
-        "qweight": packed_along(drawn.numbers.T, 0, plain),
-        "qzeros": packed_along(drawn.zeros.T - offset, 1, plain),
-        "scales": drawn.scales.T.contiguous(),
-        "g_idx": torch.from_numpy(drawn.order).int(),
-    }
-    return {f"{stem}{name}": tensor for name, tensor in made.items()}
-
-
-def write_gptq_v2(stem: str, drawn: Drawn, zeros: bool, ordered: bool) -> Stored:
-    return write_gptq(stem, drawn, zeros, ordered, 0)
-
-
-def compressed(**weights: Any) -> dict[str, Any]:
-    scheme = {
-        "num_bits": 4,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": GROUP,
-        "actorder": None,
-    } | weights
-    groups = {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}}
-    rest = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed"}
-    return {**rest, "config_groups": groups, "ignore": ["lm_head", "re:.*mlp.gate$"]}
-
-
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-AWQ |= {"modules_to_not_convert": ["mlp.gate"]}
-GPTQ = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": GROUP,
-    "desc_act": False,
-    "sym": False,
-    "modules_to_not_convert": ["mlp.gate"],
-}
-ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": False, "data_type": "int"}
-ROUND |= {"extra_config": {f"model.layers.{i}.mlp.gate": {"bits": 16} for i in range(2)}}
-# name: section, writer, zero points, ordered, group
-FORMS: dict[str, tuple[dict[str, Any], Callable[..., Stored], bool, bool, int]] = {
-    "w4a16": (compressed(), write_compressed, False, False, GROUP),
-    "w4a16-zeros": (compressed(symmetric=False), write_compressed, True, False, GROUP),
-    "w4a16-channel": (compressed(strategy="channel", group_size=None), write_compressed, False, False, 0),
-    "w4a16-order": (compressed(actorder="group"), write_compressed, False, True, GROUP),
-    "awq": (AWQ, write_awq, True, False, GROUP),
-    "gptq": (GPTQ, write_gptq, True, False, GROUP),
-    "gptq-order": (GPTQ | {"desc_act": True}, write_gptq, True, True, GROUP),
-    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, write_gptq_v2, True, False, GROUP),
-    "gptq-row": (GPTQ | {"group_size": -1}, write_gptq, True, False, 0),
-    "round-gptq": (ROUND | {"packing_format": "auto_round:auto_gptq"}, write_gptq, True, False, GROUP),
-    "round-awq": (ROUND | {"packing_format": "auto_round:auto_awq"}, write_awq, True, False, GROUP),
-}
-
-
-def is_linear(name: str) -> bool:
-    return name.endswith("proj.weight") and ".layers." in name
-
-
-def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str, **more: int) -> tuple[Stored, Stored]:
-    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for. more:
-    further sizes."""
-    section, write, zeros, ordered, group = FORMS[form]
-    make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES) | more).save_pretrained(folder)
-    whole = load_file(folder / "model.safetensors")
-    orders: dict[tuple[str, int], np.ndarray] = {}
-    tensors, exact = Stored(), Stored()
-    for name, weight in whole.items():
-        if not is_linear(name):
-            tensors[name] = weight
-            continue
-        rows, width = weight.shape
-        shared = name.rpartition(".")[0].rpartition(".")[0], width  # matrices that are fused have one order
-        if ordered and shared not in orders:
-            orders[shared] = rng.permutation(np.arange(width) // (group or width))
-        drawn = Drawn(rng, rows, width, group, zeros, orders.get(shared))
-        exact[name] = drawn.weight
-        tensors |= write(name.removesuffix("weight"), drawn, zeros, ordered)
-    save(folder, tensors, section)
-    return tensors, whole | exact
-
-
-def save(folder: Path, tensors: Stored, section: dict[str, Any]) -> None:
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
 
 
 def unpacked(matrix: PackedMatrix) -> torch.Tensor:
@@ -170,7 +30,7 @@ def unpacked(matrix: PackedMatrix) -> torch.Tensor:
     found = matrix.unpack(slice(None), torch.float32)
     if matrix.columns is None:
         return found
-    return torch.empty_like(found).index_copy_(1, matrix.columns, found)
+    return torch.empty_like(found).index_copy_(1, matrix.columns.long(), found)
 
 
 def logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.ndarray:
@@ -348,14 +208,22 @@ def test_tensors_that_are_refused(
     assert words in str(caught.value) and tensor in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_gpu_refuses_them_in_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
-    save_packed(rng, tmp_path, "awq", "qwen3-biased")
+def test_a_gpu_refuses_experts_and_groups_of_16_in_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
+    save_packed(rng, tmp_path, "awq", "qwen3-moe")
     model = describe_model(tmp_path)
-    with pytest.raises(ConfigError, match=r"on a GPU: no kernel takes 4-bit weights \(int4, .*\); --device cpu serves"):
+    words = r"model.layers.0.mlp.experts.0.gate_proj: no kernel computes experts with 4-bit weights \(int4, .*\); --device cpu"
+    with pytest.raises(ConfigError, match=words):
         require_kernels(model)
     assert isinstance(dummy_weights(model, 5, torch.float32).layers[0].qkv, PackedMatrix)
     with pytest.raises(ConfigError, match="--quantization fp8 is not supported for this model"):
         describe_model(tmp_path, "fp8")
+    save_packed(rng, tmp_path / "dense", "gptq", "qwen3-biased")
+    dense = describe_model(tmp_path / "dense")
+    require_kernels(dense)
+    assert dense.packing is not None
+    narrow = replace(dense, packing=replace(dense.packing, group=16))
+    with pytest.raises(ConfigError, match="q_proj: a scale for each 16 inputs, and the kernels take multiples of 32; --device"):
+        require_kernels(narrow)
 
 
 def test_fused_matrices_with_different_orders(tmp_path: Path, rng: np.random.Generator) -> None:

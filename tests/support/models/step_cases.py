@@ -111,11 +111,22 @@ class ChosenTable(LinearTable):
         return self._choose(shape.n, shape.rows) or super().config(shape)
 
 
+class PackedTable(LinearTable):
+    """Split sums for every 4-bit product."""
+
+    def config(self, shape: LinearShape) -> LinearConfig:
+        if not shape.packed:
+            return super().config(shape)
+        return LinearConfig("packed", block_m=16, block_n=32, block_k=64 if shape.fp4 else 32, split_k=2, stages=3)
+
+
 HIDDEN = model_zoo.BASE["hidden_size"]
 # Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that stream:
 # what reads it is a matrix-vector product, which has its norm fused in.
 SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
+# 4-bit products whose sums have two parts, which norms of the residual stream add where they can.
+PACKED_TABLE = PackedTable()
 # Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between.
 CUBLAS_TABLE = ChosenTable(lambda n, rows: LinearConfig("cublas"))
 # Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16.
@@ -126,15 +137,15 @@ TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
-    quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False,
+    quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step. quantise: makes matrices FP8.
+    rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache)
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save)
     model, batches = as_stored(describe_model(folder), folder), on.batches
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
@@ -275,10 +286,13 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
-    fp8_cache: bool = False,
+    fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
-    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    if save is None:
+        model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    else:
+        save(folder)
     model = as_stored(describe_model(folder), folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
     weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2

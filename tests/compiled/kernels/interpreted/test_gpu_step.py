@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
+from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -135,6 +136,34 @@ def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
     cublas = step_cases.ChosenTable(lambda n, rows: None if n == model_zoo.VOCAB else LinearConfig("cublas"))
     how: dict[str, Any] = {"table": cublas, "quantise": fp8_reference.fp8_weights, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how), 0.12)
+
+
+PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
+    "int4": ("llama-biased-mqa", {}, "default", False),
+    "zeros": ("qwen3", {"zeros": True, "kept": ("down",)}, "PACKED", False),
+    "row": ("llama-biased-mqa", {"group": 0}, "default", True),
+    "fp4": ("llama3", {"fp4": True}, "default", False),
+    "fp4-split": ("gemma3", {"fp4": True, "kept": ("gate_up",)}, "PACKED", False),
+    "ordered": ("qwen3", {"ordered": True}, "default", False),
+    "recurrent": ("qwen3.5", {"kept": ("down",)}, "default", False),
+    "latent": ("deepseek-v3-halves", {"fp4": True, "kept": ("gate_up", "down")}, "default", False),
+}
+
+
+@pytest.mark.parametrize("case", third(list(PACKED_STEPS)))
+def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
+    """4-bit matrices, beside others that are kept."""
+    name, packed, table, invariant = PACKED_STEPS[case]
+    how: dict[str, Any] = {"invariant": invariant, "quantise": partial(packed_weights, **packed), "rows": 3}
+    how["table"] = step_cases.PACKED_TABLE if table == "PACKED" else LinearTable()
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, **how) < 1e-4
+
+
+@pytest.mark.parametrize("form", third(list(FORMS)))
+def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str) -> None:
+    """Each stored form, loaded for the decoder."""
+    how: dict[str, Any] = {"save": lambda folder: save_packed(rng, folder, form, "qwen3-biased"), "rows": 3, "sampled": False}
+    assert step_cases.step_case(rng, "cpu", "", tmp_path, torch.float32, steps=2, **how) < 1e-4
 
 
 def of_three(error: Callable[[], float], limit: float) -> bool:

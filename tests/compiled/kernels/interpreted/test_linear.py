@@ -10,11 +10,18 @@ from support.models.kernel_cases.linear_cases import linear_case
 from blinkpy.kernels.linear.linear import VARIANTS, linear
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearWorkspace
 
+
+def in_dtypes(shape: LinearShape) -> tuple[LinearShape, ...]:
+    if shape.packed:
+        return shape, shape._replace(inputs=torch.float32)
+    return (shape,) if shape.fp8 else (shape, shape._replace(dtype=torch.float32))
+
+
 SMALL = [
     LinearCase(case.config, shape)
     for variant in VARIANTS.values()
     for case in variant.cases
-    for shape in ((case.shape,) if case.shape.fp8 else (case.shape, case.shape._replace(dtype=torch.float32)))
+    for shape in in_dtypes(case.shape)
     if not case.large and variant.supports(shape)
 ]
 

@@ -257,7 +257,7 @@ BLOCKS = (
 ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_recur", "HEADS")}
 """Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear", "_combine",
-            "_packed_gate_up", "_packed_down", "packed_linear"}  # fmt: skip
+            "_packed_gate_up", "_packed_down", "_packed_tiles", "packed_linear"}  # fmt: skip
 
 
 def product_edges() -> list[tuple[str, Any]]:
@@ -268,6 +268,8 @@ def product_edges() -> list[tuple[str, Any]]:
             blocks = {"rows": case.config.block_m, "n": case.config.block_n, "k": case.config.block_k}
             for axis, block in blocks.items() if not case.large and linear.kernels else ():
                 step = 16 if case.shape.fp8 or name == "tma" else 1
+                if case.shape.packed and axis == "k":
+                    step = case.shape.group or 8
                 shapes = [
                     case.shape._replace(**{axis: size}) for size in around(block, step if axis != "rows" else 1) if size > 0
                 ]

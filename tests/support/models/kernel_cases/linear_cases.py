@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
+from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix, fp4_scales, int4_scales
 
 
 def quantised_operands(
@@ -38,11 +39,56 @@ def quantised_operands(
     return strided, weight, Scales(x_scale, w_scale), x.double() * by_x, weight.double() * by_w
 
 
+def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, PackedMatrix, Tensor]:
+    """x, 4-bit weights, and in float64 what they stand for, packed here number by number."""
+    wide, k = shape.weight_rows, shape.k
+    x = draw(rng, shape.rows, k + 8, dtype=shape.inputs or torch.bfloat16, device=device)[:, :k]
+    numbers, group = rng.integers(0, 16, (wide, k)), shape.group or k
+    scales, groups = (
+        rng.uniform(0.5, 2.0, (wide, -(-k // group))).astype(np.float16) * np.float32(k**-0.5 / 4),
+        np.arange(k) // group,
+    )
+    nibbles = np.zeros((wide, -(-k // 32) * 32), np.int64)
+    nibbles[:, :k] = numbers
+    nibbles[:, k:] = rng.integers(0, 16, nibbles[:, k:].shape)  # never read, whatever it is
+    words = np.zeros((wide, nibbles.shape[1] // 8), np.int64)
+    for column in range(nibbles.shape[1]):
+        pair, word, half = column % 32 // 8, column % 8 // 2, column % 2
+        words[:, column // 32 * 4 + word] |= nibbles[:, column] << 4 * pair + 16 * half
+    factors = None
+    if shape.fp4:
+        factors = rng.uniform(0.5, 2.0, wide).astype(np.float32) * np.float32(k**-0.5 / 8)
+        stored = torch.from_numpy(rng.uniform(0, 16, scales.shape)).to(torch.float8_e4m3fn).float()
+        exact = np.array(E2M1)[numbers] * stored.double().numpy()[:, groups] * factors[:, None]
+        of_groups = fp4_scales(stored)
+    else:
+        zeros = rng.integers(0, 16, scales.shape) if rng.integers(2) else np.full(scales.shape, 8)
+        narrow = (scales.view(np.uint32) + 8 & ~np.uint32(15)).view(np.float32)
+        exact = (numbers - zeros[:, groups]) * narrow.astype(np.float64)[:, groups]
+        of_groups = int4_scales(torch.from_numpy(scales), torch.from_numpy(zeros)).T.contiguous()
+    order = rng.permutation(k) if shape.ordered else np.arange(k)
+    weight = np.zeros_like(exact)
+    weight[:, order] = exact
+    tensors = [torch.from_numpy(words.astype(np.uint32).view(np.int32)), of_groups]
+    wider = torch.full((len(of_groups), wide + 3), -1, dtype=torch.int32)  # scales of a part of a matrix
+    wider[:, :wide] = of_groups
+    packed = PackedMatrix(
+        tensors[0].to(device), wider.to(device)[:, :wide], k, None if factors is None else torch.from_numpy(factors).to(device),
+        torch.from_numpy(order).int().to(device) if shape.ordered else None,
+    )  # fmt: skip
+    return x, packed, torch.from_numpy(weight).to(device)
+
+
 def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
-    m, n, k, dtype = shape.rows, shape.n, shape.k, shape.inputs or (torch.bfloat16 if shape.fp8 else shape.dtype)
+    m, n, k = shape.rows, shape.n, shape.k
+    dtype = shape.inputs or (torch.bfloat16 if shape.fp8 or shape.packed else shape.dtype)
     wide, make = shape.weight_rows, {"dtype": dtype, "device": device}
     result = torch.float32 if shape.partials else shape.out_dtype
-    if shape.fp8:
+    packed = None
+    if shape.packed:
+        x, packed, exact_weight = packed_operands(rng, device, shape)
+        weight, operand_scales, exact_x = packed.words, None, x.double()
+    elif shape.fp8:
         x, weight, operand_scales, exact_x, exact_weight = quantised_operands(rng, device, shape)
     else:
         x, weight = draw(rng, m, k + 8, **make)[:, :k], draw(rng, wide, k, scale=k**-0.5, **make)
@@ -62,7 +108,7 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
         out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
         residual = None if added is None else out
         call = LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu)
-        linear(replace(call, scales=operand_scales), config)
+        linear(replace(call, scales=operand_scales, packed=packed), config)
         assert not workspace.arrivals.any()
         close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
         outs.append(out)
