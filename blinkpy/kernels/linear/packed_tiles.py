@@ -3,8 +3,9 @@
 For few rows the product is bound by reading the words once, and K is split over programs, as in split_k.py. For many rows each
 tile of rows unpacks the words again, which costs less than its products.
 
-Numbers of int4 minus their zero points are exact in bfloat16, and a group's scale multiplies the float32 sums of its products. E2M1
-numbers times their E4M3 scales are exact in bfloat16, too, and a row's factor multiplies its sums. So only sums are rounded.
+Numbers of int4 minus their zero points are exact in bfloat16, and a group's scale multiplies the float32 sums of its
+products. E2M1 numbers times their E4M3 scales are exact in bfloat16, too, and a row's factor multiplies its sums. So only
+sums are rounded.
 """
 
 from collections.abc import Iterator
@@ -176,8 +177,8 @@ def packed_tiles(call: LinearCall, config: LinearConfig) -> None:
 
 
 def check(config: LinearConfig, shape: LinearShape) -> None:
-    """Raise ConfigError unless the tile is valid, and the partial sums of all splits fit a workspace. A step over K must stay within
-    one scale of integers, or one or two words of E2M1's scales."""
+    """Raise ConfigError unless the tile is valid, and the partial sums of all splits fit a workspace. A step over K must stay
+    within one scale of integers, or one or two words of E2M1's scales."""
     check_block_n(config, shape)
     if shape.fp4 and config.block_k not in (64, 128):
         raise ConfigError(f"linear configuration: block_k {config.block_k} must be 64 or 128 for E2M1 weights")

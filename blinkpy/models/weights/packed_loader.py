@@ -1,4 +1,4 @@
-"""4-bit matrices of a checkpoint, in any stored form, as numbers, scales and zero points of the inner form. NumPy only."""
+"""4-bit matrices of a checkpoint, in any stored form: words as stored, scales and zero points as numbers. NumPy only."""
 
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -19,16 +19,16 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each output's num
 SYMMETRIC = 8  # the zero point of stored integers if the checkpoint has no zero points
 
 
-class Unpacked(NamedTuple):
+class StoredMatrix(NamedTuple):
     """One matrix. A weight is (number - zero) * scale; of E2M1: number * scale * factor.
 
-    numbers: uint8 [rows, width].
-    scales: float32 [rows, groups]; of E2M1 numbers of E4M3, at least 0.
+    words: numbers as stored: int32, or uint8 of E2M1.
+    scales: float32 [rows, groups]; of E2M1 numbers of E4M3.
     zeros: uint8 [rows, groups]; None: E2M1.
     columns: int64 [width], the input of each column, or None.
     """
 
-    numbers: NDArray[np.uint8]
+    words: NDArray[Any]
     scales: NDArray[np.float32]
     zeros: NDArray[np.uint8] | None
     columns: NDArray[np.int64] | None
@@ -49,32 +49,30 @@ class PackedReader:
                 self._scales(found)
                 self._columns(found, width)
 
-    def read(self, name: str, rows: int, width: int) -> Unpacked:
+    @property
+    def layout(self) -> Layout:
+        """Of all matrices."""
+        return self._packing.layout
+
+    def read(self, name: str, rows: int, width: int) -> StoredMatrix:
         """One matrix. name: with ".weight"."""
-        packing, found = self._packing, self._found(name, rows, width)
-        words = self._array(found["words"])
-        (scales, factor), columns = self._scales(found), self._columns(found, width)
-        zeros: NDArray[np.uint8] | None = None
+        found = self._found(name, rows, width)
+        scales, factor = self._scales(found)
+        return StoredMatrix(self._array(found["words"]), scales, self._zeros(found, scales), self._columns(found, width), factor)
+
+    def _zeros(self, found: dict[str, StoredPart], scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
+        """uint8 [rows, groups]."""
+        packing = self._packing
+        if packing.is_float:
+            return None
+        if "zeros" not in found:
+            return np.full(scales.shape, SYMMETRIC, np.uint8)
+        stored = _unpacked(self._array(found["zeros"]))  # [groups, words, 8], or of compressed-tensors [words, groups, 8]
+        if packing.layout == Layout.COMPRESSED:
+            return stored.transpose(0, 2, 1).reshape(scales.shape)
         if packing.layout == Layout.AWQ:
-            numbers = _unpacked(words)[..., AWQ_ORDER].reshape(width, rows).T
-            zeros = _unpacked(self._array(found["zeros"]))[..., AWQ_ORDER].reshape(-1, rows).T
-        elif packing.layout == Layout.GPTQ:
-            numbers = _unpacked(words).transpose(0, 2, 1).reshape(width, rows).T
-            stored_zeros = _unpacked(self._array(found["zeros"])).reshape(-1, rows).T
-            zeros = stored_zeros + np.uint8(packing.zero_offset) & np.uint8(15)
-        elif packing.layout == Layout.COMPRESSED:
-            numbers = _unpacked(words).reshape(rows, width)
-            zeros = np.full(scales.shape, SYMMETRIC, np.uint8)
-            if packing.zeros:
-                zeros = _unpacked(self._array(found["zeros"])).transpose(0, 2, 1).reshape(rows, -1)
-        else:
-            numbers = np.stack((words & 15, words >> 4), -1).reshape(rows, width)
-            if (scales < 0).any():  # the numbers take the sign
-                numbers ^= np.repeat((scales < 0).astype(np.uint8) << np.uint8(3), width // scales.shape[1], 1)
-                scales = np.abs(scales)
-        if columns is not None:
-            numbers = numbers[:, columns]
-        return Unpacked(np.ascontiguousarray(numbers, np.uint8), scales, zeros, columns, factor)
+            return stored[..., AWQ_ORDER].reshape(scales.shape[::-1]).T
+        return stored.reshape(scales.shape[::-1]).T + np.uint8(packing.zero_offset) & np.uint8(15)
 
     def _found(self, name: str, rows: int, width: int) -> dict[str, StoredPart]:
         return {part.role: part for part in self._packing.tensors(name, rows, width) if part.name in self._stored}

@@ -7,7 +7,8 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
-from blinkpy.kernels.linear.packed_words import CHUNK, PackedMatrix, fp4_scales, int4_scales, pack_words
+from blinkpy.kernels.linear.packed_words import CHUNK, FP4_GROUP, PackedMatrix, fp4_scales, int4_scales, pack_words
+from blinkpy.models.description.packing import Layout
 from blinkpy.models.weights.packed_loader import PackedReader
 from blinkpy.models.weights.part import Part
 
@@ -41,18 +42,33 @@ def empty_packed(part: Part, device: str = "cpu") -> PackedMatrix:
     return PackedMatrix(words, scales, width, factors)
 
 
+def numbers_of(words: torch.Tensor, layout: Layout, rows: int, width: int) -> torch.Tensor:
+    """uint8 [rows, width] numbers of a matrix's stored words, int32 or uint8."""
+    stored = words.contiguous().view(torch.uint8)
+    numbers = torch.stack((stored & 15, stored >> 4), -1).flatten(-2)  # eight of each int32, from its lowest bits on
+    if layout == Layout.AWQ:  # [width, rows], of each eight outputs those with even numbers first
+        return numbers.view(width, -1, 2, 4).mT.reshape(width, rows).T
+    if layout == Layout.GPTQ:  # [width / 8, rows, 8]
+        return numbers.view(-1, rows, 8).transpose(0, 1).reshape(rows, width)
+    return numbers.view(rows, width)
+
+
 def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> PackedMatrix:
     """The matrix of a part. Raises ConfigError for sources that have their inputs in different orders."""
     result = empty_packed(part, device)
     orders: dict[int, torch.Tensor | None] = {}
     for name, (rows, width), expert, row in part.sources:
         found, at = reader.read(name, rows, width), slice(row, row + rows)
-        own, scales = result if expert < 0 else result[expert], torch.from_numpy(found.scales)
-        own.words[at] = pack_words(torch.from_numpy(found.numbers).to(device))
+        own, scales = result if expert < 0 else result[expert], torch.from_numpy(found.scales).to(device)
+        numbers = numbers_of(torch.from_numpy(found.words).to(device), reader.layout, rows, width)
         if own.factors is not None:
-            own.scales[:, at], own.factors[at] = fp4_scales(scales).to(device), found.factor * part.factor
+            signs = (scales < 0).to(torch.uint8) << 3  # the numbers take them
+            numbers = numbers ^ signs.repeat_interleave(FP4_GROUP, 1)
+            own.scales[:, at], own.factors[at] = fp4_scales(scales.abs()), found.factor * part.factor
         elif found.zeros is not None:
-            own.scales[:, at] = int4_scales(scales * part.factor, torch.from_numpy(found.zeros)).T.to(device)
+            own.scales[:, at] = int4_scales(scales * part.factor, torch.from_numpy(found.zeros).to(device)).T
+        columns = slice(None) if found.columns is None else torch.from_numpy(found.columns).to(device)
+        own.words[at] = pack_words(numbers[:, columns])
         order = None if found.columns is None else torch.from_numpy(found.columns).int()
         if expert in orders and not _same(orders[expert], order):
             other = part.sources[0][0].removesuffix(".weight")
