@@ -28,7 +28,7 @@ from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
 from blinkpy.dpu.started_threads import started_threads
 
-CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
+CONNECT_S = 2.0  # longest wait for the engine's grant before a worker accepts; clients of a restarted worker wait, without a 503
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 CLOSE_S = 2.0  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
@@ -144,15 +144,12 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
         self._events = SocketEvents()
-        if self._heir:
-            await self.app.service.engine.connected(CONNECT_S)
+        await self.app.service.engine.connected(CONNECT_S)
         if not self._heir or self.app.service.engine.pair is not None:
             self._door = Door(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
         self.started = True
         self._watched.start("the watch over connections", self._sweep())
         self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
-        # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
-        await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
         gc.set_threshold(YOUNG_OBJECTS)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +23,11 @@ from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import alive
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.http import http_server
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
-from blinkpy.dpu.supervisor import Supervisor
+from blinkpy.dpu.supervisor import Supervisor, listen
 from blinkpy.dpu.watch.exposition import Exposition
+from blinkpy.dpu.worker import make_server
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import CONTROL_FAULT, FINISH_CANCELLED, FINISH_ERROR, STATE_DRAINING, STATE_FAULTED, STATE_READY
 
@@ -76,6 +79,25 @@ def test_engine_that_comes_late(folder) -> None:
         with FakeEngine(name=name):
             server.ready()
             assert server.complete([7], max_tokens=1).status_code == 200
+
+
+def test_an_early_client_waits_for_the_engine(folder, monkeypatch) -> None:
+    """As do clients of a worker that is restarted: they get no 503."""
+    monkeypatch.setattr(http_server, "CONNECT_S", BUSY_S)
+    name = f"test-{secrets.token_hex(6)}"
+    (sock,) = listen("127.0.0.1", 0, 1)
+    server = make_server(Config().with_options({"name": name, "log_level": "error", "engine_timeout_ms": 60_000}), 0, folder)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/completions"
+    with ThreadPoolExecutor(1) as pool:
+        thread.start()
+        answer = pool.submit(httpx.post, url, json={"prompt": [7], "max_tokens": 1}, timeout=BUSY_S)
+        time.sleep(0.5)  # a worker that accepts would answer by now
+        with FakeEngine(name=name):
+            assert answer.result(BUSY_S).status_code == 200
+            server.should_exit = True
+            thread.join(BUSY_S)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
