@@ -264,6 +264,15 @@ def gemma4(*sizes: int, **more: Any) -> dict[str, Any]:
     return outer | {"text_config": text | more, "vision_config": {"model_type": "gemma4_vision"}}
 
 
+def gemma4_unified(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES."""
+    wrapped = gemma4(*sizes, **more)
+    text = {key: value for key, value in wrapped["text_config"].items() if key != "hidden_size_per_layer_input"}
+    named = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    text |= {"model_type": "gemma4_unified_text", "num_kv_shared_layers": 0, "num_experts": None, "use_double_wide_mlp": False}
+    return wrapped | named | {"text_config": text, "vision_config": {"model_type": "gemma4_unified_vision"}}
+
+
 GEMMA4_ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -926,6 +935,11 @@ MODELS = (
         "google/gemma-4-26B-A4B-it",
         gemma4(2816, 2112, 30, 16, 8, 262144, 262144, num_global_key_value_heads=2, **GEMMA4_EXPERTS),
         25_233_141_790,
+    ),
+    Published(
+        "google/gemma-4-12B-it",
+        gemma4_unified(3840, 15360, 48, 16, 8, 262144, 262144, num_global_key_value_heads=1),
+        11_907_350_320,
     ),
     *MORE,
     *OF_2026,

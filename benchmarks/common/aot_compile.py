@@ -50,9 +50,9 @@ SPILL_ALLOWED["latent_prefill"] = 8  # two words, in 2 of 51 variants: the sums 
 # Kernels with inputs of float32, which serves comparisons: three products for each, and heads of 256 leave too few registers.
 FLOAT32_SPILL_ALLOWED = 512
 # Groups of 16 query heads of 256 over an FP8 cache (Qwen3.5-122B-A10B): 624 to 760 bytes in 8 warps with tiles of 32 keys. With 4
-# or 16 warps, or tiles of 16 keys, they are more. Heads of 512 (Gemma 4): 888 to 1,184 bytes in 8 warps with tiles of 32
-# keys, and more in 16 warps or with tiles of 16 keys.
-FLOAT32_SPILLS = {"decode_attention": 1184, "prefill_attention": 1184}
+# or 16 warps, or tiles of 16 keys, they are more. Heads of 512 (Gemma 4): 888 to 1,184 bytes in 8 warps with tiles of 32 keys.
+# More with tiles of 16 keys, which groups of 16 query heads (12B) need.
+FLOAT32_SPILLS = {"decode_attention": 8192, "prefill_attention": 1184}
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
 
 

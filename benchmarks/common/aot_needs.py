@@ -35,6 +35,8 @@ def formula(kernel: str, constants: dict[str, Any], types: list[str], warps: int
     if kernel in ("_expert_linear", "packed_linear"):
         return _of_experts(constants, first, second, warps, stages)
     if kernel in ("_decode_attention", "_prefill_attention") and first is not None:
+        if first == torch.float32 and constants["D"] > 256:  # its sums go through shared memory, or are spilled
+            return None
         c, buffers = constants, 1 if kernel == "_decode_attention" else max(1, (stages + 1) // 2)
         return attention_needs(c["BLOCK_M"], c["BLOCK_N"], c["D"], first, buffers=buffers, fp8=c["FP8"])
     return None

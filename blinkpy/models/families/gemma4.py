@@ -36,13 +36,18 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
     "rope_parameters": ROPES,
 }
+UNIFIED_DEFAULTS: dict[str, Any] = DEFAULTS | {
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+}
 NAMES = TensorNames(
     post_norm="pre_feedforward_layernorm",
     router="router.proj",
-    expert_gate_up=("experts.gate_up_proj",),
-    expert_down="experts.down_proj",
-    gate_first=True,
-    out_first=("gate_up", "down"),
+    expert_gate_up=("experts.{expert}.gate_proj", "experts.{expert}.up_proj"),  # of quantised checkpoints
+    expert_down="experts.{expert}.down_proj",
+    one_for_experts=("experts.gate_up_proj", "experts.down_proj"),
     shared_gate_up=("mlp.gate_proj", "mlp.up_proj"),
     shared_down="mlp.down_proj",
 )
@@ -139,6 +144,17 @@ def _experts(c: HfConfig) -> Experts:
         shared=c.integer("intermediate_size"),
         parallel=True,
     )
+
+
+@family(
+    "Gemma4UnifiedForCausalLM",
+    models="Gemma 4 12B, saved as text alone",
+    model_type="gemma4_unified_text",
+    defaults=UNIFIED_DEFAULTS,
+    ignores=IGNORES,
+)
+def gemma4_unified(c: HfConfig) -> DecoderDescription:
+    return gemma4(c)
 
 
 @family(

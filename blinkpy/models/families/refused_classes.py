@@ -13,7 +13,6 @@ MISSING = {
     "OlmoHybridForCausalLM": "gated delta nets with a projection for each of queries, keys and values",
     "Gemma3nForConditionalGeneration": "an embedding for each layer, and layers that share keys and values",
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
-    "Gemma4UnifiedForConditionalGeneration": "two head sizes in one model, and norms of values",
     "NemotronHForCausalLM": f"{MAMBA}, and MLPs with squared ReLU",
     "NemotronForCausalLM": "MLPs with squared ReLU, and LayerNorm",
     "FalconH1ForCausalLM": f"{MAMBA} beside attention",

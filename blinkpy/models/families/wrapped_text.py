@@ -15,7 +15,7 @@ from blinkpy.models.families.family import Family, families, family
 INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 IMAGE_SECTIONS = ("mrope_section", "mrope_interleaved")  # of rotary embeddings
 SPARE = "vision_tower. vision_model. visual. multi_modal_projector. mm_projector. mlp1. image_newline connector. audio_tower."
-SPARE += " embed_vision. embed_audio."
+SPARE += " embed_vision. embed_audio. vision_embedder."
 SPARE_PREFIXES = tuple(f"{prefix}{name}" for name in SPARE.split() for prefix in ("", "model."))
 OUTER_KEYS = """
     vision_config audio_config image_token_id image_token_index video_token_id video_token_index audio_token_id
@@ -89,6 +89,14 @@ WRAPPERS = (
     Wrapper("InternVLForConditionalGeneration", "internvl", "InternVL 3 and 3.5, as transformers has them", "qwen2", tied=True),
     Wrapper("InternVLChatModel", "internvl_chat", "InternVL 2.5, 3 and 3.5, as published", "qwen2", section="llm_config"),
     Wrapper("Gemma4ForConditionalGeneration", "gemma4", "Gemma 4 26B-A4B and 31B", "gemma4_text", tied=True, ignores=SOUND_MARKS),
+    Wrapper(
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified",
+        "Gemma 4 12B",
+        "gemma4_unified_text",
+        tied=True,
+        ignores=SOUND_MARKS,
+    ),
     Wrapper("LlavaForConditionalGeneration", "llava", "LLaVA"),
     Wrapper("LlavaNextForConditionalGeneration", "llava_next", "LLaVA-NeXT"),
     Wrapper("LlavaOnevisionForConditionalGeneration", "llava_onevision", "LLaVA-OneVision", "qwen2"),

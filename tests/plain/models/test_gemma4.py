@@ -19,6 +19,7 @@ from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache, RingSizes, kv_bytes_per_page, ring_bytes
 from blinkpy.models.weights.array_weights import unknown_parts
+from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 
 PUBLISHED: dict[str, Any] = {
@@ -116,7 +117,8 @@ def test_kernels_take_its_layers() -> None:
 
 def test_experts_are_quantised_as_they_are_loaded(tmp_path: Path, rng: np.random.Generator) -> None:
     save_model("gemma4-moe", tmp_path, int(rng.integers(2**31)))
-    plain, quantised = (load_weights(describe_model(tmp_path, kind), tmp_path, torch.float32) for kind in ("auto", "fp8"))
+    described = (as_stored(describe_model(tmp_path, kind), tmp_path) for kind in ("auto", "fp8"))
+    plain, quantised = (load_weights(model, tmp_path, torch.float32) for model in described)
     for ours, theirs in zip(quantised.layers, plain.layers, strict=True):
         for field in ("qkv", "gate_up", "down", "shared_down"):
             matrix, exact = getattr(ours, field), getattr(theirs, field)

@@ -101,15 +101,18 @@ def quantised(weight: torch.Tensor, share: str) -> tuple[torch.Tensor, torch.Ten
     return values, scales if share == "block" else scales.view(1), values * every
 
 
+TOGETHER = re.compile(r".*(?:feed_forward|layers\.\d+)\.experts")  # transformers has all of a layer in one tensor
+
+
 def each_expert_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With Llama 4's experts as llm-compressor has them: a linear layer for each matrix."""
+    """With the experts of Llama 4 and Gemma 4 as llm-compressor has them: a linear layer for each matrix."""
     result = {}
     for name, value in tensors.items():
         stem, _, last = name.rpartition(".")
-        if "feed_forward.experts" not in stem:
+        if not TOGETHER.fullmatch(stem):
             result[name] = value
             continue
-        for expert, matrix in enumerate(value):
+        for expert, matrix in enumerate(value if "feed_forward" in stem else value.mT):
             parts = matrix.chunk(2, 1) if last == "gate_up_proj" else (matrix,)
             for kind, part in zip(("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",), parts, strict=True):
                 result[f"{stem}.{expert}.{kind}.weight"] = part.t().contiguous()
@@ -120,17 +123,18 @@ def experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     """The other way."""
     result, found = {}, defaultdict[tuple[str, str], list[torch.Tensor]](list)
     for name, value in tensors.items():
-        match = re.match(r"(.*feed_forward\.experts)\.(\d+)\.(\w+)_proj", name)
+        match = re.match(rf"({TOGETHER.pattern})\.(\d+)\.(\w+)_proj", name)
         if match:
             result[f"{match[1]}.{match[3]}.{int(match[2]):04}"] = value.t()
         else:
             result[name] = value
-    for name in sorted(name for name in result if "feed_forward.experts" in name):
+    for name in sorted(name for name in result if TOGETHER.fullmatch(name.rsplit(".", 2)[0])):
         stem, kind, _ = name.rsplit(".", 2)
         found[stem, kind].append(result.pop(name))
     for stem in {stem for stem, _ in found}:
         gate, up, down = (torch.stack(found[stem, kind]) for kind in ("gate", "up", "down"))
-        result |= {f"{stem}.gate_up_proj": torch.cat([gate, up], 2), f"{stem}.down_proj": down}
+        both = {f"{stem}.gate_up_proj": torch.cat([gate, up], 2), f"{stem}.down_proj": down}
+        result |= both if "feed_forward" in stem else {key: matrix.mT.contiguous() for key, matrix in both.items()}
     return result
 
 

@@ -107,6 +107,9 @@ GEMMA4_MOE: dict[str, Any] = {
 }
 GEMMA4_MOE |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
 
+UNIFIED = {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"}
+UNIFIED |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
 LATENT: dict[str, Any] = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28}
 LATENT |= {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 LATENT |= {"num_key_value_heads": 4}
@@ -162,6 +165,11 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
             "num_global_key_value_heads": 1,
             "layer_types": [SLIDING, SLIDING, FULL],
         },
+    ),
+    "gemma4-unified": ("Gemma4UnifiedTextConfig", {**UNIFIED, "layer_types": [SLIDING, FULL, FULL]}),
+    "gemma4-unified-nested": (
+        "Gemma4UnifiedConfig",
+        {**UNIFIED, "pad_token_id": 0, "final_logit_softcapping": 5.0, "layer_types": [SLIDING, SLIDING, FULL]},
     ),
     "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
@@ -274,6 +282,7 @@ VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in t
     "Mistral3Config": SMALL_VISION,
     "Gemma3Config": SIGLIP,
     "Gemma4Config": GEMMA4_VISION,
+    "Gemma4UnifiedConfig": {"mm_embed_dim": 32, "output_proj_dims": 64, "mm_posemb_size": 8},
     "Llama4Config": LLAMA4_VISION,
     "Qwen2VLConfig": QWEN2_VISION,
     "Qwen2_5_VLConfig": QWEN_VISION,
@@ -321,7 +330,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
     values = {**BASE, **changes, **more}
     if kind in VISION_SECTIONS:
         beside = "audio_config" if kind in SOUND_CLASSES else "vision_config"
-        tied = values.get("tie_word_embeddings", kind in ("Gemma3Config", "Gemma4Config"))
+        tied = values.get("tie_word_embeddings", kind in ("Gemma3Config", "Gemma4Config", "Gemma4UnifiedConfig"))
         values = {"text_config": values, beside: VISION_SECTIONS[kind], "tie_word_embeddings": tied}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
