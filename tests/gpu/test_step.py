@@ -19,10 +19,16 @@ STEPS = [
     *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "phi4-mini-long")),
     *((name, torch.bfloat16, WIDE) for name in ("llama3", "llama-biased-mqa")),  # the kernel for many rows
     # The norms add up what split sums left.
-    *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral")),
-    *((name, torch.bfloat16, WIDE) for name in ("gemma2", "olmo3")),
+    *(
+        (name, torch.float32, {"table": step_cases.SPLIT_TABLE})
+        for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral", "gemma4-moe")
+    ),
+    *((name, torch.bfloat16, WIDE) for name in ("gemma2", "gemma4", "olmo3")),
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("gemma3", "olmo2")),
-    *((name, torch.bfloat16, FP8_CACHE | GRAPHS) for name in ("llama3", "qwen3", "gemma2", "olmo2", "gpt-oss", "phi3")),
+    *(
+        (name, torch.bfloat16, FP8_CACHE | GRAPHS)
+        for name in ("llama3", "qwen3", "gemma2", "gemma4-nested", "olmo2", "gpt-oss", "phi3")
+    ),
     *((name, torch.float32, FP8_CACHE) for name in ("llama-biased-mqa", "mistral-window", "glm4-moe", "qwen3-moe", "llama4")),
 ]
 
@@ -40,6 +46,7 @@ FP8_STEPS = [
     ("qwen3", torch.float32, {"static": True}, {"invariant": True}),
     ("llama3", torch.bfloat16, {}, GRAPHS),
     ("gemma2", torch.bfloat16, {"kept": ("down",)}, GRAPHS),
+    ("gemma4", torch.bfloat16, {}, GRAPHS),
 ]
 
 
@@ -77,6 +84,7 @@ def kernel_name(node: Any) -> str:
     ("name", "dtype", "options"),
     [
         ("gemma3", torch.float32, {}),
+        ("gemma4-moe", torch.bfloat16, GRAPHS),
         ("gemma2-uncapped", torch.bfloat16, GRAPHS),
         ("gpt-oss", torch.bfloat16, GRAPHS),
         ("llama4", torch.bfloat16, GRAPHS),

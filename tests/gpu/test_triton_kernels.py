@@ -25,6 +25,7 @@ from support.models.kernel_cases.sampling_cases import sampling_case
 from blinkpy.config import ConfigError
 from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.attention.latent_attention import plan_latent
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.delta.recurrence import DeltaSizes
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, leaves_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
@@ -99,6 +100,43 @@ def test_attention_with_new_tokens(
         new_tokens_case(
             rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, period=period, **sizes
         )
+
+
+@both_dtypes
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 2, 512), (16, 1, 512), (8, 2, 512), (32, 16, 256), (6, 2, 320)])
+def test_heads_of_gemma_4(
+    rng: np.random.Generator, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, fp8: bool
+) -> None:
+    """With the plans of its steps, and norms of values."""
+    shape: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page": 16, "fp8": fp8}
+    lengths, contexts = [1] * 9 + [300, 77, 2, 128, 33], [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
+    group, sm_count = heads // kv_heads, torch.cuda.get_device_properties(0).multi_processor_count
+    sizes: dict[str, Any] = {"head_dim": head_dim, "group": group, "fp8": fp8}
+    for overlap in (False, True):
+        plan = plan_decode(32, kv_heads, 4096, sm_count, dtype, mixed=overlap, **sizes)
+        tiles = plan_prefill(dtype, sm_count, head_dim=head_dim)
+        attention_case(
+            rng,
+            CUDA,
+            dtype,
+            lengths,
+            contexts,
+            overlap=overlap,
+            plan=plan,
+            tiles=tiles,
+            bucket_tokens=640,
+            bucket_rows=32,
+            **shape,
+        )
+    more: dict[str, Any] = {"norm": True, "rotary": head_dim, "value_norm": True}
+    rope_case(rng, CUDA, dtype, tokens=37, bucket=48, **more, **shape)
+    for rows in (1, 13, 64, 200):
+        plan, some = (
+            plan_decode(rows, kv_heads, 4096, sm_count, dtype, **sizes),
+            [*rng.integers(1, 3000, rows - 1).tolist(), 1200],
+        )
+        new_tokens_case(rng, CUDA, dtype, some[-rows:], plan=plan, bucket=rows + 3, **more, **shape)
 
 
 @both_dtypes

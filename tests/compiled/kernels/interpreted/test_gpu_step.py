@@ -41,9 +41,10 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
-def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smollm3-window", "gemma4-nested"])
+def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Both measure the same; with these scales, decode rows alone and beside chunks."""
-    assert step_cases.step_case(rng, "cpu", "smollm3-window", tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
 
 
 MIXED_STEPS = [  # model, rows, steps
@@ -110,12 +111,12 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how), 1e-3)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
+@pytest.mark.parametrize(("name", "blocks"), [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-moe", False)])
+def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks: bool) -> None:
     """Of two tokens only: with many, one that goes to other experts would be far off."""
     quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
     how: dict[str, Any] = {"steps": 2, "quantise": quantise, "rows": 3}
-    assert of_three(lambda: step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, **how), 1e-3)
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how), 1e-3)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
