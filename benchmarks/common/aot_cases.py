@@ -44,10 +44,10 @@ def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
     return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
 
 
-def meta_packed(n: int, k: int, group: int, fp4: bool, ordered: bool) -> PackedMatrix:
-    scales = meta(-(-k // 64) if fp4 else k // (group or k), n)
-    factors = meta(n, dtype=torch.float32) if fp4 else None
-    return PackedMatrix(meta(n, -(-k // CHUNK) * 4), scales, k, factors, meta(k) if ordered else None)
+def meta_packed(n: int, k: int, group: int, fp4: bool, ordered: bool, *experts: int) -> PackedMatrix:
+    scales = meta(*experts, -(-k // 64) if fp4 else k // (group or k), n)
+    factors = meta(*experts, n, dtype=torch.float32) if fp4 else None
+    return PackedMatrix(meta(*experts, n, -(-k // CHUNK) * 4), scales, k, factors, meta(*experts, k) if ordered else None)
 
 
 def meta_grammars(vocabulary: int = 128256) -> GrammarView:
@@ -118,6 +118,10 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     if shape.fp8:
         matrices = [meta_fp8(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
         call = replace(call, gate_up=matrices[0].values, down=matrices[1].values, fp8=(matrices[0], matrices[1]))
+    if shape.packed:
+        how = shape.group, shape.packed == "fp4", shape.ordered, shape.experts
+        of_words = [meta_packed(rows, width, *how) for rows, width in sizes]
+        call = replace(call, gate_up=of_words[0].words, down=of_words[1].words, packed=(of_words[0], of_words[1]))
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

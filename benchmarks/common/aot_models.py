@@ -148,8 +148,8 @@ def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
 
 def meta_weight(part: Part, dtype: torch.dtype) -> Matrix:
     if part.packing is not None and not part.dequantised:
-        packing, (rows, width) = part.packing, part.shape
-        return meta_packed(rows, width, packing.group, packing.is_float, packing.ordered)
+        packing, (*experts, rows, width) = part.packing, part.shape
+        return meta_packed(rows, width, packing.group, packing.is_float, packing.ordered, *experts)
     if part.quantization is None or part.dequantised:
         return meta(*part.shape, dtype=own_dtype(part, dtype))
     scale = STATIC_SCALE if part.quantization.static else None

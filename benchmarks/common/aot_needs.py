@@ -32,7 +32,7 @@ def formula(kernel: str, constants: dict[str, Any], types: list[str], warps: int
     first, second = (dtype_of(some) for some in types[:2])
     if kernel in LINEAR:
         return _of_linear(LINEAR[kernel], constants, first, second, warps, stages)
-    if kernel in ("_expert_linear", "packed_linear"):
+    if kernel in ("_expert_linear", "packed_linear", "_four_bit_experts"):
         return _of_experts(constants, first, second, warps, stages)
     if kernel in ("_decode_attention", "_prefill_attention") and first is not None:
         if first == torch.float32 and constants["D"] > 256:  # its sums go through shared memory, or are spilled
@@ -65,9 +65,10 @@ def _of_linear(
 
 
 def _of_experts(c: dict[str, Any], first: torch.dtype | None, second: torch.dtype | None, warps: int, stages: int) -> Needs:
-    packed, halves = "SCALES" not in c, 2 if c["SWIGLU"] else 1
-    fp8 = "" if packed else ("", "rows", "blocks")[c["SCALES"]]
+    words = "" if "GROUP" not in c else "fp4" if c["FP4"] else f"int4 {c['GROUP'] % c['K']}"
+    packed, halves = "SCALES" not in c and not words, 2 if c["SWIGLU"] else 1
+    fp8 = "" if packed or words else ("", "rows", "blocks")[c["SCALES"]]
     sizes = (c["K"], c["N"]) if halves == 2 else (c["N"], c["K"])
-    shape = ExpertShape(8, 1, *sizes, packed, fp8)
+    shape = ExpertShape(8, 1, *sizes, packed, fp8, words, bool(words) and c["ORDERED"])
     tile = ExpertTile(c["BLOCK_N"], c["BLOCK_K"], warps, stages)
     return tile_needs(c["BLOCK_M"], tile, shape, torch.bfloat16 if first == FP8 else first or torch.bfloat16, halves=halves)

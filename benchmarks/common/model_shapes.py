@@ -25,8 +25,12 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
+W4A16 = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": LLAMA,
+    "llama-3-8b-w4a16": LLAMA | {"quantization_config": W4A16},
+    "llama-3-8b-nvfp4": LLAMA | {"quantization_config": NVFP4},
     "phi-4": LLAMA
     | {
         "vocab_size": 100352,
@@ -183,6 +187,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
+SHAPES["qwen3-30b-a3b-w4a16"] = SHAPES["qwen3-30b-a3b"] | {"quantization_config": W4A16}
+SHAPES["qwen3-32b-w4a16"] = SHAPES["qwen3-32b"] | {"quantization_config": W4A16}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPACE = "\u0120"  # how byte-level BPE writes a space
 LONGEST = 8  # characters of a token

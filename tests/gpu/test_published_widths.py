@@ -39,7 +39,7 @@ QUANTILES = (0.5, 0.75)  # of the tokens' errors
 FEW = 100  # tokens
 DRAWS = 4  # of steps of few rows, with experts
 LARGE = 1_050_000_000
-ORDER = ("fp8", "fp8_blocks", "mxfp4", "bfloat16")  # the newest claims first, should the time end
+ORDER = ("w4a16", "nvfp4", "fp8", "fp8_blocks", "mxfp4", "bfloat16")  # the newest claims first, should the time end
 CASES = sorted(
     ((each, form) for each in published_widths.published_widths() for form in each.forms),
     key=lambda case: ORDER.index(case[1].name),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda.bindings import driver, runtime
 from support.models import fp8_reference, model_zoo, step_cases
+from support.models.packed_checkpoints import packed_weights
 
 from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
@@ -57,6 +58,31 @@ def test_fp8_steps(
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, quantise=quantise, **options)
     assert error < (0.1 if dtype == torch.float32 else 0.15)
+
+
+PACKED_STEPS: list[tuple[str, torch.dtype, dict[str, Any], dict[str, Any]]] = [
+    ("llama-biased-mqa", torch.float32, {}, {}),
+    ("qwen3", torch.float32, {"zeros": True, "kept": ("down",)}, {"table": step_cases.PACKED_TABLE}),
+    ("llama-biased-mqa", torch.float32, {"group": 0}, {"invariant": True}),
+    ("qwen3", torch.float32, {"ordered": True}, {}),
+    ("gemma3", torch.float32, {"fp4": True}, {"table": step_cases.PACKED_TABLE}),
+    ("qwen3-moe-mixed", torch.float32, {"zeros": True}, {}),
+    ("glm4-moe", torch.float32, {"fp4": True}, {"invariant": True}),
+    ("qwen3.5", torch.float32, {}, {}),
+    ("llama3", torch.bfloat16, {}, GRAPHS),
+    ("qwen3", torch.bfloat16, {"fp4": True}, GRAPHS),
+    ("gemma2", torch.bfloat16, {"zeros": True, "kept": ("down",)}, GRAPHS),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "packed", "options"), PACKED_STEPS)
+def test_packed_steps(
+    rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, packed: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The CPU's unpacked weights are rounded to bfloat16, but the GPU's are exact."""
+    quantise = partial(packed_weights, **packed)
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, quantise=quantise, **options)
+    assert error < (1e-3 if dtype == torch.float32 else 0.1)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])

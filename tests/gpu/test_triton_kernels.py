@@ -29,7 +29,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.delta.recurrence import DeltaSizes
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, leaves_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import WORDS, LinearCall, LinearConfig, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCase, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
@@ -298,6 +298,24 @@ def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> Non
             linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
         else:
             linear_case(rng, CUDA, config, VARIANTS[config.variant].given(shape))
+
+
+@both_dtypes
+def test_packed_cases(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    for case in VARIANTS["packed"].cases:
+        linear_case(rng, CUDA, case.config, case.shape._replace(inputs=dtype))
+
+
+PACKED_FORMS = [{"group": 128}, {"group": 32}, {"group": 0}, {"group": 128, "ordered": True}, {"group": 16, "fp4": True}]
+
+
+@pytest.mark.parametrize("form", PACKED_FORMS, ids=str)
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer.k % 128 == 0], ids=str)
+@pytest.mark.parametrize("m", [1, 3, 8, 16, 31, 64, 200, 1500])
+def test_packed_linear(rng: np.random.Generator, layer: LinearShape, m: int, form: dict[str, Any]) -> None:
+    """4-bit weights with the default."""
+    shape = layer._replace(rows=m, norm=False, dtype=WORDS, inputs=torch.bfloat16, **form)
+    linear_case(rng, CUDA, default_config(shape), shape)
 
 
 @both_dtypes

@@ -81,8 +81,10 @@ def _packed_default(shape: LinearShape) -> LinearConfig:
     """The default for 4-bit weights. Of few rows: enough programs, each with a few steps over K, to keep the memory busy."""
     rows, tiles = shape.rows, -(-shape.n // 64)
     block_k = min(shape.group if shape.group and not shape.fp4 else 128, 128)
+    if shape.inputs == torch.float32:
+        return LinearConfig("packed", 16, 32, 64 if shape.fp4 else min(64, block_k), 1, 4, 3)
     if rows > 64:
-        block_n, block_m = 64 if shape.swiglu else 128, 128 if shape.inputs != torch.float32 and rows > 128 else 64
+        block_n, block_m = 64 if shape.swiglu else 128, 128 if rows > 128 else 64
         return LinearConfig("packed", block_m, block_n, block_k, 1, 8, 3)
     block_m, split_k = min(64, max(16, 1 << (rows - 1).bit_length())), 1
     while tiles * split_k < 264 and split_k < 16 and shape.k // (2 * split_k) >= 4 * block_k:

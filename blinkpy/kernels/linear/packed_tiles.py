@@ -18,7 +18,7 @@ import triton.language as tl
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
-from blinkpy.kernels.config_files import OTHER_SHARED, Needs, pipeline_bytes
+from blinkpy.kernels.config_files import MATRIX_UNIT_ROWS, OTHER_SHARED, Needs, pipeline_bytes
 from blinkpy.kernels.linear.linear_variants import (
     PARTIAL_FLOATS,
     WORDS,
@@ -53,7 +53,7 @@ def _scales(scale_ptr, row, n, scale_stride, N, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _add_products(
+def add_products(
     x,  # [BLOCK_K, BLOCK_M]
     w_ptr,  # int32 [N, WORDS]
     scale_ptr,  # int32 [groups, N], rows scale_stride elements apart
@@ -125,12 +125,12 @@ def _packed_tiles(
         if ORDERED:
             column = tl.load(order_ptr + k, mask=k < K, other=0)
         x = tl.trans(tl.load(x_ptr + m[:, None].to(tl.int64) * x_stride + column[None, :], mask=x_inside, other=0.0))
-        sums = _add_products(
+        sums = add_products(
             x, w_ptr, scale_ptr, n, first, sums, scale_stride, N, K, GROUP, BLOCK_K, FP4, EVEN_N, EVEN_K, PRECISION
         )
         if SWIGLU:
             w_upper = w_ptr + N * WORDS
-            upper = _add_products(
+            upper = add_products(
                 x, w_upper, scale_ptr + N, n, first, upper, scale_stride, N, K, GROUP, BLOCK_K, FP4, EVEN_N, EVEN_K, PRECISION
             )
     if not EARLY_TRIGGER:
@@ -201,7 +201,14 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
     later = pipeline_bytes(words, config.stages, 0, config.warps, tf32=tf32)
     stages = 1 if shape.ordered else config.stages  # single numbers, which are gathered, come through registers
     shared = later + pipeline_bytes(x, stages, config.block_n, config.warps, tf32=tf32) - OTHER_SHARED
+    if tf32:
+        shared += tf32_bytes(config.block_m, config.block_n, config.block_k, config.warps)
     return Needs(shared, config.block_m * config.block_n * (halves + (0 if shape.fp4 else 1)))
+
+
+def tf32_bytes(block_m: int, block_n: int, block_k: int, warps: int) -> int:
+    """Shared memory of float32 operands, each as two numbers, of tiles whose weights Hopper's matrix unit reads from there."""
+    return 8 * block_k * (block_m + block_n) if block_n >= MATRIX_UNIT_ROWS and warps % 4 == 0 else 0
 
 
 def supports(shape: LinearShape) -> bool:

@@ -102,6 +102,11 @@ class PackedMatrix:
         return FP4_GROUP if self.fp4 else 0 if groups == 1 else self.width // groups
 
     @property
+    def kind(self) -> str:
+        """The numbers, and of integers the inputs that share a scale, 0 for a row."""
+        return "fp4" if self.fp4 else f"int4 {self.group}"
+
+    @property
     def device(self) -> torch.device:
         return self.words.device
 
@@ -123,7 +128,10 @@ class PackedMatrix:
 
     def unpack(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         """Some rows of one matrix, in the order of its columns: [rows, K]."""
-        numbers, scales = unpack_words(self.words[rows])[:, : self.width], self.scales[:, rows].T.contiguous()
+        numbers, scales = (
+            unpack_words(self.words[rows])[:, : self.width],
+            self.scales[:, rows].T.clone(memory_format=torch.contiguous_format),
+        )
         if self.factors is None:
             values = numbers.unflatten(1, (scales.shape[1], -1)).float() - (scales & 15).float()[..., None]
             return (values * (scales & -16).view(torch.float32)[..., None]).flatten(1).to(dtype)
@@ -131,6 +139,14 @@ class PackedMatrix:
         each = each.view(torch.float32).repeat_interleave(FP4_GROUP, 1)[:, : self.width]
         values = torch.tensor(E2M1, device=self.device)[numbers.int()]
         return (values * each * self.factors[rows, None]).to(dtype)
+
+
+def kind_of(*matrices: PackedMatrix) -> str:
+    """The kind that matrices share; "" if they differ. One with a scale for each row has any group of another one."""
+    kinds = {matrix.kind for matrix in matrices}
+    if len(kinds) > 1:
+        kinds -= {"int4 0"}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def pack_words(numbers: torch.Tensor) -> torch.Tensor:

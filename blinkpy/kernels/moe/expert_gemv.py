@@ -196,7 +196,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
 
 VARIANT = ExpertVariant(
     "gemv",
-    lambda shape, tokens: tokens <= GEMV_TOKENS and not shape.mxfp4,
+    lambda shape, tokens: tokens <= GEMV_TOKENS and not shape.mxfp4 and not shape.packed,
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (

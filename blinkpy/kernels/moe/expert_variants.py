@@ -10,6 +10,8 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import OTHER_SHARED, ConfigTable, Needs, check_needs, check_power_of_two, pipeline_bytes
 from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, Fp8Rows
+from blinkpy.kernels.linear.packed_tiles import tf32_bytes
+from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe.routing import Selection
 
 # Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, or defaults.
@@ -58,6 +60,8 @@ class ExpertShape:
     width: of an expert.
     mxfp4: the matrices are MXFP4.
     fp8: the matrices are FP8, with scales for "rows" or "blocks"; "": they are not.
+    packed: `PackedMatrix.kind` of matrices with 4-bit weights, or "".
+    ordered: each PackedMatrix has its columns in another order than the inputs.
     """
 
     experts: int
@@ -66,11 +70,19 @@ class ExpertShape:
     width: int
     mxfp4: bool = False
     fp8: str = ""
+    packed: str = ""
+    ordered: bool = False
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale of int4 numbers; 0: all of a row."""
+        return int(self.packed.removeprefix("int4 ")) if self.packed.startswith("int4 ") else 0
 
     def key(self, dtype: torch.dtype) -> str:
         """Name of its entry in a table. dtype: of activations, and of weights that are not packed."""
         size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
         stored = f"{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
+        stored += f" {self.packed}" if self.packed else ""
         return f"{size} {str(dtype).removeprefix('torch.')}{stored}"
 
     @classmethod
@@ -79,12 +91,14 @@ class ExpertShape:
         found = KEY.fullmatch(name)
         if found is None:
             raise ConfigError(f"{name!r} is not the name of a shape, such as 'e128 top8 h2048 w768 bfloat16'")
-        experts, top_k, hidden, width, dtype, mxfp4, fp8 = found.groups()
-        return cls(int(experts), int(top_k), int(hidden), int(width), bool(mxfp4), fp8 or ""), getattr(torch, dtype)
+        experts, top_k, hidden, width, dtype, mxfp4, fp8, packed = found.groups()
+        sizes = int(experts), int(top_k), int(hidden), int(width)
+        return cls(*sizes, bool(mxfp4), fp8 or "", packed or ""), getattr(torch, dtype)
 
 
 SIZE = r"([1-9]\d{0,8})"
-KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE} (bfloat16|float32)( mxfp4)?(?: fp8 (rows|blocks))?")
+STORED = r"( mxfp4)?(?: fp8 (rows|blocks))?(?: (fp4|int4 \d{1,6}))?"
+KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE} (bfloat16|float32){STORED}")
 
 
 MXFP4_DEFAULTS = (
@@ -106,6 +120,8 @@ def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.d
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
     """The needs of a program of the grouped product. dtype: of activations. halves: 2 for gate and up."""
     inputs = shape.hidden if halves == 2 else shape.width
+    if shape.packed:
+        return _needs_of_words(block_m, tile, shape, dtype, inputs, halves)
     block_k, wide, tf32 = (
         step_over_k(tile, inputs, packed=shape.mxfp4, fp8=shape.fp8),
         halves * tile.block_n,
@@ -119,6 +135,30 @@ def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.
     operands = (block_m + wide) * block_k * (1 if shape.fp8 else dtype.itemsize)
     shared = pipeline_bytes(operands, tile.stages, block_m, tile.warps, tf32=tf32 and not shape.fp8)
     return Needs(shared, block_m * (wide + (tile.block_n if shape.fp8 == "blocks" else 0)))
+
+
+def _needs_of_words(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, inputs: int, halves: int) -> Needs:
+    """tile_needs for 4-bit weights."""
+    fp4 = shape.packed == "fp4"
+    block_k = step_over_words(tile, shape.group, fp4=fp4)
+    values = block_m * tile.block_n * (halves + (0 if fp4 else 1))
+    if inputs <= block_k:  # one step, without a pipeline
+        return Needs(OTHER_SHARED, values)
+    stages, tf32 = 1 if shape.ordered else tile.stages, dtype == torch.float32
+    x = pipeline_bytes(block_m * block_k * dtype.itemsize, stages, tile.block_n, tile.warps, tf32=tf32)
+    x += tf32_bytes(block_m, tile.block_n, block_k, tile.warps) if tf32 else 0
+    words = halves * tile.block_n * (block_k // 2 + 4 * (block_k // 64 if fp4 else 1))
+    return Needs(x + max(1, tile.stages - 1) * words, values)
+
+
+def step_over_words(tile: ExpertTile, group: int, *, fp4: bool) -> int:
+    """Inputs of one step over 4-bit weights: within one scale of int4, or one or two words of scales of E2M1.
+
+    group: inputs that share a scale of int4, 0 for a row.
+    """
+    if fp4:
+        return 64 if tile.block_k <= 64 else 128
+    return max(32, min(tile.block_k, 128, group & -group if group else 128))
 
 
 def step_over_k(tile: ExpertTile, inputs: int, *, packed: bool, fp8: str) -> int:
@@ -142,6 +182,8 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
 
 
 def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+    if shape.packed:
+        return _packed_default(shape, tokens, dtype)
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # average tokens per expert
@@ -154,6 +196,17 @@ def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfi
     if each <= 64 or shape.fp8 == "blocks":  # block scales need registers for second sums
         return ExpertConfig(64, ExpertTile(64, 64, stages=3), ExpertTile(128, 64, stages=3))
     return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
+
+
+def _packed_default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+    """The default for 4-bit weights, which are the first operand of the matrix unit: tiles of 64 rows at the least."""
+    if dtype == torch.float32:
+        return ExpertConfig(16, ExpertTile(32, 64, stages=3), ExpertTile(32, 64, stages=3))
+    each = tokens * shape.top_k / shape.experts
+    if each <= 64:
+        block_m = 16 if each <= 8 else 32 if each <= 32 else 64
+        return ExpertConfig(block_m, ExpertTile(64, 128, 8 if block_m == 64 else 4), ExpertTile(64, 128))
+    return ExpertConfig(128, ExpertTile(64, 128, 8, 3), ExpertTile(128, 128, 8, 3))
 
 
 class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
@@ -253,11 +306,15 @@ class ExpertCall:
     fp8: tuple[Fp8Matrix, Fp8Matrix] | None = None  # gate_up and down are their values
     scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
     add: bool = True  # else the sum replaces `out`
+    packed: tuple[PackedMatrix, PackedMatrix] | None = None  # 4-bit matrices; gate_up and down are their words
 
     @property
     def shape(self) -> ExpertShape:
         """The shape of the layer."""
         experts, hidden, width = self.down.shape
+        if self.packed is not None:
+            width, ordered = self.packed[1].width, all(matrix.columns is not None for matrix in self.packed)
+            return ExpertShape(experts, self.top_k, hidden, width, packed=kind_of(*self.packed), ordered=ordered)
         mxfp4 = self.scales is not None
         fp8 = "" if self.fp8 is None else "blocks" if self.fp8[1].blocks else "rows"
         return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4, fp8)

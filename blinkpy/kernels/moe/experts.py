@@ -9,6 +9,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_rows import BLOCK, FP8
 from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors, noted
+from blinkpy.kernels.linear.packed_words import CHUNK, PackedMatrix
 from blinkpy.kernels.moe import expert_gemv, grouped_experts
 from blinkpy.kernels.moe import packed_linear as packed_gemv
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertShape, ExpertTable, ExpertVariant
@@ -98,9 +99,31 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         VARIANTS[plan.variant].launch(call, plan.prepared)
 
 
+def _declared_words(
+    shape: ExpertShape, packed: tuple[PackedMatrix, PackedMatrix], biases: tuple[Any, Any], dtype: torch.dtype
+) -> list[tuple[Any, ...]]:
+    """4-bit weights of a call, for `check_tensors`. Raises ValueError for two matrices of different kinds."""
+    declared = list[tuple[Any, ...]]()
+    if not shape.packed:
+        raise ValueError(f"the 4-bit matrices of experts differ in form: {', '.join(matrix.kind for matrix in packed)}")
+    sizes = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
+    for name, matrix, bias, (rows, width) in zip(("gate_up", "down"), packed, biases, sizes, strict=True):
+        groups = -(-width // 64) if matrix.fp4 else width // (matrix.group or width)
+        declared += [
+            (matrix.words, name, (shape.experts, rows, -(-width // CHUNK) * 4), torch.int32),
+            (matrix.scales, f"{name} scales", (shape.experts, groups, rows), torch.int32),
+            (matrix.factors, f"{name} factors", (shape.experts, rows), torch.float32),
+            (matrix.columns, f"order of {name}", (shape.experts, width), torch.int32),
+            (bias, f"{name} bias", (shape.experts, rows), dtype),
+        ]
+    return declared
+
+
 def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:
     """The weights of a call, for `check_tensors`."""
     shape, dtype, experts, declared = call.shape, call.x.dtype, call.shape.experts, list[tuple[Any, ...]]()
+    if call.packed is not None:
+        return _declared_words(shape, call.packed, call.biases or (None, None), dtype)
     scales, biases = call.scales or (None, None), call.biases or (None, None)
     for name, weight, scale, bias, rows, width in (
         ("gate_up", call.gate_up, scales[0], biases[0], 2 * shape.width, shape.hidden),

@@ -23,6 +23,7 @@ from blinkpy.kernels.moe.expert_variants import (
     ExpertVariant,
     step_over_k,
 )
+from blinkpy.kernels.moe.four_bit_experts import _four_bit_experts, four_bit_linear
 from blinkpy.kernels.moe.packed_linear import packed_linear
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
 from blinkpy.kernels.tile_product import scaled, weight_tile
@@ -196,10 +197,14 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     biases, scales = call.biases or (None, None), call.scales or (None, None)
     shares = routing.weights if call.selection.scales_inputs else None
     how: dict[str, Any] = {"shares": shares, "clamp": call.clamp, "swiglu": True, "pdl": pdl}
-    x, of_x = _quantised(call, 0, call.x)
-    grouped_linear(x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], fp8=of_x, **how)
-    x, of_x = _quantised(call, 1, inner)
-    grouped_linear(x, call.down, results, routing, config.down, bias=biases[1], scales=scales[1], fp8=of_x, pdl=pdl)
+    if call.packed is not None:
+        four_bit_linear(call.x, call.packed[0], inner, routing, config.up, bias=biases[0], **how)
+        four_bit_linear(inner, call.packed[1], results, routing, config.down, bias=biases[1], pdl=pdl)
+    else:
+        x, of_x = _quantised(call, 0, call.x)
+        grouped_linear(x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], fp8=of_x, **how)
+        x, of_x = _quantised(call, 1, inner)
+        grouped_linear(x, call.down, results, routing, config.down, bias=biases[1], scales=scales[1], fp8=of_x, pdl=pdl)
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
@@ -221,6 +226,7 @@ def _quantised(call: ExpertCall, index: int, x: torch.Tensor) -> tuple[torch.Ten
 
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
+FOUR_BITS = ExpertConfig(16, ExpertTile(32, 64), ExpertTile(16, 64))
 QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
 OSS = ExpertShape(5, 4, 2880, 2880, True)  # gpt-oss-20b's rows, fewer experts
 
@@ -245,10 +251,17 @@ VARIANT = ExpertVariant(
         ExpertCase(9, 12, ExpertShape(5, 3, 48, 40), SMALL, scales_inputs=True, biases=True, factor=1.5),
         ExpertCase(9, 12, ExpertShape(7, 3, 48, 40), SMALL, parallel=True, clamp=GELU),
         ExpertCase(37, 40, ExpertShape(4, 1, 160, 144, fp8="rows"), SMALL, scales_inputs=True, normalize=False),
+        ExpertCase(5, 6, ExpertShape(6, 3, 96, 64, packed="int4 32"), SMALL, biases=True, clamp=Clamp(1.702, 1.0)),
+        ExpertCase(20, 20, ExpertShape(4, 2, 40, 72, packed="int4 0"), FOUR_BITS, one_expert=True),
+        ExpertCase(5, 6, ExpertShape(6, 3, 128, 192, packed="int4 64", ordered=True), FOUR_BITS, parallel=True, clamp=GELU),
+        ExpertCase(5, 6, ExpertShape(6, 3, 96, 80, packed="fp4"), FOUR_BITS, biases=True),
+        ExpertCase(9, 12, ExpertShape(5, 3, 144, 48, packed="fp4"), SMALL, scales_inputs=True, factor=1.5),
+        *(ExpertCase(n, n, ExpertShape(16, 8, 2048, 768, packed=kind)) for n in (1, 300) for kind in ("int4 128", "fp4")),
+        ExpertCase(40, 64, ExpertShape(16, 8, 2048, 1024, packed="int4 32")),
         *(ExpertCase(n, n, ExpertShape(16, 1, 1024, 512), scales_inputs=True, normalize=False) for n in (8, 300)),
         *(ExpertCase(n, n, ExpertShape(16, 8, 512, 256, fp8=kind)) for n in (1, 64, 300) for kind in ("rows", "blocks")),
         *(ExpertCase(n, n, OSS, clamp=Clamp(1.702, 7.0), biases=True) for n in (8, 30, 64, 300)),
         *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
     ),
-    (_route, _sort_assignments, _expert_linear, packed_linear, _combine),
+    (_route, _sort_assignments, _expert_linear, packed_linear, _four_bit_experts, _combine),
 )

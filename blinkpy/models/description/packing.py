@@ -58,6 +58,11 @@ class Packing:
         return self.layout in (Layout.NVFP4, Layout.MODELOPT)
 
     @property
+    def kind(self) -> str:
+        """The numbers, and of integers the inputs that share a scale, 0 for a row: as `PackedMatrix.kind`."""
+        return "fp4" if self.is_float else f"int4 {self.group}"
+
+    @property
     def text(self) -> str:
         """For people."""
         kind = "FP4 (E2M1)" if self.is_float else "int4"

@@ -2,11 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
+from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
@@ -80,24 +82,25 @@ class ResidualStream:
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
-def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
-    """The value of `ExpertShape.fp8`. Raises ConfigError if only some experts are FP8, or their scales differ
-    in form.
-    """
-    kinds = set()
-    for layer, experts in zip(weights.layers, model.expert_layers, strict=True):
-        if experts:
-            of = (layer.gate_up, layer.down)
-            kinds |= {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in of}
+def stored_experts(model: DecoderDescription, weights: Weights) -> dict[str, Any]:
+    """The fields `fp8`, `packed` and `ordered` of the model's ExpertShape. Raises ConfigError if experts differ in them."""
+    layers = [layer for layer, experts in zip(weights.layers, model.expert_layers, strict=True) if experts]
+    matrices = [matrix for layer in layers for matrix in (layer.gate_up, layer.down)]
+    kinds = {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in matrices}
     if len(kinds) > 1:
         raise ConfigError("on a GPU, either all experts of a model must be FP8 with one kind of scales, or none")
-    return kinds.pop() if kinds else ""
+    words = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    packed = kind_of(*words)
+    if words and (len(words) < len(matrices) or not packed):
+        raise ConfigError("on a GPU, either all experts of a model must have 4-bit weights of one form, or none")
+    ordered = bool(words) and all(matrix.columns is not None for matrix in words)
+    return {"fp8": kinds.pop() if kinds else "", "packed": packed, "ordered": ordered}
 
 
-def expert_shape(model: DecoderDescription, fp8: str) -> ExpertShape:
-    """The shape of the expert layers. fp8: `ExpertShape.fp8`."""
+def expert_shape(model: DecoderDescription, **stored: Any) -> ExpertShape:
+    """The shape of the expert layers. stored: of `stored_experts`."""
     block = model.experts
-    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
+    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, **stored)
 
 
 class ExpertBuffers:
@@ -112,7 +115,7 @@ class ExpertBuffers:
         dtype, device, variant = weights.dtype, str(weights.device), None
         if invariant:
             table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
-        shape = expert_shape(model, fp8_experts(model, weights))
+        shape = expert_shape(model, **stored_experts(model, weights))
         self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

@@ -254,8 +254,11 @@ class GpuDecoder:
         gate_up, down, fp8 = layer.gate_up, layer.down, None
         if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
             gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
+        packed = None
+        if isinstance(gate_up, PackedMatrix) and isinstance(down, PackedMatrix):
+            gate_up, down, packed = gate_up.words, down.words, (gate_up, down)
         if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):  # checked by ExpertBuffers
-            raise TypeError("the two matrices of an expert must both be FP8, or neither, and not of 4 bits")
+            raise TypeError("the two matrices of an expert must both be FP8 or have 4 bits, or neither")
         call = ExpertCall(
             normed,
             scratch.router[:rows],
@@ -272,6 +275,7 @@ class GpuDecoder:
             fp8,
             _both(layer.gate_up_scales, layer.down_scales),
             add,
+            packed,
         )
         experts(call, scratch.plans[rows])
 

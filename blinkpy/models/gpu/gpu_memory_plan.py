@@ -199,9 +199,7 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
 def _unpackable(part: Part, packing: Packing) -> Iterator[str]:
     """Why no kernel takes a matrix of 4-bit weights."""
     name = part.sources[0][0].removesuffix(".weight")
-    if len(part.shape) == 3:
-        yield f"{name}: no kernel computes experts with 4-bit weights ({packing.text}); {INSTEAD}"
-    elif packing.group % 32 and not packing.is_float:
+    if packing.group % 32 and not packing.is_float:
         yield f"{name}: a scale for each {packing.group} inputs, and the kernels take multiples of 32; {INSTEAD}"
 
 

@@ -4,7 +4,7 @@ defaults.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -109,9 +109,11 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
 
 def expert_shape(model: DecoderDescription) -> ExpertShape:
     """The shape of a model's expert layers."""
-    block, fp8 = model.experts, ""
+    block, fp8, packing = model.experts, "", None
     layer = model.expert_layers.index(True)
     for part in layer_parts(model, layer):
         if part.field == "gate_up" and part.quantization is not None:
             fp8 = "blocks" if len(part.scale_shape) == len(part.shape) else "rows"
-    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
+        packing = part.packing if part.field == "gate_up" else packing
+    shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
+    return shape if packing is None else replace(shape, packed=packing.kind, ordered=packing.ordered)

@@ -85,9 +85,11 @@ EXPERTS = st.builds(
 )
 
 
-@given(EXPERTS, st.sampled_from(["", "rows", "blocks", "mxfp4"]), ROWS, st.sampled_from(DTYPES))
+@given(EXPERTS, st.sampled_from(["", "rows", "blocks", "mxfp4", "fp4", "int4 32", "int4 0"]), ROWS, st.sampled_from(DTYPES))
 def test_defaults_of_experts_pass_their_check(shape: ExpertShape, form: str, tokens: int, dtype: torch.dtype) -> None:
-    shape = replace(shape, mxfp4=form == "mxfp4", fp8="" if form == "mxfp4" else form, top_k=min(shape.top_k, shape.experts))
+    four = form if form.endswith("4") or "int4" in form else ""
+    shape = replace(shape, mxfp4=four == "mxfp4", fp8="" if four else form, top_k=min(shape.top_k, shape.experts))
+    shape = replace(shape, packed="" if shape.mxfp4 else four)
     config = default_expert_config(shape, tokens, dtype)
     check_expert_config(config, shape, dtype)
     for tile, halves in ((config.up, 2), (config.down, 1)):

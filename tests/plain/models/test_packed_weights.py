@@ -208,12 +208,10 @@ def test_tensors_that_are_refused(
     assert words in str(caught.value) and tensor in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_gpu_refuses_experts_and_groups_of_16_in_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_gpu_refuses_groups_of_16_in_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
     save_packed(rng, tmp_path, "awq", "qwen3-moe")
     model = describe_model(tmp_path)
-    words = r"model.layers.0.mlp.experts.0.gate_proj: no kernel computes experts with 4-bit weights \(int4, .*\); --device cpu"
-    with pytest.raises(ConfigError, match=words):
-        require_kernels(model)
+    require_kernels(model)
     assert isinstance(dummy_weights(model, 5, torch.float32).layers[0].qkv, PackedMatrix)
     with pytest.raises(ConfigError, match="--quantization fp8 is not supported for this model"):
         describe_model(tmp_path, "fp8")

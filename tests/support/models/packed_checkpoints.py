@@ -162,9 +162,14 @@ VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def packed_matrix(weight: torch.Tensor, group: int, *, zeros: bool, fp4: bool, ordered: bool) -> PackedMatrix:
-    """A matrix [N, K] rounded to 4 bits. group: 0 for a row."""
-    width = weight.shape[1]
-    order = torch.from_numpy(np.random.default_rng(width).permutation(width)) if ordered else torch.arange(width)
+    """A matrix [N, K], or [experts, N, K], rounded to 4 bits. group: 0 for a row."""
+    if weight.dim() == 3:  # of experts
+        each = [packed_matrix(one, group, zeros=zeros, fp4=fp4, ordered=ordered) for one in weight]
+        fields = [[getattr(one, name) for one in each] for name in ("words", "scales", "factors", "columns")]
+        words, of_groups, of_rows, orders = (None if some[0] is None else torch.stack(some) for some in fields)
+        return PackedMatrix(words, of_groups, weight.shape[2], of_rows, orders)
+    width, values = weight.shape[1], VALUES.to(weight.device)
+    order = torch.from_numpy(np.random.default_rng(width).permutation(width) if ordered else np.arange(width)).to(weight.device)
     grouped = weight.float()[:, order].unflatten(1, (-1, 16 if fp4 else group or width))
     most = grouped.abs().amax(-1)
     columns = order.int() if ordered else None
@@ -172,7 +177,7 @@ def packed_matrix(weight: torch.Tensor, group: int, *, zeros: bool, fp4: bool, o
         factors = most.amax(1) / (448 * 6)
         scales = (most / 6 / factors[:, None]).to(torch.float8_e4m3fn).float()
         parts = (grouped / (scales * factors[:, None])[..., None].clamp_min(1e-12)).flatten(1)
-        numbers = (parts.abs()[..., None] - VALUES).abs().argmin(-1) + 8 * (parts < 0)
+        numbers = (parts.abs()[..., None] - values).abs().argmin(-1) + 8 * (parts < 0)
         return PackedMatrix(pack_words(numbers.to(torch.uint8)), fp4_scales(scales), width, factors, columns)
     points = (grouped.amin(-1) / (2 * most) * -15).round().clamp(0, 15) if zeros else torch.full_like(most, 8)
     scales = most / 7

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import transformers
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import LINEAR, FakeFp8
 from support.models.model_zoo import save_mxfp4
@@ -28,12 +30,35 @@ from blinkpy.models.families.wrapped_text import TEXT_TYPES, WRAPPERS, plain_rot
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E2M1_MIDDLES = (E2M1[1:] + E2M1[:-1]) / 2
 EXPERT_NUMBERS = 1_200_000_000
 """Most weights of the experts of a layer; fewer experts are made where a model has more."""
 BLOCK = 128
 BLOCK_SCALES = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3",
 }  # fmt: skip
+FOUR_BITS = {"num_bits": 4, "dynamic": False, "symmetric": True}
+INT4_NUMBERS = FOUR_BITS | {"type": "int", "strategy": "group", "group_size": 128}
+FP4_NUMBERS = FOUR_BITS | {"type": "float", "strategy": "tensor_group", "group_size": 16}
+PACKINGS: dict[str, dict[str, Any]] = {
+    kind: {
+        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head", "re:.*in_proj.*"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers, "input_activations": None}},
+    }
+    for kind, layout, numbers in (
+        ("int4", "pack-quantized", INT4_NUMBERS), ("fp4", "nvfp4-pack-quantized", FP4_NUMBERS)
+    )
+}  # fmt: skip
+IN_FOUR_BITS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-32B",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen3-0.6B",
+    "google/gemma-3-270m-it",
+    "microsoft/phi-4",
+)
+"""Models whose widths also have forms with 4-bit weights."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LEFT_OUT = (
     "quantization_config",
@@ -50,12 +75,18 @@ LEFT_OUT = (
 @dataclass(frozen=True)
 class Form:
     """How a model is served. quantization, kv_cache: as the options of the same name; blocks: the checkpoint is FP8 with a scale
-    for each block of 128 x 128 weights."""
+    for each block of 128 x 128 weights; packing: section of a checkpoint with 4-bit weights."""
 
     name: str
     quantization: str = "auto"
     kv_cache: str = "auto"
     blocks: bool = False
+    packing: str = ""
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """quantization_config of the checkpoint, if it has one."""
+        return PACKINGS[self.packing] if self.packing else BLOCK_SCALES if self.blocks else {}
 
     @property
     def fp8(self) -> str:
@@ -67,6 +98,8 @@ BF16 = Form("bfloat16")
 FP8_ROWS = Form("fp8", quantization="fp8", kv_cache="fp8_e4m3")
 FP8_ROWS_OF_LATENTS = Form("fp8", quantization="fp8")
 FP8_BLOCKS = Form("fp8_blocks", blocks=True)
+W4A16 = Form("w4a16", packing="int4")
+NVFP4 = Form("nvfp4", packing="fp4")
 MXFP4 = Form("mxfp4")
 MXFP4_FP8_CACHE = Form("mxfp4", kv_cache="fp8_e4m3")
 
@@ -92,12 +125,13 @@ class Widths:
             return MXFP4, MXFP4_FP8_CACHE
         # Llama 4's experts are one tensor each, for which no layout of blocks is published.
         rows = FP8_ROWS_OF_LATENTS if "kv_lora_rank" in self.config else FP8_ROWS
-        some = (BF16, rows) if self.config["model_type"] == "llama4_text" else (BF16, rows, FP8_BLOCKS)
+        some: tuple[Form, ...] = (BF16, rows) if self.config["model_type"] == "llama4_text" else (BF16, rows, FP8_BLOCKS)
+        some += (W4A16, NVFP4) if set(self.names) & set(IN_FOUR_BITS) else ()
         return tuple(form for form in some if not self.refusal(form))
 
     def refusal(self, form: Form) -> str:
         """Why the model is not served in a form; or ""."""
-        config = copy.deepcopy(self.config) | ({"quantization_config": BLOCK_SCALES} if form.blocks else {})
+        config = copy.deepcopy(self.config) | ({"quantization_config": form.section} if form.section else {})
         try:
             describe_config(config, form.quantization)
         except ConfigError as error:
@@ -203,6 +237,8 @@ def save(model: transformers.PreTrainedModel, widths: Widths, folder: Path, form
     if form.blocks:
         _save_blocks(folder, model.device)
     model.float()
+    if form.packing:
+        _save_packed(model, folder, form)
     if form.fp8:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -228,6 +264,39 @@ def _save_blocks(folder: Path, device: torch.device) -> None:
     facts = json.loads((folder / "config.json").read_text())
     facts["quantization_config"] = BLOCK_SCALES
     (folder / "config.json").write_text(json.dumps(facts))
+
+
+@torch.no_grad()
+def _save_packed(model: transformers.PreTrainedModel, folder: Path, form: Form) -> None:
+    """Quantise the matrices of a model and of its checkpoint to 4 bits, packed by compressed-tensors."""
+    (file,) = folder.glob("*.safetensors")
+    stored = load_file(file)
+    for name, parameter in model.named_parameters():
+        if not LINEAR.match(name) or parameter.dim() != 2 or "in_proj" in name:
+            continue
+        stem, width = name.removesuffix("weight"), parameter.shape[1]
+        grouped = parameter.unflatten(1, (-1, 16 if form.packing == "fp4" else 128))
+        most = grouped.abs().amax(-1).clamp_min(2.0**-60)
+        del stored[name]
+        if form.packing == "int4":
+            scales = (most / 7).bfloat16()
+            numbers = (grouped / scales[..., None].float()).round().clamp(-8, 7)
+            parameter.copy_((numbers * scales[..., None].float()).flatten(1))
+            packed = pack_to_int32(numbers.flatten(1).to(torch.int8).cpu(), 4)
+            stored |= {f"{stem}weight_packed": packed, f"{stem}weight_scale": scales.cpu()}
+            stored[f"{stem}weight_shape"] = torch.tensor([len(parameter), width])
+        else:
+            factor = 448 * 6 / most.max()  # which the checkpoint divides by
+            blocks = (most / 6 * factor).to(torch.float8_e4m3fn)
+            each = (blocks.float() / factor).clamp_min(2.0**-60)[..., None]
+            parts = (grouped / each).flatten(1)
+            numbers = E2M1.to(parts.device)[torch.bucketize(parts.abs(), E2M1_MIDDLES.to(parts.device))].copysign(parts)
+            parameter.copy_((numbers.unflatten(1, (-1, 16)) * blocks.float()[..., None] / factor).flatten(1))
+            stored |= {f"{stem}weight_packed": pack_fp4_to_uint8(numbers.bfloat16().cpu()), f"{stem}weight_scale": blocks.cpu()}
+            stored[f"{stem}weight_global_scale"] = factor.reshape(1).cpu()
+    save_file(stored, file, metadata={"format": "pt"})
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"quantization_config": form.section}))
 
 
 def _by_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -147,6 +147,8 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
     "fp4-split": ("gemma3", {"fp4": True, "kept": ("gate_up",)}, "PACKED", False),
     "ordered": ("qwen3", {"ordered": True}, "default", False),
     "recurrent": ("qwen3.5", {"kept": ("down",)}, "default", False),
+    "experts": ("qwen3-moe-mixed", {"zeros": True}, "default", False),
+    "experts-fp4": ("glm4-moe", {"fp4": True}, "PACKED", True),
     "latent": ("deepseek-v3-halves", {"fp4": True, "kept": ("gate_up", "down")}, "default", False),
 }
 
@@ -160,10 +162,10 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, **how) < 1e-4
 
 
-@pytest.mark.parametrize("form", third(list(FORMS)))
-def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(("form", "zoo"), third([*((form, "qwen3-biased") for form in FORMS), ("gptq-order", "qwen3-moe")]))
+def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
-    how: dict[str, Any] = {"save": lambda folder: save_packed(rng, folder, form, "qwen3-biased"), "rows": 3, "sampled": False}
+    how: dict[str, Any] = {"save": lambda folder: save_packed(rng, folder, form, zoo), "rows": 3, "sampled": False}
     assert step_cases.step_case(rng, "cpu", "", tmp_path, torch.float32, steps=2, **how) < 1e-4
 
 

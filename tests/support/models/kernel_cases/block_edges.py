@@ -257,7 +257,7 @@ BLOCKS = (
 ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_recur", "HEADS")}
 """Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear", "_combine",
-            "_packed_gate_up", "_packed_down", "_packed_tiles", "packed_linear"}  # fmt: skip
+            "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
 
 
 def product_edges() -> list[tuple[str, Any]]:
@@ -278,7 +278,7 @@ def product_edges() -> list[tuple[str, Any]]:
         for expert in experts.cases:
             axes = {"hidden": 128, "width": 64, "experts": 8} if not expert.large else {}
             for axis, block in axes.items():
-                step = 1 if axis == "experts" else 32
+                step = 1 if axis == "experts" else max(32, expert.shape.group)
                 for size in around(block, step):
                     shape = replace(expert.shape, **{axis: size})
                     grouped = shape.experts % max(1, expert.groups) == 0  # groups are of one size

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from support.models import fp8_reference, kernel_reference
 from support.models.kernel_cases.kernel_inputs import LIMITS, close, draw, header, poison, untouched
+from support.models.kernel_cases.linear_cases import draw_packed
 from torch import Tensor
 
+from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertConfig, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, gate_shared, plan_experts
 from blinkpy.kernels.moe.routing import Routing, Selection, route, router_logits
@@ -102,6 +104,16 @@ def draw_mxfp4(rng: np.random.Generator, *shape: int, device: str) -> tuple[Tens
     return torch.from_numpy(blocks).to(device), torch.from_numpy(scales.astype(np.uint8)).to(device)
 
 
+def packed_experts(
+    rng: np.random.Generator, device: str, experts: int, rows: int, width: int, **how: Any
+) -> tuple[PackedMatrix, Tensor]:
+    """4-bit matrices of all experts, and their float64 values."""
+    each = [draw_packed(rng, device, rows, width, **how) for _ in range(experts)]
+    fields = [[getattr(packed, name) for packed, _ in each] for name in ("words", "scales", "factors", "columns")]
+    words, scales, factors, columns = (None if some[0] is None else torch.stack(some) for some in fields)
+    return PackedMatrix(words, scales, width, factors, columns), torch.stack([exact for _, exact in each])
+
+
 def experts_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, name: str, case: ExpertCase, config: ExpertConfig | None = None
 ) -> None:
@@ -129,6 +141,12 @@ def experts_case(
         exact = (fp8_reference.exact(matrices[0]), fp8_reference.exact(matrices[1]))
         if name != "gemv":  # which does not quantise its inputs
             rounded = partial(fp8_reference.rounded, blocks=shape.fp8 == "blocks", dtype=dtype)
+    packed = None
+    if shape.packed:
+        how_packed = {"group": shape.group, "fp4": shape.packed == "fp4", "ordered": shape.ordered}
+        pairs = [packed_experts(rng, device, *size, **how_packed) for size in sizes]
+        packed, exact = (pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1])
+        gate_up, down = packed[0].words, packed[1].words
     drawn = tuple(draw(rng, *size[:2], **make) for size in sizes)
     biases = (drawn[0], drawn[1]) if case.biases else None
     residual = draw(rng, tokens, shape.hidden, **make)
@@ -142,7 +160,9 @@ def experts_case(
             out[:live] = residual[:live]
         counts = header(tokens, live, 0, device)
         call = ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, selection)
-        experts(replace(call, clamp=case.clamp, biases=biases, scales=scales, fp8=fp8, add=not case.parallel), plan)
+        experts(
+            replace(call, clamp=case.clamp, biases=biases, scales=scales, fp8=fp8, packed=packed, add=not case.parallel), plan
+        )
         untouched(out[live:], "experts")
         untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
         outs.append(out[:live])

@@ -39,15 +39,13 @@ def quantised_operands(
     return strided, weight, Scales(x_scale, w_scale), x.double() * by_x, weight.double() * by_w
 
 
-def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, PackedMatrix, Tensor]:
-    """x, 4-bit weights, and in float64 what they stand for, packed here number by number."""
-    wide, k = shape.weight_rows, shape.k
-    x = draw(rng, shape.rows, k + 8, dtype=shape.inputs or torch.bfloat16, device=device)[:, :k]
-    numbers, group = rng.integers(0, 16, (wide, k)), shape.group or k
-    scales, groups = (
-        rng.uniform(0.5, 2.0, (wide, -(-k // group))).astype(np.float16) * np.float32(k**-0.5 / 4),
-        np.arange(k) // group,
-    )
+def draw_packed(
+    rng: np.random.Generator, device: str, wide: int, k: int, *, group: int, fp4: bool, ordered: bool
+) -> tuple[PackedMatrix, Tensor]:
+    """4-bit weights, packed here number by number, and their float64 values [wide, k]. group: 0 for a row."""
+    numbers, group = rng.integers(0, 16, (wide, k)), 16 if fp4 else group or k
+    scales = rng.uniform(0.5, 2.0, (wide, -(-k // group))).astype(np.float16) * np.float32(k**-0.5 / 4)
+    groups = np.arange(k) // group
     nibbles = np.zeros((wide, -(-k // 32) * 32), np.int64)
     nibbles[:, :k] = numbers
     nibbles[:, k:] = rng.integers(0, 16, nibbles[:, k:].shape)  # never read, whatever it is
@@ -56,7 +54,7 @@ def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -
         pair, word, half = column % 32 // 8, column % 8 // 2, column % 2
         words[:, column // 32 * 4 + word] |= nibbles[:, column] << 4 * pair + 16 * half
     factors = None
-    if shape.fp4:
+    if fp4:
         factors = rng.uniform(0.5, 2.0, wide).astype(np.float32) * np.float32(k**-0.5 / 8)
         stored = torch.from_numpy(rng.uniform(0, 16, scales.shape)).to(torch.float8_e4m3fn).float()
         exact = np.array(E2M1)[numbers] * stored.double().numpy()[:, groups] * factors[:, None]
@@ -66,17 +64,24 @@ def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -
         narrow = (scales.view(np.uint32) + 8 & ~np.uint32(15)).view(np.float32)
         exact = (numbers - zeros[:, groups]) * narrow.astype(np.float64)[:, groups]
         of_groups = int4_scales(torch.from_numpy(scales), torch.from_numpy(zeros)).T.contiguous()
-    order = rng.permutation(k) if shape.ordered else np.arange(k)
+    order = rng.permutation(k) if ordered else np.arange(k)
     weight = np.zeros_like(exact)
     weight[:, order] = exact
-    tensors = [torch.from_numpy(words.astype(np.uint32).view(np.int32)), of_groups]
-    wider = torch.full((len(of_groups), wide + 3), -1, dtype=torch.int32)  # scales of a part of a matrix
-    wider[:, :wide] = of_groups
     packed = PackedMatrix(
-        tensors[0].to(device), wider.to(device)[:, :wide], k, None if factors is None else torch.from_numpy(factors).to(device),
-        torch.from_numpy(order).int().to(device) if shape.ordered else None,
+        torch.from_numpy(words.astype(np.uint32).view(np.int32)).to(device), of_groups.to(device), k,
+        None if factors is None else torch.from_numpy(factors).to(device),
+        torch.from_numpy(order).int().to(device) if ordered else None,
     )  # fmt: skip
-    return x, packed, torch.from_numpy(weight).to(device)
+    return packed, torch.from_numpy(weight).to(device)
+
+
+def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, PackedMatrix, Tensor]:
+    """x, 4-bit weights whose scales are a part of those of a wider matrix, and their float64 values."""
+    x = draw(rng, shape.rows, shape.k + 8, dtype=shape.inputs or torch.bfloat16, device=device)[:, : shape.k]
+    how = {"group": shape.group, "fp4": shape.fp4, "ordered": shape.ordered}
+    packed, weight = draw_packed(rng, device, shape.weight_rows, shape.k, **how)
+    wider = torch.nn.functional.pad(packed.scales, (0, 3), value=-1)
+    return x, replace(packed, scales=wider[:, : shape.weight_rows]), weight
 
 
 def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
