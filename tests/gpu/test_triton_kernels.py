@@ -272,7 +272,7 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
     for case in VARIANTS[name].cases:
-        shape = case.shape._replace(dtype=dtype)
+        shape = case.shape._replace(inputs=dtype) if case.shape.packed else case.shape._replace(dtype=dtype)
         if not case.shape.fp8 and VARIANTS[name].supports(shape):
             linear_case(rng, CUDA, case.config, shape)
 
@@ -300,18 +300,12 @@ def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> Non
             linear_case(rng, CUDA, config, VARIANTS[config.variant].given(shape))
 
 
-@both_dtypes
-def test_packed_cases(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    for case in VARIANTS["packed"].cases:
-        linear_case(rng, CUDA, case.config, case.shape._replace(inputs=dtype))
-
-
 PACKED_FORMS = [{"group": 128}, {"group": 32}, {"group": 0}, {"group": 128, "ordered": True}, {"group": 16, "fp4": True}]
 
 
 @pytest.mark.parametrize("form", PACKED_FORMS, ids=str)
 @pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer.k % 128 == 0], ids=str)
-@pytest.mark.parametrize("m", [1, 3, 8, 16, 31, 64, 200, 1500])
+@pytest.mark.parametrize("m", [1, 8, 31, 64, 200])
 def test_packed_linear(rng: np.random.Generator, layer: LinearShape, m: int, form: dict[str, Any]) -> None:
     """4-bit weights with the default."""
     shape = layer._replace(rows=m, norm=False, dtype=WORDS, inputs=torch.bfloat16, **form)

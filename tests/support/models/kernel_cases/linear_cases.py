@@ -42,37 +42,41 @@ def quantised_operands(
 def draw_packed(
     rng: np.random.Generator, device: str, wide: int, k: int, *, group: int, fp4: bool, ordered: bool
 ) -> tuple[PackedMatrix, Tensor]:
-    """4-bit weights, packed here number by number, and their float64 values [wide, k]. group: 0 for a row."""
-    numbers, group = rng.integers(0, 16, (wide, k)), 16 if fp4 else group or k
-    scales = rng.uniform(0.5, 2.0, (wide, -(-k // group))).astype(np.float16) * np.float32(k**-0.5 / 4)
-    groups = np.arange(k) // group
-    nibbles = np.zeros((wide, -(-k // 32) * 32), np.int64)
-    nibbles[:, :k] = numbers
-    nibbles[:, k:] = rng.integers(0, 16, nibbles[:, k:].shape)  # never read, whatever it is
-    words = np.zeros((wide, nibbles.shape[1] // 8), np.int64)
-    for column in range(nibbles.shape[1]):
-        pair, word, half = column % 32 // 8, column % 8 // 2, column % 2
-        words[:, column // 32 * 4 + word] |= nibbles[:, column] << 4 * pair + 16 * half
+    """4-bit weights, packed here pair by pair, and their float64 values [wide, k]. group: 0 for a row."""
+    generator, group, chunks = (
+        torch.Generator(device).manual_seed(int(rng.integers(2**62))),
+        16 if fp4 else group or k,
+        -(-k // 32),
+    )
+
+    def integers(least: int, end: int, *shape: int) -> Tensor:
+        return torch.randint(least, end, shape, generator=generator, device=device)
+
+    def uniform(least: float, most: float, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device) * (most - least) + least
+
+    nibbles = integers(0, 16, wide, chunks, 4, 4, 2)  # those beyond k are never read
+    numbers, words = nibbles.flatten(1)[:, :k], integers(0, 1, wide, chunks, 4)
+    for pair in range(4):
+        for half in range(2):
+            words |= nibbles[:, :, pair, :, half] << 4 * pair + 16 * half
     factors = None
     if fp4:
-        factors = rng.uniform(0.5, 2.0, wide).astype(np.float32) * np.float32(k**-0.5 / 8)
-        stored = torch.from_numpy(rng.uniform(0, 16, scales.shape)).to(torch.float8_e4m3fn).float()
-        exact = np.array(E2M1)[numbers] * stored.double().numpy()[:, groups] * factors[:, None]
+        factors = uniform(0.5, 2.0, wide) * (k**-0.5 / 8)
+        stored = uniform(0, 16, wide, k // group).to(torch.float8_e4m3fn).float()
+        values = torch.tensor(E2M1, device=device, dtype=torch.float64)[numbers]
+        exact = values * stored.double().repeat_interleave(group, 1) * factors.double()[:, None]
         of_groups = fp4_scales(stored)
     else:
-        zeros = rng.integers(0, 16, scales.shape) if rng.integers(2) else np.full(scales.shape, 8)
-        narrow = (scales.view(np.uint32) + 8 & ~np.uint32(15)).view(np.float32)
-        exact = (numbers - zeros[:, groups]) * narrow.astype(np.float64)[:, groups]
-        of_groups = int4_scales(torch.from_numpy(scales), torch.from_numpy(zeros)).T.contiguous()
-    order = rng.permutation(k) if ordered else np.arange(k)
-    weight = np.zeros_like(exact)
-    weight[:, order] = exact
-    packed = PackedMatrix(
-        torch.from_numpy(words.astype(np.uint32).view(np.int32)).to(device), of_groups.to(device), k,
-        None if factors is None else torch.from_numpy(factors).to(device),
-        torch.from_numpy(order).int().to(device) if ordered else None,
-    )  # fmt: skip
-    return packed, torch.from_numpy(weight).to(device)
+        scales = uniform(0.5, 2.0, wide, k // group).half().float() * (k**-0.5 / 4)
+        zeros = integers(0, 16, wide, k // group) if rng.integers(2) else integers(8, 9, wide, k // group)
+        narrow = (scales.view(torch.int32) + 8 & -16).view(torch.float32)
+        exact = (numbers - zeros.repeat_interleave(group, 1)) * narrow.double().repeat_interleave(group, 1)
+        of_groups = int4_scales(scales, zeros).T.contiguous()
+    order = torch.randperm(k, generator=generator, device=device)
+    weight = torch.empty_like(exact).index_copy_(1, order, exact) if ordered else exact
+    int32 = torch.where(words >= 2**31, words - 2**32, words).int().flatten(1)
+    return PackedMatrix(int32, of_groups, k, factors, order.int() if ordered else None), weight
 
 
 def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, PackedMatrix, Tensor]:
