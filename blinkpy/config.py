@@ -37,6 +37,7 @@ MOST_ENGINES = 64
 """Engines behind one front end."""
 ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Of an engine, and of its segment below /dev/shm."""
+DEFAULT_SLOTS = 256  # of a worker
 NO_HITS = "a ring does not keep the first pages of a prompt"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
@@ -245,7 +246,10 @@ class SchedulerOptions(BatchOptions):
 class QueueOptions:
     """Queue pairs between front ends and the engine."""
 
-    slots: int = option(256, "maximum requests in flight per worker; further requests wait", low=1, high=65535)
+    slots: int = option(
+        0, "maximum requests in flight per worker; further requests wait (0: 256, fewer if each has a large recurrent state)",
+        low=0, high=65535,
+    )  # fmt: skip
     sq_entries: int = option(
         0, "entries of a worker's submission ring; a power of two, at least slots (0: derived from slots)", low=0, high=1 << 20
     )
@@ -571,8 +575,8 @@ class Config:
             value = values[name]
             if value & (value - 1):
                 raise ConfigError(f"{name} must be a power of two, not {value}")
-        if 0 < self.queue.sq_entries < self.queue.slots:
-            raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
+        if 0 < self.queue.sq_entries < self.worker_slots:
+            raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.worker_slots})")
         if self.frontend.response_store_mib and self.frontend.workers > 1:
             raise ConfigError(
                 f"response_store_mib needs workers 1, not {self.frontend.workers}: each worker would store other responses"
@@ -584,6 +588,16 @@ class Config:
         check_step_sizes(self.scheduler, settled=False)
         check_class_sizes(self.scheduler)
         check_targets(self.scheduler)
+
+    @property
+    def worker_slots(self) -> int:
+        """Most requests in flight of a worker. An engine whose model has large recurrent states may settle for fewer."""
+        return self.queue.slots or DEFAULT_SLOTS
+
+    @property
+    def all_slots(self) -> int:
+        """The same for all workers of an engine."""
+        return self.frontend.workers * self.worker_slots
 
     def extension(self, kind: type[Options]) -> Options:
         """The options that another module added. kind: their class."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from published_models import MODELS
 
-from blinkpy.config import Config
+from blinkpy.config import DEFAULT_SLOTS, Config
 from blinkpy.models.families.family import describe_config, families
 from blinkpy.models.weights.weight_parts import weight_bytes
-from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
+from blinkpy.serving.model_facts import GPUS, GpuFit, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
@@ -26,10 +26,15 @@ def rows() -> list[tuple[str, ...]]:
         sizes = (
             f"{weight_bytes(model, itemsize) / 2**30:.1f}",
             f"{model.kv_elements * itemsize / 1024:.0f}",
-            *("no" if each.problem else f"{each.context:,} ({each.cached:,})" for each in fits),
+            *("no" if each.problem else f"{each.context:,} ({each.cached:,}){slots(each)}" for each in fits),
         )
         found.setdefault(sizes, []).append(f"`{one.hub_id}`")
     return [(", ".join(names), *sizes) for sizes, names in found.items()]
+
+
+def slots(fits: GpuFit) -> str:
+    """If they are fewer than usual."""
+    return "" if fits.slots == DEFAULT_SLOTS else f", {fits.slots} slots"
 
 
 def table(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:

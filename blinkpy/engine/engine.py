@@ -3,7 +3,7 @@
 import logging
 import secrets
 
-from blinkpy.config import NO_HITS, Config, ConfigError, step_sizes
+from blinkpy.config import DEFAULT_SLOTS, NO_HITS, Config, ConfigError, step_sizes
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
@@ -106,6 +106,10 @@ class Engine:
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
         config = self.config = self.config.with_options(sizes)  # sizes that depend on the model and were not set
+        if not config.queue.slots:
+            config = self.config = config.with_options({"slots": device.slots(config, model)})
+            if config.queue.slots < DEFAULT_SLOTS:
+                logger.info("slots is %d per worker, for the recurrent states of %s", config.queue.slots, model.name)
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)

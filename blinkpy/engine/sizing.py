@@ -71,8 +71,8 @@ def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
     queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
     return QueueSizes(
         pairs=config.frontend.workers,
-        slots=queue.slots,
-        sq_entries=queue.sq_entries or 1 << max(1, (queue.slots - 1).bit_length()),
+        slots=config.worker_slots,
+        sq_entries=queue.sq_entries or 1 << max(1, (config.worker_slots - 1).bit_length()),
         cq_entries=queue.cq_entries,
         prompt_tokens=(queue.prompt_arena_tokens or arena_tokens) + grammar_arena(config),
         hash_entries=arena_tokens // config.cache.page_size,
@@ -106,14 +106,14 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     if not config.cache.num_pages:
         # More pages than all slots can fill are useful only to the prefix cache: reserve as many again for
         # it.
-        most = 2 * config.frontend.workers * config.queue.slots * pages_for(max_model_len, page_size)
+        most = 2 * config.all_slots * pages_for(max_model_len, page_size)
         num_pages = min(num_pages, most, 1 << 24)
     sizes = EngineSizes(
         queue=queue_sizes(config, max_model_len),
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=num_pages,
-        max_num_seqs=min(config.scheduler.max_num_seqs, config.frontend.workers * config.queue.slots),
+        max_num_seqs=min(config.scheduler.max_num_seqs, config.all_slots),
     )
     arena_tokens = sizes.queue.prompt_tokens - grammar_arena(config)
     if arena_tokens < max_model_len:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING, NamedTuple
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
+SLOTS_STEP = 8
 NO_STATES_KEPT = "a cached page has no recurrent state with it"
 """Why a model with recurrent layers has no prefix cache."""
 
@@ -59,6 +60,16 @@ def refuse_prefix_cache(config: Config, asked: Container[str]) -> None:
         raise ConfigError(f"enable_prefix_caching is not supported for {model.name}: {NO_STATES_KEPT}")
 
 
+def settled_slots(config: Config, model: DecoderDescription, itemsize: int, room: int) -> int:
+    """Request slots of a worker if the user set none: as many as have states within `room` bytes, at most DEFAULT_SLOTS.
+
+    itemsize: of activations. room: for the states of all workers.
+    """
+    each = config.frontend.workers * model.state_bytes(itemsize)
+    slots = min(DEFAULT_SLOTS, max(1, room // each)) if each else DEFAULT_SLOTS
+    return slots - slots % SLOTS_STEP if slots > SLOTS_STEP else slots
+
+
 def pool_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
     """Bytes of the states of all request slots. itemsize: of activations."""
-    return config.frontend.workers * config.queue.slots * model.state_bytes(itemsize)
+    return config.all_slots * model.state_bytes(itemsize)

@@ -176,7 +176,7 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     """
     if config.cache.window_cache == "full":
         return None
-    slots, scheduler = config.frontend.workers * config.queue.slots, config.scheduler
+    slots, scheduler = config.all_slots, config.scheduler
     rows = min(scheduler.max_num_seqs, slots)
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:

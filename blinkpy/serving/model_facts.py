@@ -22,7 +22,7 @@ from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels
+from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels, slots_that_fit
 from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
 from blinkpy.models.weights.part import Part
@@ -94,12 +94,14 @@ class GpuFit(NamedTuple):
     context: tokens of the longest sequence.
     cached: total tokens of all sequences.
     problem: why it does not fit, or "".
+    slots: requests in flight of a worker.
     """
 
     gpu: str
     context: int
     cached: int
     problem: str
+    slots: int = 0
 
 
 @dataclass
@@ -181,11 +183,14 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
         config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
         page_bytes = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), ring_sizes(config, model))
         plan = plan_memory(config, model, itemsize, page_bytes, total, total)
+        if not config.queue.slots:
+            config = config.with_options({"slots": slots_that_fit(plan, config, model, itemsize)})
+            plan = plan_memory(config, model, itemsize, page_bytes, total, total)
         plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
         sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
     except ConfigError as error:
         return GpuFit(gpu, 0, 0, str(error))
-    return GpuFit(gpu, sizes.max_model_len, sizes.num_pages * page_size, "")
+    return GpuFit(gpu, sizes.max_model_len, sizes.num_pages * page_size, "", sizes.queue.slots)
 
 
 def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
@@ -388,6 +393,8 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
     yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}, {facts.cache_dtype}"
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
+        if facts.state_bytes_per_slot and not one.problem:
+            room += f", {one.slots} slots"
         yield f"  on {one.gpu:14}{room}"
     if facts.tried:
         yield "tried            two layers at these widths on a GPU, compared with transformers:"

@@ -216,7 +216,7 @@ def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator
             assert left < 13 * page  # of 200 tokens
             continue
         assert found.context == (config.model.max_model_len or min(one.max_position, left // page * 16))
-        most = 2 * config.frontend.workers * config.queue.slots * -(-found.context // 16)
+        most = 2 * config.all_slots * -(-found.context // 16)
         assert found.cached == 16 * min(left // page, most)
 
 

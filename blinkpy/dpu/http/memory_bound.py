@@ -25,7 +25,7 @@ def worker_memory_bytes(config: Config) -> int:
         2 * (options.answer_room_mib << 20),  # kept values, and the JSON made of them
         options.grammar_cache_mib << 20,
         options.response_store_mib << 20,
-        config.queue.slots * SLOT_BYTES,
+        config.worker_slots * SLOT_BYTES,
         config.extension(AdmissionOptions).max_waiting_tokens * TOKEN_BYTES,
     )
     return sum(parts)

@@ -54,6 +54,11 @@ def lacking_without_torch(model: DecoderDescription) -> list[str]:
     return model.lacking_blocks(BLOCKS) or unknown_parts(model)
 
 
+def machine_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 STEP_S = 1.0  # aimed duration of a full step, on an otherwise idle machine
 PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each piece
 
@@ -103,19 +108,25 @@ class CpuDevice(HostDevice):
         whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
         if rings > whole and not config.cache.num_pages:
             raise ConfigError(
-                f"the window rings of {config.frontend.workers * config.queue.slots} slots take {rings / 2**20:.1f} MiB, but "
+                f"the window rings of {config.all_slots} slots take {rings / 2**20:.1f} MiB, but "
                 f"cpu_cache_mib is {whole >> 20}: lower slots or raise cpu_cache_mib"
             )
         self._require_states(config, model)
         return whole - rings
 
+    def slots(self, config: Config, model: DecoderDescription) -> int:
+        """States get at most a quarter of the machine's memory."""
+        from blinkpy.models.delta_states import settled_slots
+
+        return settled_slots(config, model, 4, machine_memory() // 4)
+
     def _require_states(self, config: Config, model: DecoderDescription) -> None:
         """Raise ConfigError if the recurrent states of all slots exceed the machine's memory."""
         from blinkpy.models.delta_states import pool_bytes
 
-        states, memory = pool_bytes(config, model, 4), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        states, memory = pool_bytes(config, model, 4), machine_memory()
         if states > memory:
-            slots = config.frontend.workers * config.queue.slots
+            slots = config.all_slots
             raise ConfigError(
                 f"the recurrent states of {slots} slots take {states / 2**30:.1f} GiB, {states / slots / 2**20:.1f} MiB each, "
                 f"but this machine has {memory / 2**30:.1f} GiB of memory: lower slots"

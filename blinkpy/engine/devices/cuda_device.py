@@ -166,26 +166,36 @@ class CudaDevice:
         itemsize = cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
-    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
+    def slots(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.gpu.gpu_memory_plan import slots_that_fit
+
+        return slots_that_fit(self._plan(config, model), config, model, self._dtype(config, model).itemsize)
+
+    def _plan(self, config: Config, model: DecoderDescription) -> MemoryPlan:
         import torch
 
         from blinkpy.engine.link.gpu_queues import pairs_length
-        from blinkpy.engine.sizing import pages_for, queue_sizes
+        from blinkpy.engine.sizing import queue_sizes
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels
         from blinkpy.queues.layout import QueueLayout
 
         require_kernels(model)
+        free, total = torch.cuda.mem_get_info()
+        asked, way = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
+        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
+        itemsize, page_bytes = self._dtype(config, model).itemsize, self.page_bytes(config, model)
+        return plan_memory(config, model, itemsize, page_bytes, free, total, queues)
+
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.engine.sizing import pages_for
+
         itemsize = self._dtype(config, model).itemsize
         for name in TARGETS:
             if target_ms := getattr(config.scheduler, name):
                 check_pace(name, target_ms, model, itemsize, memory_bandwidth())
-        free, total = torch.cuda.mem_get_info()
-        asked, page_bytes = config.model.max_model_len, self.page_bytes(config, model)
-        way = config.extension(RdmaOptions).queue_memory
-        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
-        self.plan = plan_memory(config, model, itemsize, page_bytes, free, total, queues)
-        pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
-        self.plan.require(pages * page_bytes)
+        self.plan = self._plan(config, model)
+        pages = config.cache.num_pages or pages_for(config.model.max_model_len or MINIMUM_TOKENS, config.cache.page_size)
+        self.plan.require(pages * self.page_bytes(config, model))
         return self.plan.cache
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from blinkpy.config import STEP_TOKENS, Config
+from blinkpy.config import DEFAULT_SLOTS, STEP_TOKENS, Config
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
 from blinkpy.packages import modules_of
 from blinkpy.transport.segment import Segment
@@ -136,6 +136,9 @@ class Device(Protocol):
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
         """Default of --max-num-batched-tokens if steps have one size and no sequence needs more."""
 
+    def slots(self, config: Config, model: DecoderDescription) -> int:
+        """Default of --slots. Each slot has a recurrent state, if the model has such layers."""
+
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
@@ -161,6 +164,9 @@ class HostDevice:
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
         return STEP_TOKENS
+
+    def slots(self, config: Config, model: DecoderDescription) -> int:
+        return DEFAULT_SLOTS
 
     def near_cores(self) -> frozenset[int]:
         return frozenset()

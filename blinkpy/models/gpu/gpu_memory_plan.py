@@ -16,7 +16,7 @@ from blinkpy.kernels import (
     MAX_TOP_K,
     MIN_HEAD_DIM,
 )
-from blinkpy.models.delta_states import pool_bytes
+from blinkpy.models.delta_states import pool_bytes, settled_slots
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing
@@ -124,7 +124,7 @@ def plan_memory(
     free, total: bytes of the GPU.
     queue_bytes: of queue pairs in the GPU's memory.
     """
-    scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
+    scheduler, slots = config.scheduler, config.all_slots
     length = config.model.max_model_len or model.default_context
     table_width, rings = -(-length // config.cache.page_size), ring_sizes(config, model)
     pages = config.cache.num_pages or min(total // page_bytes, 2 * slots * table_width)
@@ -142,6 +142,15 @@ def plan_memory(
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
     return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization, slots)
+
+
+def slots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, itemsize: int) -> int:
+    """Request slots of a worker if the user set none: recurrent states get at most half of the memory that the other parts leave.
+
+    plan: with the default slots. itemsize: bytes of a weight.
+    """
+    left = plan.cache + plan.parts["recurrent states"]
+    return settled_slots(config, model, itemsize, left // 2)
 
 
 # Models that the GPU's kernels support, by their sizes. Other models are refused before their weights are

@@ -2,21 +2,25 @@
 
 import dataclasses
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.common.model_shapes import SHAPES
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.family import describe_config
-from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+from blinkpy.models.gpu.gpu_memory_plan import plan_memory, slots_that_fit
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.layout import EngineFacts, QueueSizes
+from blinkpy.serving.model_facts import fit
 
 GIB = 1 << 30
+MODELS = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "published_models.py"))["MODELS"]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (1, 512), (7, 7), (48, 300), (1024, 4096), (33, 33)])
@@ -55,6 +59,31 @@ def test_smaller_steps_are_cut_into_fewer_groups(cut_tokens: int) -> None:
             assert (shapes[cut].tokens, shapes[cut].rows) >= (tokens, rows)
         else:
             assert cut == 0
+
+
+def test_default_slots_leave_memory_for_pages(rng: np.random.Generator) -> None:
+    """Recurrent states get at most half of what is left, by the sizes of a published model and a GPU of any size."""
+    wide = next(describe_config(one.config) for one in MODELS if one.hub_id == "Qwen/Qwen3.5-27B")
+    for _ in range(50):
+        memory, workers = int(rng.integers(60, 400)) * GIB, int(rng.integers(1, 4))
+        config = Config().with_options({"workers": workers, "max_num_batched_tokens": 2048, "max_model_len": 4096})
+        plan = plan_memory(config, wide, 2, 1 << 20, memory, memory)
+        slots = slots_that_fit(plan, config, wide, 2)
+        settled = plan_memory(config.with_options({"slots": slots}), wide, 2, 1 << 20, memory, memory)
+        half = (plan.cache + plan.parts["recurrent states"]) // 2
+        assert 1 <= slots <= DEFAULT_SLOTS and settled.parts["recurrent states"] == workers * slots * wide.state_bytes(2)
+        assert slots == 1 or settled.parts["recurrent states"] <= half
+        assert slots == DEFAULT_SLOTS or workers * (slots + 8) * wide.state_bytes(2) > half
+    plain = describe_config(SHAPES["llama-3-8b"])
+    assert slots_that_fit(plan_memory(Config(), plain, 2, 1 << 20, 40 * GIB, 40 * GIB), Config(), plain, 2) == DEFAULT_SLOTS
+
+
+def test_a_large_recurrent_model_fits_a_common_gpu_with_default_options() -> None:
+    wide = next(describe_config(one.config) for one in MODELS if one.hub_id == "Qwen/Qwen3.5-27B")
+    found = fit(wide, Config(), "H100", 80 * GIB)
+    assert not found.problem and 8 <= found.slots < DEFAULT_SLOTS and found.cached > 4096
+    asked = fit(wide, Config().with_options({"slots": DEFAULT_SLOTS}), "H100", 80 * GIB)
+    assert "lower slots (256), since each needs a recurrent state" in asked.problem
 
 
 def test_memory_by_part() -> None:
