@@ -67,7 +67,8 @@ def widths_of(model: DecoderDescription) -> str:
             mlps.append(f"experts {mlp.number} top {mlp.top_k} of {mlp.size} shared {mlp.shared}")
         else:
             mlps.append(f"mlp {mlp.size}")
-    attention = f"heads {model.heads} over {model.kv_heads} of {model.head_dim}"
+    sizes = dict.fromkeys((layer.attention.kv_heads, layer.attention.head_dim) for layer in model.layers)
+    attention = " ".join(f"heads {model.heads} over {kv_heads} of {head_dim}" for kv_heads, head_dim in sizes)
     return f"{model.name} hidden {model.hidden_size} {attention} {' '.join(sorted(mlps))}"
 
 
