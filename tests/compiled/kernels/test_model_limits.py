@@ -61,6 +61,21 @@ def test_a_size_that_no_kernel_takes_is_refused_by_its_layer(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", [LLAMA, QWEN])
+@pytest.mark.parametrize("group", [32, 128, -1])
+def test_layers_with_4_bit_weights_have_configurations(name: str, group: int) -> None:
+    """Also of a batch-invariant decoder, and with columns in another order."""
+    for changed in ({}, {"desc_act": True}):
+        section = {"quant_method": "gptq", "bits": 4, "group_size": group} | changed
+        model = describe_config(MODELS[name].config | {"quantization_config": section})
+        require_kernels(model)
+        shapes = linear_layers(model, BF16)
+        assert sum(shape.packed for shape in shapes.values()) >= 2
+        assert all(shape.group == max(0, group) for shape in shapes.values() if shape.packed)
+        for invariant in (False, True):
+            KernelTables.load(GPU).require(model, BF16, {1, 8, 64, 70, 2048}, invariant=invariant)
+
+
 def test_a_table_is_checked_before_anything_is_loaded_and_the_layer_is_named() -> None:
     """An entry that fits its own shape and not the rows of this model: no kernel is asked for it later."""
     model, rows = describe_config(MODELS[LLAMA].config), {1, 64, 2048}

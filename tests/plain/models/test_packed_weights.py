@@ -21,6 +21,7 @@ from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.packed_matrix import dense
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -105,6 +106,28 @@ def test_gated_attention_and_delta_nets(form: str, tmp_path: Path, rng: np.rando
     ours, theirs = logits(tmp_path, tokens, rng), logits(plain, tokens, rng)
     assert theirs.std() > 0.05
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["w4a16-zeros", "awq"])
+@pytest.mark.parametrize("zoo", ["glm4", "granite", "ernie4.5"])
+def test_rows_and_scales_are_rearranged_as_of_other_weights(
+    form: str, zoo: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Heads with neighbours rotated together, and matrices with a factor of the residual stream."""
+    _, exact = save_packed(rng, tmp_path / "packed", form, zoo)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    config.pop("quantization_config")
+    (plain / "config.json").write_text(json.dumps(config))
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    ours, theirs = (load_weights(describe_model(folder), folder, torch.float32) for folder in (tmp_path / "packed", plain))
+    for layer, other in zip(ours.layers, theirs.layers, strict=True):
+        for field in ("qkv", "o", "gate_up", "down"):
+            matrix, expected = getattr(layer, field), getattr(other, field)
+            if isinstance(matrix, PackedMatrix):
+                torch.testing.assert_close(dense(matrix, torch.float32), expected, rtol=2e-6, atol=0)
+        assert isinstance(layer.qkv, PackedMatrix) and isinstance(layer.down, PackedMatrix)
 
 
 @pytest.mark.parametrize("of_modelopt", [False, True])
