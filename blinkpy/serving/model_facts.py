@@ -41,7 +41,7 @@ FILE = Path(__file__).with_name("tried_widths.json")
 class Tried(NamedTuple):
     """One run on a GPU."""
 
-    form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks" or "mxfp4"
+    form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks", "mxfp4", "w4a16" or "nvfp4"
     kv_cache: str  # value of --kv-cache-dtype
     gpu: str
     agrees: bool  # log probabilities are within the test's limit
