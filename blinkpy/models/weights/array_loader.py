@@ -146,16 +146,18 @@ def read_scales(model: DecoderDescription, stored: dict[str, StoredTensor]) -> S
 
 
 def _read_part(part: Part, reader: _Reader) -> PartScales:
-    """The scales of a part. A scale of a whole tensor is repeated for each row. Fused matrices get the
-    largest input scale.
+    """The scales of a part. A scale of a whole tensor, or of an expert's part of it, is repeated for each row. Fused
+    matrices get the largest input scale.
     """
     scales = np.empty(part.scale_shape, np.float32)
     blocks = part.quantization is not None and part.quantization.scales == Scales.BLOCK
-    for (_, (rows, *_), expert, row), tensor in zip(part.sources, part.stored_scales, strict=True):
+    for (_, (rows, *width), expert, row), tensor in zip(part.sources, part.stored_scales, strict=True):
         target, found = scales if expert < 0 else scales[expert], reader.read(tensor)
-        if blocks:
+        if len(width) == 2:  # of all experts
+            scales[:] = found.reshape(rows, 1)
+        elif blocks:
             target[row // BLOCK : row // BLOCK + len(found)] = found
         else:
             target[row : row + rows] = found.reshape(-1)
-    inputs = [float(reader.read(tensor).reshape(-1)[0]) for tensor in part.stored_input_scales]
+    inputs = [float(reader.read(tensor).max()) for tensor in part.stored_input_scales]
     return PartScales(scales, max(inputs) if inputs else None)

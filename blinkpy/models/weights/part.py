@@ -74,6 +74,9 @@ class Part:
         if kind is None or not kind.stored:
             return found
         for name, (rows, *width), _, _ in self.sources:
+            if len(width) == 2:  # of all experts: one for each
+                found.append(ScaleTensor(_beside(name, kind.scale), ((rows, 1, 1), (rows,))))
+                continue
             shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
                 Scales.MATRIX: SCALAR,
                 Scales.ROW: ((rows, 1), (rows,)),
@@ -88,7 +91,8 @@ class Part:
         kind = self.quantization
         if kind is None or not kind.static:
             return []
-        return [ScaleTensor(_beside(name, kind.input_scale), SCALAR) for name, _, _, _ in self.sources]
+        of_all = [(name, ((shape[0],),) if len(shape) == 3 else SCALAR) for name, shape, _, _ in self.sources]
+        return [ScaleTensor(_beside(name, kind.input_scale), shapes) for name, shapes in of_all]
 
     @property
     def parameters(self) -> int:
@@ -114,6 +118,8 @@ class Part:
 
 def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
     """Names of tensors that belong to a weight."""
+    if not weight.endswith(".weight"):  # of all experts
+        return tuple(f"{weight}_{end.removeprefix('weight_')}" for end in ends)
     return tuple(weight.removesuffix("weight") + end for end in ends)
 
 

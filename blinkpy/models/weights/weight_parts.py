@@ -152,7 +152,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     if sensitive or not _is_quantised(part, model, kind.keeps):
         return part
     names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
-    if part.transposed or (kind.stored and len(part.sources[0][1]) == 3):
+    if part.transposed or (kind.stored and kind.scales != Scales.MATRIX and len(part.sources[0][1]) == 3):
         raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
     if part.field == "shared_down" and kind.static and model.experts.shared_gated:  # its inputs are gated, not its results
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")

@@ -119,6 +119,13 @@ def test_experts_in_one_tensor_are_refused(name: str, tmp_path: Path, rng: np.ra
         describe_model(tmp_path)
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-static"])
+@pytest.mark.parametrize("name", ["mistral4", "mistral4-nested"])
+def test_experts_in_one_tensor_with_a_scale_each(name: str, scheme: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """As Mistral Small 4 is published: the scales are beside the tensor, one for each expert."""
+    check(tmp_path, save_fp8(name, tmp_path, int(rng.integers(2**31)), scheme, stacked=True), rng)
+
+
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
 def test_gated_delta_nets_in_blocks(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """As published: heads of whole blocks are reordered with their scales; strengths and decays are not quantised."""

@@ -152,10 +152,13 @@ def save_fp8(
     scheme: str,
     kept: Callable[[str], bool] = lambda name: False,
     ignored: dict[str, Any] | None = None,
+    *,
+    stacked: bool = False,
     **more: Any,
 ) -> tuple[transformers.PreTrainedModel, "FakeFp8"]:
     """Save a model of the zoo in an FP8 layout. Returns what transformers makes of the same numbers, and the mode that it has to
-    run in. kept: whether a matrix is left as it is; ignored: what the section has to say then. more: further changes of BASE."""
+    run in. kept: whether a matrix is left as it is; ignored: what the section has to say then. stacked: quantise experts that are
+    one tensor. more: further changes of BASE."""
     config, share, (scale, input_scale), static = SCHEMES[scheme]
     plain = folder / "plain"
     if "shared_expert_intermediate_size" in ZOO[name][1] and share == "block":
@@ -170,6 +173,16 @@ def save_fp8(
     generator = torch.Generator().manual_seed(seed)
     inputs = defaultdict[tuple[str, str], float](float)
     for key, value in list(tensors.items()):
+        if stacked and LINEAR.match(key) and value.dim() == 3:  # each expert's matrix has a scale
+            of_each = [quantised(matrix, share) for matrix in value]
+            numbers, found, exact = (torch.stack([each[at] for each in of_each]) for at in range(3))
+            ends = scale.removeprefix("weight"), f"_{input_scale}"
+            stored |= {key: numbers.to(torch.float8_e4m3fn), key + ends[0]: found.view(-1, 1, 1)}
+            tensors[key] = exact
+            if static:
+                stored[key + ends[1]] = torch.empty(len(value)).uniform_(0.008, 0.02, generator=generator)
+                inputs[group(key)] = float(stored[key + ends[1]].max())
+            continue
         if not LINEAR.match(key) or value.dim() != 2 or kept(key.removesuffix(".weight")):
             stored[key] = value
             continue
