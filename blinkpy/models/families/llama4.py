@@ -49,7 +49,7 @@ OF_EACH_EXPERT: dict[str, Any] = {  # compressed-tensors' names of FP8 experts
 
 @family(
     "Llama4ForCausalLM",
-    models="Llama 4 Scout and Maverick: text only. Not run on a GPU",
+    models="Llama 4 Scout and Maverick: text only",
     model_type="llama4_text",
     defaults=TEXT,
     ignores=IGNORES,
@@ -60,7 +60,7 @@ def llama4(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Llama4ForConditionalGeneration",
-    models="Llama 4 Scout and Maverick: text only. Not run on a GPU",
+    models="Llama 4 Scout and Maverick: text only",
     model_type="llama4",
     ignores=(*IGNORES, *IMAGES),
 )
