@@ -254,7 +254,9 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("packed", 16, 64, 128, 4), LinearShape(1, 4096, 4096, **INT4 | {"group": 128})),
         LinearCase(LinearConfig("packed", 16, 64, 128, 4), LinearShape(8, 4096, 14_336, residual=True, **E2M1)),
         LinearCase(LinearConfig("packed", 16, 64, 128), LinearShape(8, 6144, 4096, ordered=True, **INT4 | {"group": 128})),
-        LinearCase(LinearConfig("packed", 64, 64, 128, 2, stages=3), LinearShape(64, 14_336, 4096, swiglu=True, **INT4 | {"group": 128})),
+        LinearCase(
+            LinearConfig("packed", 64, 64, 128, 2, stages=3), LinearShape(64, 14_336, 4096, swiglu=True, **INT4 | {"group": 128})
+        ),
         LinearCase(LinearConfig("packed", 128, 128, 128, warps=8, stages=3), LinearShape(300, 6144, 4096, bias=True, **E2M1)),
     ),
     (_packed_tiles,),
