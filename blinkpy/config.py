@@ -31,6 +31,8 @@ YIELD_STEPS = 16
 """Default number of consecutive steps in which best-effort prompts wait for latency-sensitive ones."""
 CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
+DRAFT_TOKENS, DRAFT_MATCH = 7, 8
+"""Defaults of speculation: drafts of a request in a step, and tokens that must repeat before them."""
 MOST_GROUPS = 255
 """Groups of layers of a step that is cut: a record has a byte for them."""
 MOST_ENGINES = 64
@@ -235,6 +237,16 @@ class SchedulerOptions(BatchOptions):
         "target time per output token of best-effort requests, in ms; not below tpot_target_ms (0: tpot_target_ms)",
         low=0,
         high=60_000,
+    )
+    speculative: str = option(
+        "off",
+        "drafts of the next tokens, which change no output; ngram: the tokens that followed the same tokens earlier in "
+        "the request (docs/speculation.md)",
+        choices=("off", "ngram"),
+    )
+    speculative_tokens: int = option(DRAFT_TOKENS, "maximum drafts of a request in one step, with --speculative", low=1, high=31)
+    speculative_match: int = option(
+        DRAFT_MATCH, "tokens that must repeat before a request gets drafts, with --speculative ngram", low=2, high=64
     )
     policy: str = option(
         "short-prompts",
@@ -588,6 +600,7 @@ class Config:
         check_step_sizes(self.scheduler, settled=False)
         check_class_sizes(self.scheduler)
         check_targets(self.scheduler)
+        check_drafts(self.scheduler)
 
     @property
     def worker_slots(self) -> int:
@@ -724,6 +737,16 @@ def check_targets(options: SchedulerOptions) -> None:
     target, flex = options.tpot_target_ms, options.flex_tpot_target_ms
     if 0 < flex < target:
         raise ConfigError(f"flex_tpot_target_ms ({flex}) must be at least tpot_target_ms ({target})")
+
+
+def check_drafts(options: SchedulerOptions) -> None:
+    """Raise ConfigError for sizes of drafts without drafts, or if no step has a row for one."""
+    if options.speculative == "off":
+        for name, default in (("speculative_tokens", DRAFT_TOKENS), ("speculative_match", DRAFT_MATCH)):
+            if getattr(options, name) != default:
+                raise ConfigError(f"{name} ({getattr(options, name)}) has no effect without drafts: set speculative to ngram")
+    elif options.max_num_seqs < 2:
+        raise ConfigError(f"speculative {options.speculative} needs max_num_seqs of at least 2: drafts use the rows left over")
 
 
 def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: int = STEP_TOKENS) -> dict[str, int]:

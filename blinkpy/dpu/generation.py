@@ -13,7 +13,7 @@ from blinkpy.queues import words as completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
-from blinkpy.queues.words import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN, TOP_LOGPROBS, Int32
+from blinkpy.queues.words import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN, TOP_LOGPROBS, WAS_DRAFTED, Int32
 
 # Log probabilities: from the engine's records to the objects of OpenAI's API.
 #
@@ -267,6 +267,7 @@ class Generation:
     request: InFlightRequest | None = None
     flight: Flight | None = None  # set if there are several engines
     tokens: int = 0  # generated
+    drafted: int = 0  # of them: equal to their drafts
     waited: float = 0.0  # for a slot, s
     submitted: float = 0.0  # time of submission to the engine, s; 0 before
     first_event: float = 0.0  # time of the first text, s; 0 before
@@ -325,6 +326,8 @@ class Generation:
             return not finish
         if flags & HAS_TOKEN:
             self.tokens += 1
+            if flags & WAS_DRAFTED:
+                self.drafted += 1
             if flags & HAS_LOGPROBS and self.request is not None:
                 record = self.request.records.popleft()
                 if self.top_logprobs >= 0:

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from blinkpy.dpu.generation import Generation, Sink
 from blinkpy.dpu.link.queue_pair import CompletionEvent
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, WAS_DRAFTED
+
+PLAIN_TOKENS = HAS_TOKEN, HAS_TOKEN | WAS_DRAFTED  # flags of a token with nothing else
 
 
 def feed(
@@ -23,7 +25,9 @@ def feed(
     for request, token, flags in completions:
         generation: Generation = request.owner
         plain = generation.plain
-        if flags == HAS_TOKEN and plain is not None and generation.open:  # the common case
+        if flags in PLAIN_TOKENS and plain is not None and generation.open:  # the common case
+            if flags != HAS_TOKEN:
+                generation.drafted += 1
             tokens += 1
             generation.tokens += 1
             plain.push(token)

@@ -101,6 +101,11 @@ class Engine:
         if model.delta is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (%s has recurrent layers)", NO_STATES_KEPT, model.name)
             self.config = self.config.with_options({"enable_prefix_caching": False})
+        if model.delta is not None and self.config.scheduler.speculative != "off":
+            raise ConfigError(
+                f"speculative {self.config.scheduler.speculative} does not support {model.name}: its recurrent states can't go "
+                "back behind a wrong draft"
+            )
         if self.config.scheduler.step_groups > (most := most_groups(len(model.layers))):
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")
         longest = device.step_tokens(self.config, model)

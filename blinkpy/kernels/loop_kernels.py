@@ -332,7 +332,7 @@ class LoopCode(NamedTuple):
 
 def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
-    phases = make_phases(policy)
+    phases = make_phases(policy, drafts=False)
 
     def code(name: str, signature: Any, make: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
         path = _cached_at(name, policy, kind, words, capability)

@@ -8,6 +8,7 @@ from blinkpy.config import (
     ConfigError,
     SchedulerOptions,
     check_class_sizes,
+    check_drafts,
     check_step_sizes,
     check_targets,
 )
@@ -19,6 +20,7 @@ from blinkpy.queues.layout import EngineFacts, QueueSizes
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter time, so that successors wait briefly
 PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
+DRAFT_REST = 16
 INTAKE_ENTRIES = 64  # minimum per turn
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
@@ -69,6 +71,10 @@ class Limits(NamedTuple):
     record_words: int  # of its ring, a power of two
     pace_ns: int  # target time between tokens, for which steps wait (scheduler/pace.py); 0: no waits
     best_effort_pace_ns: int  # the same for best-effort requests; at least as long
+    draft_tokens: int  # maximum drafts of a request in one step; 0: no drafts
+    draft_match: int  # tokens that must repeat before drafts, with the token just sampled; at least 2
+    draft_rest: int  # tokens without drafts, after a step in which a request's first draft was wrong
+    draft_buckets: int  # of a request's index of n-grams, a power of two
 
 
 def make_limits(
@@ -115,6 +121,7 @@ def make_limits(
     check_step_sizes(options)
     check_class_sizes(options)
     check_targets(options)
+    check_drafts(options)
     burst_step = options.burst_step_tokens or tokens
     return Limits(
         pairs=sizes.pairs,
@@ -160,6 +167,10 @@ def make_limits(
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
         pace_ns=_pace_ns(options.tpot_target_ms),
         best_effort_pace_ns=_pace_ns(options.flex_tpot_target_ms or options.tpot_target_ms),
+        draft_tokens=options.speculative_tokens if options.speculative != "off" else 0,
+        draft_match=options.speculative_match,
+        draft_rest=DRAFT_REST,
+        draft_buckets=_power_of_two(max(2, facts.max_model_len // 2)),
     )
 
 

@@ -148,7 +148,7 @@ def list_items(limits, state, lane, lanes):
     for tile in strided(0, rows, lanes):
         row = tile + lane
         fresh, slot, indexed = 0, 0, 0
-        if row < rows:
+        if row < rows and batch.emits[row] != S.DRAFT:
             slot = batch.row_slots[row]
             if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != S.CHAIN_EVICTED:
                 full = requests.computed[slot] >> limits.page_shift

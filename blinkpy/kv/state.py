@@ -51,7 +51,7 @@ COUNTS = 19
 (
     ROWS,
     TOKENS,
-    DECODE_ROWS,  # of one token each; they come first
+    DECODE_ROWS,  # of one token each, without drafts; they come first
     BUCKET,  # index in Buckets
     MAX_CONTEXT,  # the greatest of context_lengths
     EMITS,  # rows whose last token yields a sampled token
@@ -59,6 +59,7 @@ COUNTS = 19
     GROUP,  # group that runs next or has just run; if above 0, the previous turn planned no new batch
 ) = range(8)
 BATCH_COUNTS = 8
+DRAFT = 2  # Batch.emits of a draft's row
 
 # Forecast.rows
 (
@@ -178,6 +179,20 @@ class Pages(NamedTuple):
     generation: Int64  # [N] incremented when the page gets other content
 
 
+class Drafts(NamedTuple):
+    """Drafts of each request slot, and the index of the request's tokens from which they come (scheduler/phases/drafts.py).
+
+    H buckets, C max_model_len. The arrays have one element each if there are no drafts.
+    """
+
+    source: Int32  # [S] if the next token equals the request's token at this position, the tokens after it are drafts; -1
+    most: Int32  # [S] drafts that the request may have in one step
+    rests_until: Int32  # [S] length of the request below which it has no drafts
+    known: Int32  # [S] first position that is not in the index yet
+    heads: Int32  # [S, H] latest position after an n-gram with this hash; 0: none. Entries of an earlier request are harmless
+    links: Int32  # [S, C] the position before it in the same bucket; 0: none
+
+
 class Grammars(NamedTuple):
     """Automata of the requests' grammars, their token rules, and the bytes of all tokens: see kv/grammars.py.
 
@@ -241,7 +256,10 @@ class Forecast(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The next step's input. Rows [0, DECODE_ROWS) have one token each; see the field comments for padding."""
+    """The next step's input. Rows [0, DECODE_ROWS) have one token each; see the field comments for padding.
+
+    Drafts are rows of one token behind the row of their request, with the same slot (scheduler/phases/drafts.py).
+    """
 
     token_ids: Int32  # [T] input tokens, row after row; padding 0
     positions: Int32  # [T] position in the sequence; padding 0
@@ -250,7 +268,7 @@ class Batch(NamedTuple):
     row_slots: Int32  # [B] request slot of the row; padding -1
     query_starts: Int32  # [B + 1] first token of each row; past the last row: number of tokens
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
-    emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
+    emits: Int32  # [B] 1: the row's last token produces a sampled token; DRAFT: so does this draft; padding 0
     sampled: Int32  # [B] the step's output
     logprobs: Int64  # [B, LOGPROB_ENTRIES] the step's output for rows whose request asked: logprob_record.LOGPROB_ENTRY
     counts: Int64  # [BATCH_COUNTS] ROWS and the counts after it
@@ -321,6 +339,7 @@ class State(NamedTuple):
     requests: Requests
     pages: Pages
     grammars: Grammars
+    drafts: Drafts
     tenants: Tenants
     pairs: Pairs
     inbox: Inbox

@@ -124,6 +124,7 @@ def make_state(
         requests=requests,
         pages=pages,
         grammars=grammars,
+        drafts=_make_drafts(limits),
         tenants=_arrays(kinds.Tenants, (S,), none=("key", "service"), clock=(1,)),
         pairs=_arrays(kinds.Pairs, (Q,)),
         inbox=_arrays(kinds.Inbox, (Q,), now_ns=(1,), command=(1,), cancel=(S,)),
@@ -141,6 +142,16 @@ def make_state(
         pace=np.zeros(kinds.PACE_WORDS, np.int64),
         fault=np.zeros(1, np.int64) if checked else kinds.NoFaultWord(),
     )
+
+
+def _make_drafts(limits: Limits) -> kinds.Drafts:
+    drafts: kinds.Drafts
+    if limits.draft_tokens == 0:
+        drafts = _arrays(kinds.Drafts, (1,), none=("source",), heads=(1, 1), links=(1, 1))
+    else:
+        index = {"heads": (limits.slots, limits.draft_buckets), "links": (limits.slots, limits.max_model_len)}
+        drafts = _arrays(kinds.Drafts, (limits.slots,), none=("source",), **index)
+    return drafts
 
 
 def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **shapes: tuple[int, ...]) -> Any:

@@ -181,6 +181,8 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
         raise ConfigError(f"window_cache ring: no layer of {model.name} has a sliding window; use window_cache full")
+    if scheduler.speculative != "off":  # a wrong draft would replace a key that its request still needs
+        raise ConfigError(f"window_cache ring does not support speculative {scheduler.speculative}; use window_cache full")
     if scheduler.step_groups > 1:  # rings only have tables for one step
         raise ConfigError("window_cache ring does not support step_groups above 1; use window_cache full")
     if sizes.all_pages * sizes.page_size >= MOST_TOKENS:

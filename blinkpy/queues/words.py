@@ -49,6 +49,8 @@ COUNTER_NAMES = (
     "policy_faults",
     "paced_ns",
     "suspensions",
+    "draft_tokens",
+    "draft_tokens_accepted",
 )
 GAUGE_NAMES = ("requests_running", "requests_waiting", "pages_free", "pages_cached", "pages_held", "batch_rows", "batch_tokens")
 ENGINE_COUNTERS = 16  # index of the first counter
@@ -135,6 +137,7 @@ FINISH_ERROR = 5  # the engine could not continue this request
 FINISH_COMPLETE = 6  # the request's grammar allows nothing more: the entry's token is the output's last one
 HAS_TOKEN = 0x10  # the token field is a generated token
 HAS_LOGPROBS = 0x20  # and there is a record at the same position
+WAS_DRAFTED = 0x40  # the token equals its draft
 
 REJECT_PROMPT = 1  # prompt empty or outside the arena
 REJECT_LENGTH = 2  # prompt + max_tokens beyond max_model_len

@@ -11,8 +11,8 @@ To read a turn: docs/glossary.md has the words, and docs/verification.md the rul
     overlap    validate_front_words R1, intake R2, rank_waiting R3, count_computed R4, grow_for_forecast R5
     schedule   goes_on R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8,
     update_stalls R9,
-               holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, plan_batch
-               R15,
+               holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, propose_drafts R25,
+               plan_batch R15,
                interrupt_or_resume R24
 
 R14 and R18 to R20 concern pages, tenants and best effort in several phases; R21 and R23 concern cut steps.
@@ -28,6 +28,7 @@ from blinkpy.scheduler.pace import holds_step, time_step
 from blinkpy.scheduler.phases.admit import admit
 from blinkpy.scheduler.phases.commit import commit, mark_ending, notify_ends, release_ended
 from blinkpy.scheduler.phases.completions import publish_deferred, publish_status
+from blinkpy.scheduler.phases.drafts import find_drafts, no_drafts, propose_drafts
 from blinkpy.scheduler.phases.fast_path import NOT_FAST, take_fast_path
 from blinkpy.scheduler.phases.forecast import count_computed, forecast, grow_for_forecast
 from blinkpy.scheduler.phases.intake import intake
@@ -64,13 +65,15 @@ class Phases(NamedTuple):
     """turn(limits, queues, state, now_ns, lane, lanes): the three in order; returns what schedule does."""
 
 
-def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
+def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool = True) -> Phases:
     """The scheduler's device functions with a policy compiled in.
 
     Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
     fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
+    drafts: whether requests may have drafts. The loop on the GPU leaves their code out.
     """
     rank_waiting = make_rank_waiting(policy)
+    find, propose = (find_drafts, propose_drafts) if drafts else (no_drafts, no_drafts)
 
     @device
     def overlap(limits, queues, state, now_ns, lane, lanes):
@@ -81,8 +84,9 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         count_computed(limits, state, lane, lanes)  # the step's tokens are in the cache; index its full pages
         intake(limits, queues, state, lane, lanes)  # submission entries -> requests, bounded
         rank_waiting(queues, state, lane, lanes)  # the policy, compiled in
+        drafting = find(limits, state, lane, lanes)  # look up where the same tokens occurred earlier
         grown = grow_for_forecast(limits, state, lane, lanes)  # pages for the tokens that the step samples
-        forecast(limits, state, grown, lane, lanes)  # the outcome of each row; sets counts[FAST_PATH]
+        forecast(limits, state, grown, drafting, lane, lanes)  # the outcome of each row; sets counts[FAST_PATH]
 
     @device
     def schedule(limits, queues, state, lane, lanes):
@@ -112,6 +116,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
             budget = step_budget(limits, state, yields, lane, lanes)
             admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
             rank_waiting(queues, state, lane, lanes)  # preempted requests
+            propose(limits, state, lane, lanes)  # tokens that may come next, into rows that are left over
             bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
         if is_suspended(state):
             bucket = interrupt_or_resume(limits, state, bucket, lane, lanes)

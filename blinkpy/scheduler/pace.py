@@ -30,7 +30,7 @@ def time_step(limits, state, now_ns, lane, lanes):
     rows = batch.counts[S.ROWS]
     for row in strided(lane, rows, lanes):
         slot = batch.row_slots[row]
-        if batch.emits[row] != 0 and requests.length[slot] == requests.prompt_length[slot]:
+        if batch.emits[row] == 1 and requests.length[slot] == requests.prompt_length[slot]:
             requests.first_token_ns[slot] = now_ns
     if rows > 0 and lane == lanes - 1:  # the lane that writes the inbox's time
         if rows == batch.counts[S.DECODE_ROWS]:

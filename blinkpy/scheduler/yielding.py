@@ -29,11 +29,17 @@ def best_effort_load(state, lane, lanes):
 
 
 @device
+def limits_pages(limits):
+    """Whether best-effort requests may hold only a part of the pool."""
+    return limits.best_effort_pages < limits.pages
+
+
+@device
 def exceeds_pages(limits, state, more, lane, lanes):
     """Whether at least two running best-effort requests would exceed their limit with more pages. more: this
     lane's part of these pages.
     """
-    if limits.best_effort_pages == limits.pages:
+    if not limits_pages(limits):
         return False
     running, held = best_effort_load(state, lane, lanes)
     return running > 1 and held + block_sum(more, lane, lanes) > limits.best_effort_pages

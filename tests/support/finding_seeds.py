@@ -61,7 +61,9 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "a request that can't fit is accepted",
     ),
     11: (
+        "best effort that has its pages keeps all others waiting",
         "best effort keeps no page for those of it that run",
+        "who is admitted of best effort takes the budget of others",
         "decodes leave best effort all of its share",
         "a request whose reader is slow hurries all steps",
         "a step is resumed with the group that ran last",
@@ -76,6 +78,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "steps that interrupt are not counted",
         "a suspended step stays so while nobody interrupts it",
         "steps that interrupt count as turns of yielding",
+        "a best-effort prompt has a part although it yields",
         "a request in flight has a part in a step that interrupts its own",
     ),
     12: (
@@ -90,10 +93,11 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     14: (
         "the grammar of a waiting request is written over",
         "token rules of a waiting request are written over",
-        "a usual turn's tokens are published again",
-        "the tail stays behind a usual turn's tokens",
+        "who had wrong drafts does not rest",
         "a grammar stays in its state in a usual turn",
         "a usual turn does not see the last token of a request",
+        "a usual turn's tokens are published again",
+        "the tail stays behind a usual turn's tokens",
     ),
     16: (
         "token rules take the place of their request's grammar",
@@ -113,7 +117,6 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     ),
     19: (
         "a bias of no number is accepted",
-        "a request in flight gives way as if it stalled",
         "a step is cut that is short",
     ),
     20: (
@@ -130,8 +133,8 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "best effort grows beyond its pages",
         "who is latency-sensitive makes room for best effort",
         "best effort that waits for its class bars others",
-        "two requests of best effort may hold all pages",
         "best effort grows beyond its pages during a step",
+        "two requests of best effort may hold all pages",
     ),
     28: (
         "a token of no vocabulary goes on",
@@ -147,9 +150,13 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "the output goes on behind its end",
     ),
     45: (
+        "a request in flight gives way as if it stalled",
         "a usual turn is taken while a step is suspended",
     ),
     52: (
+        "drafts never become fewer",
+    ),
+    81: (
         "a step is suspended for who may not pass",
     ),
     82: (

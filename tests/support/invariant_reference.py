@@ -16,7 +16,7 @@ from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.byte_automaton import STATES_WORD
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 
 Wrong = Iterator[tuple[int, int]]  # fault code, place
@@ -195,6 +195,15 @@ def _pairs(limits: Limits, state: Any) -> Wrong:
             yield R.OWNERLESS, slot
 
 
+def _ahead(b: Any, row: int) -> int:
+    """The number of drafts back to the row of their request."""
+    return next(n for n in range(row + 1) if n == row or b.emits[row - n] != S.DRAFT)
+
+
+def _lacks_several(r: Any, slot: int) -> bool:
+    return int(r.length[slot] - r.computed[slot]) > 1
+
+
 def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
     """The input of a step, that runs next or is suspended."""
     r, (rows, tokens, decodes) = state.requests, b.counts[: S.DECODE_ROWS + 1]
@@ -202,7 +211,15 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
     for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
         if slot not in range(limits.slots) or r.status[slot] != S.RUNNING:
             yield B.ROW_IDLE, row
-        if slot in b.row_slots[:row]:
+        ahead = _ahead(b, row)
+        if b.emits[row] == S.DRAFT:
+            first = row - ahead
+            own = ahead > 0 and first >= decodes and b.emits[first] == 1 and {*b.row_slots[row - 1 : row]} == {slot}
+            known = ahead in range(1, limits.draft_tokens + 1) and r.length[slot] + ahead < limits.max_model_len
+            alone = tokens == rows and b.counts[S.GROUPS] == 1 and r.entry[slot][WORD_GRAMMAR_WORDS] == 0
+            if not (own and known and alone):
+                yield B.DRAFT_WRONG, row
+        if slot in b.row_slots[:row] and not ahead:
             yield B.TWO_ROWS, row
         if r.stalled[slot] != stalled:
             yield B.ROW_STALLED, row
@@ -210,20 +227,20 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
             yield B.ROW_EMPTY, row
         if row < decodes and len(places) > 1:
             yield B.DECODE_LONG, row
-        if b.context_lengths[row] != r.computed[slot] + len(places):
+        if b.context_lengths[row] != r.computed[slot] + len(places) + ahead:
             yield B.CONTEXT_WRONG, row
     if ranges[-1].stop != tokens:
         yield B.UNCOVERED, 0
     for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
         left = r.length[slot] - b.context_lengths[row]
-        if left < 0 or b.emits[row] != int(left == 0):
+        if b.emits[row] != S.DRAFT and (left < 0 or b.emits[row] != int(left == 0)):
             yield B.EMITS_WRONG, row
-        for i, position in zip(places, range(r.computed[slot], b.context_lengths[row]), strict=True):
+        for i, position in zip(places, range(r.computed[slot] + _ahead(b, row), b.context_lengths[row]), strict=True):
             page, offset = r.page_table[slot][position // limits.page_size], position % limits.page_size
             for code, broken in {
                 B.TOKEN_ROW: b.token_rows[i] != row,
                 B.TOKEN_POSITION: b.positions[i] != position,
-                B.TOKEN_WRONG: b.token_ids[i] != r.tokens[slot][position],
+                B.TOKEN_WRONG: b.token_ids[i] != r.tokens[slot][position] or b.token_ids[i] not in range(limits.vocab_size),
                 B.TOKEN_PAGELESS: page < 0,
                 B.CACHE_SLOT: b.cache_slots[i] != page * limits.page_size + offset,
                 B.SHARED_WRITE: state.pages.refcount[page] != 1,
@@ -246,7 +263,7 @@ def _groups(limits: Limits, state: Any) -> Wrong:
     in_flight = [*interrupted, *(b.row_slots[:rows] if b.counts[S.GROUPS] > 1 else [])]
     if r.stalled.count(S.IN_FLIGHT) != len(in_flight):
         yield B.FLIGHT_WRONG, 0
-    flexible = any(r.entry[slot][WORD_BEST_EFFORT] for slot in b.row_slots[decodes:rows])
+    flexible = any(r.entry[slot][WORD_BEST_EFFORT] and _lacks_several(r, slot) for slot in b.row_slots[decodes:rows])
     groups = _groups_of(limits, state.buckets, b) if flexible and tokens > limits.cut_tokens and not interrupted else 1
     if rows and (b.counts[S.GROUPS] != groups or b.counts[S.GROUP] not in range(groups)):
         yield B.GROUPS_WRONG, 0
@@ -282,12 +299,13 @@ def _batch(limits: Limits, state: Any) -> Wrong:
     ranges = [range(*b.query_starts[row : row + 2]) for row in range(rows)]
     chunks = b.row_slots[decodes:rows]
     yielding = set[int]()
-    yields = state.counts[S.YIELDED_TURNS] > 0 and not all(r.entry[slot][WORD_BEST_EFFORT] for slot in chunks)
+    prompts = [slot for slot in chunks if _lacks_several(r, slot)]
+    yields = state.counts[S.YIELDED_TURNS] > 0 and not all(r.entry[slot][WORD_BEST_EFFORT] for slot in prompts)
     if suspended or yields:
         active = [slot for slot in state.running[: state.counts[S.RUNNING_COUNT]] if not r.stalled[slot]]
         yielding = {slot for slot in active if r.entry[slot][WORD_BEST_EFFORT] and r.length[slot] - r.computed[slot] > 1}
         for row, slot in enumerate(chunks, decodes):
-            if r.entry[slot][WORD_BEST_EFFORT]:
+            if r.entry[slot][WORD_BEST_EFFORT] and _lacks_several(r, slot):
                 yield B.YIELDS_NOT, row
     if b.counts[S.GROUP]:
         return

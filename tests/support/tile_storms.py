@@ -81,6 +81,16 @@ def paced(lanes: int) -> WorldSizes:
     )  # fmt: skip
 
 
+def repeating(lanes: int) -> WorldSizes:
+    """Two different tokens, so that requests repeat themselves, and rows that are left over for drafts."""
+    rows = 4 * lanes + lanes // 4 + 2
+    return case_sizes(
+        pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=4, pages=24 * lanes,
+        max_model_len=96, vocab_size=2, intake_entries=4 * lanes, record_turns=4, tokens=16 * rows, speculative="ngram",
+        speculative_tokens=5, speculative_match=3,
+    )  # fmt: skip
+
+
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
@@ -92,6 +102,7 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
         (paced(lanes), QUIET._replace(submit=15, burst=20)),  # few requests, whose steps are held
         (paced(lanes), QUIET._replace(submit=80, burst=5 * lanes)),
         (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), CROWD),
+        (repeating(lanes), QUIET._replace(submit=40, burst=2 * lanes, answer=80)),
     ]
 
 

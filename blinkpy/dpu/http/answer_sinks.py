@@ -113,6 +113,7 @@ class Collector:
             sum(g.tokens for g in generations),
             sum(g.cached_tokens for g in prompts),
             sum(g.reasoning.tokens for g in generations if g.reasoning is not None),
+            sum(g.drafted for g in generations),
         )
         return Usage(*counts)
 

@@ -43,15 +43,17 @@ class Usage(NamedTuple):
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt: found in the prefix cache
     reasoning_tokens: int = 0  # of the completion, with what marks the reasoning
+    drafted_tokens: int = 0  # of the completion: equal to their drafts
 
     def table(self) -> dict[str, Any]:
         """As in chats and completions."""
+        drafted = {"accepted_prediction_tokens": self.drafted_tokens} if self.drafted_tokens else {}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens, **drafted},
         }
 
     def response_table(self) -> dict[str, Any]:

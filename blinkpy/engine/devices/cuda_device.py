@@ -131,6 +131,8 @@ class CudaDevice:
             return f"--queue-memory {way} needs --control gpu: a scheduler on the host reads its queues in host memory"
         if config.scheduler.step_groups > 1 and config.engine.control == "host":
             return "--step-groups needs --control gpu: a step that the host launches is not cut"
+        if config.scheduler.speculative != "off":
+            return f"--speculative {config.scheduler.speculative} needs --device cpu or null: steps on a GPU take no drafts"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
         missing = missing or fp8_problem(config.cache.kv_cache_dtype)
         if missing:

@@ -8,6 +8,7 @@ from blinkpy.queues import submission as E
 
 BATCH_SIZE = fault_code("the batch's size is wrong")
 TWO_ROWS = fault_code("row {}: its request has two rows")
+DRAFT_WRONG = fault_code("row {}: a draft does not follow its request's row, is one too many, or is in a step with prompts")
 ROW_IDLE = fault_code("row {}: its request does not run")
 ROW_STALLED = fault_code("row {}: its request is stalled")
 ROW_EMPTY = fault_code("row {} has no tokens")
@@ -33,6 +34,29 @@ RESERVED_WRONG = fault_code("queue pair {}: the reserved entries of its completi
 
 
 @device
+def drafts_before(b, row):
+    """The drafts from a row back to its request's own row; 0 for that row."""
+    count = 0
+    while count < row and b.emits[row - count] == S.DRAFT:
+        count += 1
+    return count
+
+
+@device
+def check_draft(limits, state, b, row, decodes):
+    """Check a row: whether it may be a draft, if it is one."""
+    if b.emits[row] != S.DRAFT:
+        return 0
+    ahead = drafts_before(b, row)
+    fine = 0 < ahead <= limits.draft_tokens and row - ahead >= decodes and b.emits[row - ahead] == 1
+    fine = fine and b.row_slots[row - 1] == b.row_slots[row] and b.counts[S.TOKENS] == b.counts[S.ROWS]
+    slot = b.row_slots[row]
+    # A request with a grammar has one state of it.
+    fine = fine and b.counts[S.GROUPS] == 1 and state.requests.entry[slot, E.WORD_GRAMMAR_WORDS] == 0
+    return 0 if fine and state.requests.length[slot] + ahead < limits.max_model_len else fault_at(DRAFT_WRONG, row)
+
+
+@device
 def check_rows(limits, state, b, rows, decodes, stalled, seen):
     """Check the rows of batch b.
 
@@ -46,7 +70,11 @@ def check_rows(limits, state, b, rows, decodes, stalled, seen):
         slot = b.row_slots[row]
         if slot < 0 or slot >= limits.slots or r.status[slot] != S.RUNNING:
             return fault_at(ROW_IDLE, row)
-        if seen[slot] != 0:
+        draft = check_draft(limits, state, b, row, decodes)
+        if draft != 0:
+            return draft
+        ahead = drafts_before(b, row)
+        if seen[slot] != 0 and ahead == 0:
             return fault_at(TWO_ROWS, row)
         seen[slot] = 1
         if r.stalled[slot] != stalled:
@@ -56,7 +84,7 @@ def check_rows(limits, state, b, rows, decodes, stalled, seen):
             return fault_at(ROW_EMPTY, row)
         if row < decodes and length != 1:
             return fault_at(DECODE_LONG, row)
-        if b.context_lengths[row] != r.computed[slot] + length:
+        if b.context_lengths[row] != r.computed[slot] + length + ahead:
             return fault_at(CONTEXT_WRONG, row)
     return 0
 
@@ -66,12 +94,12 @@ def check_token(limits, state, b, row, i):
     """Check one token of a batch b, in its row."""
     r = state.requests
     slot = b.row_slots[row]
-    position = r.computed[slot] + i - b.query_starts[row]
+    position = r.computed[slot] + i - b.query_starts[row] + drafts_before(b, row)
     if b.token_rows[i] != row:
         return fault_at(TOKEN_ROW, i)
     if b.positions[i] != position:
         return fault_at(TOKEN_POSITION, i)
-    if b.token_ids[i] != r.tokens[slot, position]:
+    if b.token_ids[i] != r.tokens[slot, position] or not 0 <= b.token_ids[i] < limits.vocab_size:
         return fault_at(TOKEN_WRONG, i)
     page = r.page_table[slot, position >> limits.page_shift]
     if page < 0:
@@ -82,10 +110,18 @@ def check_token(limits, state, b, row, i):
 
 
 @device
+def lacks_several(state, row):
+    """Whether a row of the planned batch has a chunk of a prompt."""
+    slot = state.batch.row_slots[row]
+    return state.requests.length[slot] - state.requests.computed[slot] > 1
+
+
+@device
 def sensitive_chunk(state, rows, decodes):
     """Whether a latency-sensitive prompt has a row."""
     for row in range(decodes, rows):
-        if state.requests.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] == 0:
+        sensitive = state.requests.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] == 0
+        if sensitive and lacks_several(state, row):
             return True
     return False
 
@@ -144,7 +180,7 @@ def check_input(limits, state, b, stalled, seen):
     for row in range(rows):
         slot = b.row_slots[row]
         ends = b.context_lengths[row] == r.length[slot]
-        if b.emits[row] != (1 if ends else 0) or b.context_lengths[row] > r.length[slot]:
+        if b.emits[row] != S.DRAFT and (b.emits[row] != (1 if ends else 0) or b.context_lengths[row] > r.length[slot]):
             return fault_at(EMITS_WRONG, row)
         for i in range(b.query_starts[row], b.query_starts[row + 1]):
             fault = check_token(limits, state, b, row, i)
@@ -183,7 +219,8 @@ def check_groups(limits, state):
     if in_flight != kept[S.ROWS] + (b[S.ROWS] if b[S.GROUPS] > 1 else 0):
         return FLIGHT_WRONG
     for row in range(b[S.DECODE_ROWS], b[S.ROWS]):
-        flexible += 1 if r.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] != 0 else 0
+        best_effort = r.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] != 0
+        flexible += 1 if best_effort and lacks_several(state, row) else 0
     cut = flexible > 0 and b[S.TOKENS] > limits.cut_tokens and kept[S.ROWS] == 0
     groups = groups_of_batch(limits, state, b) if cut else 1
     if b[S.ROWS] > 0 and (b[S.GROUPS] != groups or not 0 <= b[S.GROUP] < groups):
@@ -222,7 +259,7 @@ def check_batch(limits, state, seen):
     yields = suspended or (state.counts[S.YIELDED_TURNS] > 0 and sensitive_chunk(state, rows, decodes))
     if yields:
         for row in range(decodes, rows):
-            if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0:
+            if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0 and lacks_several(state, row):
                 return fault_at(YIELDS_NOT, row)
     # After the first group, other requests may have begun to wait for the next step.
     return check_room(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0

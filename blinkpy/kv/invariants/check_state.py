@@ -44,6 +44,8 @@ FORECAST_ROWS = fault_code("the fast path is forecast for a batch in which a req
 FAST_PATH_ROWS = fault_code("the fast path has a batch that is not all running requests")
 FORECAST_STALE = fault_code("a forecast row is not one token ahead of its request")
 FAST_PATH_CUT = fault_code("the fast path has a batch that is cut into groups")
+# drafts
+DRAFT_SOURCE = fault_code("drafts follow a place that their request does not have")
 # commit
 COMMIT_IDLE = fault_code("a token is committed to a request that does not run")
 COMPLETION_DROPPED = fault_code("the completion ring has no space for a step's token")

@@ -17,14 +17,26 @@ from blinkpy.queues.submission import (
     WORD_MIN_TOKENS,
     WORD_STOP_IDS,
 )
-from blinkpy.queues.words import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
+from blinkpy.queues.words import (
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    FLAG_SHIFT,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+    WAS_DRAFTED,
+)
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
+from blinkpy.scheduler.phases.drafts import has_draft_row, learn_from_drafts
 from blinkpy.scheduler.phases.recorder import record_cancels
 from blinkpy.scheduler.phases.waiting_list import keep_with_status, release_slots
 from blinkpy.scheduler.tenant_service import settle_services
 
 GENERATED_TOKENS = S.COUNTER_INDEX["generated_tokens"]
 REQUESTS_FINISHED = S.COUNTER_INDEX["requests_finished"]
+DRAFTS_ACCEPTED = S.COUNTER_INDEX["draft_tokens_accepted"]
 
 
 @device
@@ -33,25 +45,27 @@ def commit(limits, queues, state, lane, lanes):
     rows = batch.counts[S.ROWS]
     if rows == 0:
         return
-    generated = 0
+    generated, accepted, drafting = 0, 0, limits.draft_tokens > 0
     for row in strided(lane, rows, lanes):
-        slot = batch.row_slots[row]
-        expect(state, requests.status[slot] == S.RUNNING, F.COMMIT_IDLE)
-        requests.finish[slot] = FINISH_NONE
-        scratch.pair[row] = -1
-        if batch.emits[row] != 0:
-            flags = append_token(limits, state, slot, batch.sampled[row])
-            token = batch.sampled[row] if flags & HAS_TOKEN else 0
-            scratch.pair[row] = requests.pair[slot]
-            scratch.word[row] = completion_word(limits, requests, slot, token, flags)
-            generated += 1 if flags & HAS_TOKEN != 0 and requests.length[slot] > requests.prompt_length[slot] else 0
+        if batch.emits[row] != S.DRAFT:  # the lane of its request's row commits a draft
+            slot = batch.row_slots[row]
+            expect(state, requests.status[slot] == S.RUNNING, F.COMMIT_IDLE)
+            requests.finish[slot] = FINISH_NONE
+            scratch.pair[row] = -1
+            if batch.emits[row] != 0:
+                made, right = commit_row(limits, state, row, slot)
+                generated += made
+                accepted += right
     generated = block_sum(generated, lane, lanes)
+    if drafting:
+        accepted = block_sum(accepted, lane, lanes)
     # plan_batch made sure that all tokens fit.
     publish_completions(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
     ended = 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
         ends = 1 if row < rows and requests.finish[batch.row_slots[row]] != FINISH_NONE else 0
+        ends = 0 if row < rows and batch.emits[row] == S.DRAFT else ends
         expect(state, row >= rows or scratch.pair[row] < 0, F.COMPLETION_DROPPED)
         before, total = block_scan(ends, lane, lanes)
         if ends == 1:
@@ -66,7 +80,38 @@ def commit(limits, queues, state, lane, lanes):
     if lane == 0:
         state.counters[GENERATED_TOKENS] += generated
         state.counters[REQUESTS_FINISHED] += ended
+        state.counters[DRAFTS_ACCEPTED] += accepted
     barrier(lanes)
+
+
+@device
+def commit_row(limits, state, row, slot):
+    """One lane: append a row's token to its request, and write its completion word; then those of its right drafts. A draft
+    is right if it equals the token before it. Returns (generated tokens, right drafts).
+
+    All rows of a step with drafts have one token, so a draft has the number of its row.
+    """
+    requests, batch, scratch = state.requests, state.batch, state.scratch
+    generated, place, goes_on = 0, row, True
+    while goes_on:
+        flags = append_token(limits, state, slot, batch.sampled[place])
+        token = batch.sampled[place] if flags & HAS_TOKEN else 0
+        scratch.pair[place] = requests.pair[slot]
+        scratch.word[place] = completion_word(limits, requests, slot, token, flags)
+        generated += 1 if flags & HAS_TOKEN != 0 and requests.length[slot] > requests.prompt_length[slot] else 0
+        goes_on = limits.draft_tokens > 0 and has_draft_row(batch, place) and batch.sampled[place] == batch.token_ids[place + 1]
+        goes_on = goes_on and requests.finish[slot] == FINISH_NONE
+        if goes_on:
+            scratch.word[place] |= WAS_DRAFTED << FLAG_SHIFT
+            requests.computed[slot] += 1
+            place += 1
+    right = place - row
+    if limits.draft_tokens > 0 and has_draft_row(batch, row):
+        while has_draft_row(batch, place):
+            place += 1
+            scratch.pair[place] = -1
+        learn_from_drafts(limits, state.drafts, slot, requests.length[slot], place - row, right)
+    return generated, right
 
 
 @device

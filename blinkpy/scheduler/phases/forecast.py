@@ -37,14 +37,27 @@ def count_computed(limits, state, lane, lanes):
     rows = batch.counts[S.ROWS]
     if rows == 0 or not step_ended(batch):
         return
+    tokens = batch.counts[S.TOKENS]
     for row in strided(lane, rows, lanes):
-        requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
-        slot = batch.row_slots[row]
-        expect(state, requests.computed[slot] <= requests.length[slot], F.COMPUTED_BEYOND)
+        if batch.emits[row] != S.DRAFT:  # commit counts the drafts that were right
+            requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
+            slot = batch.row_slots[row]
+            expect(state, requests.computed[slot] <= requests.length[slot], F.COMPUTED_BEYOND)
+    if limits.draft_tokens > 0:
+        tokens -= draft_rows(batch, rows, lane, lanes)
     if lane == 0:
-        state.counters[COMPUTED_TOKENS] += batch.counts[S.TOKENS]
+        state.counters[COMPUTED_TOKENS] += tokens
     barrier(lanes)
     index_pages(limits, state, lane, lanes)
+
+
+@device
+def draft_rows(batch, rows, lane, lanes):
+    """The number of drafts in a batch."""
+    drafts = 0
+    for row in strided(lane, rows, lanes):
+        drafts += 1 if batch.emits[row] == S.DRAFT else 0
+    return block_sum(drafts, lane, lanes)
 
 
 @device
@@ -75,7 +88,7 @@ def grow_for_forecast(limits, state, lane, lanes):
         return False
     demand, best_effort = 0, 0
     for row in strided(lane, rows, lanes):
-        if batch.emits[row] != 0:
+        if batch.emits[row] == 1:
             more = needs_page(limits, requests, batch.row_slots[row])
             demand += more
             best_effort += more if requests.entry[batch.row_slots[row], WORD_BEST_EFFORT] != 0 else 0
@@ -92,7 +105,7 @@ def grow_for_forecast(limits, state, lane, lanes):
     for tile in strided(0, rows, lanes):
         row = tile + lane
         slot, short = 0, 0
-        if row < rows and batch.emits[row] != 0:
+        if row < rows and batch.emits[row] == 1:
             slot = batch.row_slots[row]
             short = needs_page(limits, requests, slot)
         free -= extend_table(requests, pages, slot, short, free, lane, lanes)
@@ -104,12 +117,13 @@ def grow_for_forecast(limits, state, lane, lanes):
 
 
 @device
-def forecast(limits, state, grown, lane, lanes):
+def forecast(limits, state, grown, drafting, lane, lanes):
     """Fill State.forecast and set counts[FAST_PATH], if everything except the tokens is certain.
 
     That requires that every running request decodes in this step, no other request could run, and no external
     word requests a change.
     grown: see grow_for_forecast.
+    drafting: whether a request may get drafts (find_drafts).
     """
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
@@ -118,6 +132,7 @@ def forecast(limits, state, grown, lane, lanes):
     nobody_enters = counts[S.WAITING_COUNT] == 0 or (rows == limits.rows and counts[S.PASSED] == 0)
     predictable = (
         grown
+        and not drafting
         and rows > 0
         and rows == batch.counts[S.DECODE_ROWS]
         and rows == counts[S.RUNNING_COUNT]

@@ -16,6 +16,7 @@ from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.token_rules import FIRST_WORD as FIRST_RULES_WORD
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
+from blinkpy.scheduler.phases.drafts import begin_drafts
 from blinkpy.scheduler.phases.recorder import record_entry
 from blinkpy.scheduler.tenant_service import charge_tenant
 
@@ -123,6 +124,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = 0
         requests.rules[slot] = rules
+        begin_drafts(limits, state.drafts, slot)
         state.inbox.cancel[slot] = 0  # cancel word of the slot's last request, whose id a front end may reuse
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1

@@ -72,6 +72,9 @@ def plan_batch(limits, state, budget, yields, lane, lanes):
     running = state.counts[S.RUNNING_COUNT]
     decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
     rows, tokens, emits, groups = decode_rows, decode_rows, decode_rows, 1
+    if limits.draft_tokens > 0:
+        rows, context = plan_drafts(limits, state, running, decode_rows, context, lane, lanes)
+        tokens, emits = rows, rows
     if others > 0:
         interrupts = is_suspended(state)
         yields = interrupts or (yields and sensitive_prompt_runs(state, lane, lanes))
@@ -117,10 +120,10 @@ def finish_batch(state, rows, tokens, decode_rows, emits, groups, context, lane,
 
 @device
 def plan_decodes(limits, state, running, lane, lanes):
-    """Write rows of requests that lack one token. Returns (rows, requests that lack more tokens, this lane's
-    longest context).
+    """Write rows of requests that lack one token and have no drafts. Returns (rows, requests that lack more tokens, this
+    lane's longest context).
     """
-    requests, batch = state.requests, state.batch
+    requests, batch, drafting = state.requests, state.batch, limits.draft_tokens > 0
     rows, others, context = 0, 0, 0
     for tile in strided(0, running, lanes):
         i = tile + lane
@@ -130,6 +133,8 @@ def plan_decodes(limits, state, running, lane, lanes):
             expect(state, requests.computed[slot] < requests.length[slot], F.PLANNED_COMPUTED)
             if requests.stalled[slot] == 0:
                 kind = 1 if requests.length[slot] - requests.computed[slot] == 1 else 1 << _HALF
+                if drafting and state.scratch.first[i] > 0:
+                    kind = 0  # see plan_drafts
         before, total = block_scan(kind, lane, lanes)
         if kind == 1:
             row = rows + (before & 0xFFFFFFFF)
@@ -139,6 +144,28 @@ def plan_decodes(limits, state, running, lane, lanes):
         rows += total & 0xFFFFFFFF
         others += total >> _HALF
     return rows, others, context
+
+
+@device
+def plan_drafts(limits, state, running, first, context, lane, lanes):
+    """Part of plan_batch: write the rows of requests with drafts, from row `first` on: a request's own row, then its
+    drafts. Returns (rows after them, this lane's longest context).
+    """
+    requests, batch, row = state.requests, state.batch, first
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        slot, own = 0, 0
+        if i < running and state.scratch.first[i] > 0:
+            slot, own = state.running[i], 1 + state.scratch.first[i]
+        before, total = block_scan(own, lane, lanes)
+        for k in range(own):
+            place, position = row + before + k, requests.length[slot] - 1 + k
+            write_row(batch, place, slot, place, position + 1, 1 if k == 0 else S.DRAFT)
+            write_token(limits, requests, batch, place, place, slot, position)
+            expect(state, batch.cache_slots[place] >= 0, F.CHUNK_PAGELESS)
+            context = max(context, position + 1)
+        row += total
+    return row, context
 
 
 @device

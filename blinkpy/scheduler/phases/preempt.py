@@ -26,8 +26,8 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 @device
 def missing_pages(limits, requests, slot):
-    """Pages that a request lacks for its known tokens."""
-    return ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot]
+    """Pages that a request lacks for its known tokens. It may have more than it needs, after wrong drafts."""
+    return max(0, ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot])
 
 
 @device

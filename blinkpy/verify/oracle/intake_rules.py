@@ -22,7 +22,7 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
     Returns the request, with `finish` and `reason` set if it is refused, and the number of prompt tokens
     read.
     """
-    request = Request(slot, pair, int(entry["request_id"]), reason=refusal(limits, entry, epoch))
+    request = Request(slot, pair, int(entry["request_id"]), reason=refusal(limits, entry, epoch), most_drafts=limits.draft_tokens)
     if request.reason:
         request.finish = C.FINISH_REJECTED
         return request, 0

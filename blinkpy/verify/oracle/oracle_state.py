@@ -170,6 +170,8 @@ class Request:
     grammar_keys: list[GrammarKey] = field(default_factory=list)  # keys of its grammar and of its token rules
     grammar_state: int = 0
     ruled: bool = False  # it has token rules
+    most_drafts: int = 0  # in the next step
+    rests_until: int = 0  # length below which it has no drafts
 
     @property
     def length(self) -> int:
@@ -199,11 +201,16 @@ class Request:
 
 
 class Row(NamedTuple):
-    """A request's next `tokens` tokens in a step. emits: the last of them yields a sampled token."""
+    """A request's next `tokens` tokens in a step. emits: the last of them yields a sampled token.
+
+    ahead: for a draft, its number behind the request's own row, from 1; draft: its token.
+    """
 
     request: Request
     tokens: int
     emits: bool
+    ahead: int = 0
+    draft: int = -1
 
 
 class OracleState:
@@ -211,6 +218,7 @@ class OracleState:
 
     queues: views of the segment.
     sampled: State.batch.sampled.
+    sources: State.drafts.source: the earlier place of each slot's last tokens, because any such place is correct.
     buckets: (tokens, rows) of each bucket.
     pieces: the bytes of each token, or [] without grammars.
     """
@@ -221,6 +229,7 @@ class OracleState:
         policy: Policy,
         queues: EngineViews,
         sampled: Any,
+        sources: Any,
         buckets: list[tuple[int, int]],
         pieces: list[bytes],
     ) -> None:
@@ -228,6 +237,7 @@ class OracleState:
         self.policy = policy
         self.queues = queues
         self.sampled = sampled
+        self.sources = sources
         self.buckets = buckets
         self.pieces = pieces
         self.pairs = [Pair() for _ in range(limits.pairs)]

@@ -1,7 +1,7 @@
 """The scheduler's rules as an independent implementation over plain Python objects.
 
 An Oracle reads the inputs of the scheduler's turn and makes the same decisions. The package's docstring has
-the rules R1 to R24.
+the rules R1 to R26.
 It shares only the queues' layout with the scheduler's phases. It has no lanes, fast path, hashes or rings, so
 it is valid if no hashes collide.
 """
@@ -25,6 +25,7 @@ from blinkpy.verify.oracle.admission_rules import (
     judge,
     stall,
 )
+from blinkpy.verify.oracle.draft_rules import decode_rows, step_tokens
 from blinkpy.verify.oracle.intake_rules import settle, take_in
 from blinkpy.verify.oracle.oracle_state import OracleState, Page, Place, Request, Row, Verdict
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
@@ -36,10 +37,10 @@ def time_step(state: OracleState, now_ns: int) -> None:
     if not longest or not state.rows:
         return
     state.tokens_ns = now_ns
-    for request, _, emits in state.rows:
+    for request, _, emits, *_ in state.rows:
         if emits and len(request.tokens) == request.prompt_length:
             request.first_token_ns = now_ns
-    if all(row.request.missing == 1 for row in state.rows):
+    if all(row.request.missing == 1 and not row.ahead for row in state.rows):
         state.step_ns = min(longest, max(now_ns - state.now_ns, state.step_ns - state.step_ns // 8))
 
 
@@ -79,8 +80,7 @@ def plan(state: OracleState, budget: int, yields: bool) -> int:
     """R15: fill the batch with the decoding rows, then with prompt chunks while the budget lasts. Returns the
     bucket.
     """
-    active = state.active()
-    state.rows = [Row(r, 1, True) for r in active if r.missing == 1]
+    state.rows = decode_rows(state)
     left, room, prompts = budget - len(state.rows), best_effort_tokens(state), state.prompts()
     if state.suspended or (yields and not all(r.best_effort for r in prompts)):
         plan_sensitive(state, left)
@@ -143,11 +143,12 @@ def can_interrupt(state: OracleState, command: int) -> bool:
 
 def count_computed(state: OracleState) -> None:
     """R4: count the step's tokens as computed, and offer its full pages to the index."""
-    for request, tokens, _ in state.rows:
+    own = [row for row in state.rows if not row.ahead]
+    for request, tokens, *_ in own:
         request.computed += tokens
         state.counters["computed_tokens"] += tokens
     left, listed, offers = state.limits.index_items, set[Any](), list[tuple[Page, Place]]()
-    for request, _, _ in state.rows:
+    for request, *_ in own:
         if request.cacheable and not request.orphaned:
             left -= offer_pages(state, request, left, listed, offers)
     for page, place in offers:
@@ -183,7 +184,7 @@ def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any
 
 def take_pages_early(state: OracleState) -> None:
     """R5: allocate pages for the tokens that the step samples, if there are enough for all."""
-    emitting = [row.request for row in state.rows if row.emits and not state.ends_next(row.request)]
+    emitting = [row.request for row in state.rows if row.emits and not row.ahead and not state.ends_next(row.request)]
     growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * state.limits.page_size]
     if len(growing) <= state.pool.available and not (growing and best_effort_exceeds(state, growing)):
         state.give_page_to_each(growing)
@@ -191,17 +192,16 @@ def take_pages_early(state: OracleState) -> None:
 
 def commit(state: OracleState) -> None:
     """R6: append and publish the step's tokens; end finished requests."""
-    for i, (request, _, emits) in enumerate(state.rows):
-        if emits:
-            append(state, request, int(state.sampled[i]))
-    ended = [row.request for row in state.rows if row.request.finish]
+    for request, token, drafted in step_tokens(state):
+        append(state, request, token, drafted)
+    ended = [row.request for row in state.rows if row.request.finish and not row.ahead]
     state.counters["requests_finished"] += len(ended)
     for request in ended:
         settle(state, request, True)
         state.drop(request)
 
 
-def append(state: OracleState, request: Request, token: int) -> None:
+def append(state: OracleState, request: Request, token: int, drafted: bool = False) -> None:
     generated = len(request.tokens) + 1 - request.prompt_length
     stops = generated > request.min_tokens and token in request.stop_ids
     if not 0 <= token < state.limits.vocab_size or not allowed(state, request, token, stops):
@@ -217,7 +217,8 @@ def append(state: OracleState, request: Request, token: int) -> None:
     elif last:
         request.finish = C.FINISH_LENGTH
     state.counters["generated_tokens"] += not scores
-    state.publish(request, token, request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0))
+    flags = request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0)
+    state.publish(request, token, flags | (C.WAS_DRAFTED if drafted and not request.finish else 0))
 
 
 def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bool:

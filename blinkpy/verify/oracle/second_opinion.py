@@ -15,6 +15,7 @@ from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy
+from blinkpy.verify.oracle.oracle_state import Request
 from blinkpy.verify.oracle.rules import Oracle
 
 # Columns of State.requests to compare, for running and waiting requests.
@@ -43,7 +44,13 @@ class SecondOpinion:
         buckets = list(zip(state.buckets.tokens.tolist(), state.buckets.rows.tolist(), strict=True))
         tokens = TokenBytes(state.grammars.token_place, state.grammars.token_bytes)
         self.oracle = Oracle(
-            limits, policy, queues, state.batch.sampled, buckets, tokens.pieces() if limits.grammar_share else []
+            limits,
+            policy,
+            queues,
+            state.batch.sampled,
+            state.drafts.source,
+            buckets,
+            tokens.pieces() if limits.grammar_share else [],
         )
         self._tails = [0] * limits.pairs
         self._views = as_memoryviews(state)  # faster than NumPy at single integers
@@ -93,15 +100,26 @@ class SecondOpinion:
         yield "slots of the rows", batch.row_slots[:count].tolist(), [row.request.slot for row in rows]
         tokens = [row.tokens for row in rows]
         yield "tokens of the rows", [b - a for a, b in pairwise(batch.query_starts[: count + 1].tolist())], tokens
-        yield "emitting rows", batch.emits[:count].tolist(), [row.emits for row in rows]
-        contexts = [row.request.computed + row.tokens for row in rows]
+        yield "emitting rows", batch.emits[:count].tolist(), [2 if row.ahead else row.emits for row in rows]
+        contexts = [row.request.computed + row.tokens + row.ahead for row in rows]
         yield "contexts", batch.context_lengths[:count].tolist(), contexts
         yield "tokens", words[S.TOKENS], sum(tokens)
-        yield "decode rows", words[S.DECODE_ROWS], sum([row.request.missing == 1 for row in rows])
+        drafted = {row.request for row in rows if row.ahead}
+        decodes = sum([row.request.missing == 1 and row.request not in drafted for row in rows])
+        yield "decode rows", words[S.DECODE_ROWS], decodes
+        yield "requests that have drafts wrongly", [r.slot for r in drafted if not self._may_have_drafts(r)], []
+        drafts = [(i, row.draft) for i, row in enumerate(rows) if row.ahead]
+        yield "drafts", [(i, batch.token_ids[i]) for i, _ in drafts], drafts
         yield "emits", words[S.EMITS], sum([row.emits for row in rows])
         yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
         groups = (self.oracle.group, self.oracle.groups) if rows else (0, 1)
         yield "groups of the step", (words[S.GROUP], max(1, words[S.GROUPS])), groups
+
+    def _may_have_drafts(self, request: Request) -> bool:
+        """R25: whether a request's last tokens occurred earlier where the scheduler says, and nothing excludes drafts."""
+        source, tokens, repeated = int(self.state.drafts.source[request.slot]), request.tokens, self.oracle.limits.draft_match
+        same = repeated <= source + 1 < len(tokens) and tokens[source + 1 - repeated : source + 1] == tokens[-repeated:]
+        return same and request.grammar is None and len(tokens) > max(request.prompt_length - 1, request.rests_until)
 
     def _suspended(self) -> Iterator[tuple[str, Any, Any]]:
         """Compare the suspended step and the number of its interruptions."""

@@ -227,7 +227,7 @@ def check_pace(limits, state, sim, now, command):
         if r.status[slot] != S.RUNNING or generated <= 0:
             observed.generated[slot] = 0
         elif generated > observed.generated[slot]:
-            if generated == 1:
+            if observed.generated[slot] == 0:  # a first token may come with others, which were drafts
                 observed.first_ns[slot] = now
             observed.generated[slot] = generated
     if observed.step[PLANNED] != 0:

@@ -26,6 +26,7 @@ TICK_NS = 50_000
 PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes one tick, but in uneven worlds
 UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
+MORE_ROWS = 3  # in a world with drafts
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
 WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the third: options of make_limits_by_name
@@ -154,9 +155,9 @@ class World(NamedTuple):
     segment: memoryview
 
 
-def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
-    """Small sizes, so that every resource runs out often. tight: as for make_world."""
-    rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
+def random_limits(draw: random.Random, tight: bool, more_rows: int = 0) -> WorldSizes:
+    """Small sizes, so that every resource runs out often. tight: as for make_world. more_rows: for drafts."""
+    rows, page_size = draw.randint(1, 6) + more_rows, draw.choice((1, 2, 4, 8))
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
     sq_entries = max(2, 1 << (slots - 1).bit_length())
@@ -257,7 +258,12 @@ def make_world(
     dead_ends: no byte continues the last state of each automaton.
     """
     draw = random.Random(seed)
-    sizes, facts, options = chosen or random_limits(draw, tight)
+    drafts = random.Random(f"drafts {seed}")
+    drafting = chosen is None and drafts.random() < 0.6
+    sizes, facts, options = chosen or random_limits(draw, tight, MORE_ROWS if drafting else 0)
+    if drafting:  # requests of few different tokens repeat themselves, if their readers are fast enough
+        sizes = dataclasses.replace(sizes, cq_entries=drafts.choice((8, 16, 64)))
+        facts = facts._replace(vocab_size=drafts.choice((2, 2, 2, 3)))
     if hostile:
         sizes = dataclasses.replace(sizes, pairs=max(2, sizes.pairs))
     layout = QueueLayout(sizes)
@@ -274,6 +280,10 @@ def make_world(
         pace = paces.choice(PACES_NS)
         limits = limits._replace(pace_ns=pace, best_effort_pace_ns=max(pace, paces.choice(PACES_NS)))
     odds = odds or random_odds(draw, limits)
+    if drafting:
+        sizes_of_drafts = {"tokens": (1, 2, 5), "match": (2, 2, 3, 4), "rest": (0, 1, 8), "buckets": (2, 16)}
+        limits = limits._replace(**{f"draft_{name}": drafts.choice(values) for name, values in sizes_of_drafts.items()})
+        odds = odds._replace(submit=drafts.choice((40, 150, odds.submit)), answer=drafts.choice((12, 30)))
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
     sim = Sim(

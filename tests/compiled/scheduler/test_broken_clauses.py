@@ -273,7 +273,9 @@ CONTEXT_WRONG 0: b.context_lengths[0] = 10
 UNCOVERED 0: b.counts[TOKENS] = 12
 UNCOVERED 0: b.counts[TOKENS] = 10
 EMITS_WRONG 0: b.emits[0] = 0
-EMITS_WRONG 1: b.emits[1] = 2
+EMITS_WRONG 1: b.emits[1] = 3
+DRAFT_WRONG 0: b.emits[0] = 2
+DRAFT_WRONG 1: b.emits[1] = 2
 EMITS_WRONG 2: r.length[1] = 13
 EMITS_WRONG 2: r.length[1] = r.prompt_length[1] = 11; b.emits[2] = 0
 """
@@ -299,7 +301,7 @@ CLASSES_AND_ROOM = """
 0 0: c[YIELDED_TURNS] = 1; best_effort(1, 7)
 YIELDS_NOT 2: c[YIELDED_TURNS] = 1; best_effort(1)
 YIELDS_NOT 1: c[YIELDED_TURNS] = 2; best_effort(7)
-YIELDS_NOT 0: c[YIELDED_TURNS] = 1; best_effort(0); b.counts[DECODE_ROWS] = 0
+0 0: c[YIELDED_TURNS] = 1; best_effort(0); b.counts[DECODE_ROWS] = 0
 0 0: best_effort(1)
 0 0: c[YIELDED_TURNS] = -1; best_effort(1)
 ROOM_LEFT 0: rows(0, 7)
@@ -378,7 +380,7 @@ UNCOVERED 0: suspend(); state.suspended.counts[TOKENS] = 9
 EMITS_WRONG 1: suspend(); state.suspended.emits[1] = 0
 CACHE_SLOT 3: suspend(); state.suspended.cache_slots[3] = 0
 SHARED_WRITE 0: suspend(); r.page_table[2, 1] = 12; p.refcount[[9, 12]] = 0, 2; c[FREE_COUNT] = 6; p.free[5] = 9; index(12)
-YIELDS_NOT 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
+0 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
 """
 CODES = {name: code for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 

@@ -184,14 +184,15 @@ def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
 
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
-    limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)))
+    limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)), draft_tokens=int(rng.integers(0, 2)))
     Q, R, N, B, T = limits.pairs, limits.slots, limits.pages, limits.rows, limits.tokens
     K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
     share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
     items = max(R, B, K, limits.index_items, share)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
     kept = (T, B) if limits.step_groups > 1 else (1, 1)
-    usual |= {"grammars": (G,), "tenants": (R,), "suspended": (kept[1],)}
+    drafted, buckets, known = (R, limits.draft_buckets, length) if limits.draft_tokens else (1, 1, 1)
+    usual |= {"drafts": (drafted,), "grammars": (G,), "tenants": (R,), "suspended": (kept[1],)}
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
@@ -207,10 +208,11 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
+        "drafts.heads": (drafted, buckets), "drafts.links": (drafted, known),
         "pace": (S.PACE_WORDS,), "tenants.clock": (1,),
     }
     # fmt: on
-    none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}
+    none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots", "drafts": "source"}
     none["tenants"], none["pages"] = "key service", "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)

@@ -175,7 +175,7 @@ def test_where_a_token_ends_its_request() -> None:
 
 
 def certain(case: Case) -> bool:
-    forecast(case.limits, case.state, True, 0, 1)
+    forecast(case.limits, case.state, True, False, 0, 1)
     return bool(case.state.counts[S.FAST_PATH])
 
 

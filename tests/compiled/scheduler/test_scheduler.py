@@ -167,16 +167,26 @@ def test_what_ends_the_fast_path_does_so_beside_all_else(most_rows: int) -> None
     state, counts, decode_rows = case.state, case.state.counts, case.state.batch.counts
     before, certain = counts.copy(), 0
     commands = (W.COMMAND_RUN, W.COMMAND_DRAIN, W.COMMAND_STOP)
-    reasons = itertools.product([0, 1, 2], [0, 1], [0, 1, 2], [0, 1], [2, 3], [2, 1], commands, [True, False])
-    for finishing, stalled, verdicts, waiting, running, decoding, command, grown in reasons:
+    reasons = itertools.product([0, 1, 2], [0, 1], [0, 1, 2], [0, 1], [2, 3], [2, 1], commands, [True, False], [0, 1])
+    for finishing, stalled, verdicts, waiting, running, decoding, command, grown, drafting in reasons:
         counts[:] = before
         counts[[S.FINISHING_COUNT, S.STALLED_COUNT, S.VERDICT_COUNT]] = finishing, stalled, verdicts
         counts[[S.WAITING_COUNT, S.RUNNING_COUNT]] = waiting, running
         decode_rows[S.DECODE_ROWS], state.inbox.command[0] = decoding, command
-        forecast(case.limits, state, grown, 0, 1)
+        forecast(case.limits, state, grown, drafting, 0, 1)
         nothing = (finishing, stalled, verdicts, running, decoding, command) == (0, 0, 0, 2, 2, W.COMMAND_RUN)
-        expected = nothing and grown and (waiting == 0 or most_rows == 2)
-        assert counts[S.FAST_PATH] == expected, (finishing, stalled, verdicts, waiting, running, decoding, command, grown)
+        expected = nothing and grown and not drafting and (waiting == 0 or most_rows == 2)
+        assert counts[S.FAST_PATH] == expected, (
+            finishing,
+            stalled,
+            verdicts,
+            waiting,
+            running,
+            decoding,
+            command,
+            grown,
+            drafting,
+        )
         certain += expected
     assert certain == (2 if most_rows == 2 else 1)
 

@@ -13,13 +13,13 @@ from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Streamer
-from blinkpy.dpu.http.answers import Answer
+from blinkpy.dpu.http.answers import Answer, Usage
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_feed import feed
-from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN
+from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN, WAS_DRAFTED
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice
@@ -148,12 +148,16 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
     scene.streamer.generations = [choice]
     scene.streamer.open(b"")
     scene.wire.writes.clear()
-    count = 0
+    count = drafted = 0
     for now in range(1, 400):
         step = [draw.randrange(520) for _ in range(1 if now == 1 else draw.choice((1, 1, 1, 2, 3)))]
         texts = [text for text in map(reference.push, step) if text or now == 1]
         assert (choice.plain is None) == (now == 1), "the first event is made in full"
-        feed([(request, token, HAS_TOKEN) for token in step], float(now), float(now), metrics, cancelled.append)
+        flags = [HAS_TOKEN | draw.choice((0, WAS_DRAFTED)) for _ in step]
+        drafted += sum(flag != HAS_TOKEN for flag in flags)
+        events = [(request, token, flag) for token, flag in zip(step, flags, strict=True)]
+        feed(events, float(now), float(now), metrics, cancelled.append)
+        assert choice.drafted == drafted
         count += len(step)
         assert list(chunks_of(b"".join(scene.wire.writes))) == [answer.event(0, text) for text in texts]
         assert (len(scene.wire.writes), choice.tokens, choice.last_event) == (bool(texts), count, float(now))
@@ -177,8 +181,13 @@ def test_texts_that_hang_on_more_than_their_tokens_take_no_shortcut(more: dict[s
 
 def test_events_with_token_counts_take_no_shortcut() -> None:
     scene, choice = Scene(usage=StreamUsage(True, True)), SimpleNamespace(index=0, is_plain=True, plain=None, detokenizer=None)
-    choice.prompt_length = choice.tokens = choice.cached_tokens = 1
+    choice.prompt_length = choice.tokens = choice.cached_tokens = choice.drafted = 1
     choice.reasoning = None
     scene.streamer.generations = [cast(Generation, choice)]
     scene.streamer.on_text(cast(Generation, choice), "a", [])
     assert choice.plain is None
+
+
+def test_usage_counts_right_drafts_if_there_were_some() -> None:
+    tables = [Usage(5, 9, drafted_tokens=drafted).table()["completion_tokens_details"] for drafted in (0, 4)]
+    assert tables == [{"reasoning_tokens": 0}, {"reasoning_tokens": 0, "accepted_prediction_tokens": 4}]

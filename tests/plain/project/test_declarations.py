@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parents[3] / "blinkpy"
 # Independent references and explanations of what the scheduler does must know each limit, and the simulator draws it.
 CHECKS = ("verify", "kv/invariants")
 ADVICE = "dpu/http/fields/peer_fields.py"  # its errors name fields to use instead of those of other servers
-# Sizes of memory and steps, which models and devices need, too; the policy has a language and checks of its own.
-WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy"}
+# Sizes of memory and steps, which models and devices need, too; the policy has its own language and checks. Devices, caches and
+# models without drafts refuse them.
+WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy", "speculative"}
 
 
 def files_with(word: str, *without: str) -> list[str]:

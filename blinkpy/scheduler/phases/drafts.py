@@ -1,0 +1,263 @@
+"""Drafts: tokens that may come next, checked in one step (speculation; prompt lookup: Saxena, 2023).
+
+A draft is a row of one token behind its request's row, and each row samples. A request's random numbers depend on
+its seed and position alone. So a draft is right if it equals the token that is sampled at its position, and the
+output is the same with and without drafts.
+
+Drafts are the request's own tokens that followed the same tokens earlier. overlap looks for the earlier place
+while the step runs (`find_drafts`): there, the last draft_match - 1 tokens must repeat. If the token that the step
+samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and of equal ones the latest.
+
+The index is a hash table of n-grams for each slot, with chains. It is never cleared: each entry that a lookup finds
+is compared with the request's tokens, so an entry of an earlier request is harmless.
+"""
+
+from blinkpy.device.expect import expect
+from blinkpy.device.portable import barrier, block_max, block_scan, device, strided
+from blinkpy.kv import state as S
+from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.page_allocator import evict_pages, extend_table
+from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS, WORD_MAX_TOKENS
+from blinkpy.scheduler.phases.completions import free_entries
+from blinkpy.scheduler.phases.preempt import spare_pages
+from blinkpy.scheduler.suspension import is_suspended, step_ended
+from blinkpy.scheduler.yielding import limits_pages
+
+DRAFT_TOKENS = S.COUNTER_INDEX["draft_tokens"]
+
+INDEXED_AT_ONCE = 512  # positions of a request that enter the index in one turn
+CANDIDATES = 8  # places that a lookup compares, latest first
+LONGEST_MATCH = 64  # tokens; longer matches count as equal
+HASH_MULTIPLIER, HASH_MASK, HASH_FOLD = 1_000_003, (1 << 40) - 1, 17
+_HALF, _LOW = 32, 0xFFFFFFFF  # two counts travel in one scan
+
+
+@device
+def may_have_drafts(requests, slot):
+    """Whether drafts are possible for a request: not while its prompt is scored, and not with a grammar, of which a
+    request has one state.
+    """
+    return requests.entry[slot, WORD_GRAMMAR_WORDS] == 0 and requests.length[slot] >= requests.prompt_length[slot]
+
+
+@device
+def has_draft_row(batch, row):
+    """Whether drafts follow a row."""
+    return row + 1 < batch.counts[S.ROWS] and batch.emits[row + 1] == S.DRAFT
+
+
+@device
+def begin_drafts(limits, drafts, slot):
+    """One lane: prepare for a new request."""
+    if limits.draft_tokens > 0:
+        drafts.source[slot] = -1
+        drafts.most[slot] = limits.draft_tokens
+        drafts.rests_until[slot] = 0
+        drafts.known[slot] = limits.draft_match - 1
+
+
+@device
+def find_drafts(limits, state, lane, lanes):
+    """Part of overlap: keep the index, and look for drafts after the token that the step samples. Returns whether a
+    request may get some.
+    """
+    if limits.draft_tokens == 0 or not step_ended(state.batch):
+        return False
+    requests, drafts, batch = state.requests, state.drafts, state.batch
+    found = 0
+    for row in strided(lane, batch.counts[S.ROWS], lanes):
+        slot = batch.row_slots[row]
+        able = batch.emits[row] != S.DRAFT and may_have_drafts(requests, slot)
+        if able:
+            index_tokens(limits, requests, drafts, slot)
+        if batch.emits[row] != S.DRAFT and not has_draft_row(batch, row):
+            source = -1
+            if able and batch.emits[row] != 0 and requests.length[slot] >= drafts.rests_until[slot]:
+                source = longest_match(limits, requests, drafts, slot)
+            drafts.source[slot] = source
+            found = 1 if source >= 0 else found
+        elif batch.emits[row] != S.DRAFT:
+            found = 1  # all of its drafts may be right
+    return block_max(found, lane, lanes) > 0
+
+
+@device
+def no_drafts(limits, state, lane, lanes):
+    """Replaces find_drafts and propose_drafts if no request has drafts."""
+    return False
+
+
+@device
+def bucket_of(limits, requests, slot, position):
+    """The bucket of the n-gram before a position."""
+    key = 0
+    for i in range(position - limits.draft_match + 1, position):
+        key = (key * HASH_MULTIPLIER + requests.tokens[slot, i] + 1) & HASH_MASK
+    return (key ^ key >> HASH_FOLD) & (limits.draft_buckets - 1)
+
+
+@device
+def index_tokens(limits, requests, drafts, slot):
+    """One lane: put known tokens into the index, by the n-grams before them."""
+    first = drafts.known[slot]
+    last = min(requests.length[slot], first + INDEXED_AT_ONCE)
+    for position in range(first, last):
+        bucket = bucket_of(limits, requests, slot, position)
+        drafts.links[slot, position] = drafts.heads[slot, bucket]
+        drafts.heads[slot, bucket] = position
+    drafts.known[slot] = max(first, last)
+
+
+@device
+def longest_match(limits, requests, drafts, slot):
+    """The position after the longest earlier match of the request's last tokens, or -1 if fewer than draft_match - 1
+    tokens repeat.
+    """
+    length, source = requests.length[slot], -1
+    best = limits.draft_match - 2
+    if length < limits.draft_match:
+        return source
+    position = drafts.heads[slot, bucket_of(limits, requests, slot, length)]
+    tried = 0
+    while position > 0 and tried < CANDIDATES:
+        if position < length:
+            equal = 0
+            while equal < min(position, LONGEST_MATCH) and (
+                requests.tokens[slot, position - 1 - equal] == requests.tokens[slot, length - 1 - equal]
+            ):
+                equal += 1
+            if equal > best:
+                best, source = equal, position
+        before = drafts.links[slot, position]
+        position = before if before < position else 0  # an entry of an earlier request may lead anywhere
+        tried += 1
+    return source
+
+
+@device
+def wanted_drafts(limits, state, slot):
+    """The drafts that a request can use in the next step, before rows and pages are shared out."""
+    requests, drafts, source = state.requests, state.drafts, state.drafts.source[slot]
+    length = requests.length[slot]
+    if source < 0 or requests.stalled[slot] != 0 or requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
+        return 0
+    if free_entries(limits, state.pairs, requests.pair[slot]) <= limits.rows:  # one for each row that the step may have
+        return 0
+    left = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS] - length  # intake keeps it within the context
+    return min(drafts.most[slot], left - 1)  # one token comes without a draft
+
+
+@device
+def propose_drafts(limits, state, lane, lanes):
+    """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], write the drafts
+    behind its tokens, and take their pages.
+
+    No request has drafts if a prompt needs a chunk, or a step is suspended. Rows that are left over go to the requests
+    in the order of `running`, and so do pages (see share_out).
+    """
+    if limits.draft_tokens == 0:
+        return
+    requests, counts, scratch = state.requests, state.counts, state.scratch
+    running, prompts = counts[S.RUNNING_COUNT], 0
+    for i in strided(lane, running, lanes):
+        slot = state.running[i]
+        scratch.first[i] = 0
+        if requests.stalled[slot] == 0 and requests.length[slot] - requests.computed[slot] > 1:
+            prompts = 1
+    rows = limits.rows - (running - counts[S.STALLED_COUNT])
+    if block_max(prompts, lane, lanes) > 0 or is_suspended(state) or rows == 0:
+        barrier(lanes)
+        return
+    proposed, pages = share_out(limits, state, running, rows, lane, lanes)
+    barrier(lanes)
+    if proposed == 0:
+        return
+    if pages > 0:
+        take_draft_pages(limits, state, running, pages, lane, lanes)
+    for i in strided(lane, running, lanes):
+        slot = state.running[i]
+        length, source = requests.length[slot], state.drafts.source[slot]
+        expect(state, scratch.first[i] == 0 or 0 <= source < length - 1, F.DRAFT_SOURCE)
+        for k in range(scratch.first[i]):  # in order: a source may reach into its own drafts
+            requests.tokens[slot, length + k] = requests.tokens[slot, source + 1 + k]
+    if lane == 0:
+        state.counters[DRAFT_TOKENS] += proposed
+    barrier(lanes)
+
+
+@device
+def share_out(limits, state, running, rows, lane, lanes):
+    """Give `rows` rows to drafts: scratch.first[i] of running[i], and scratch.page[i] further pages for them. Returns
+    (drafts, further pages).
+
+    A request keeps only the drafts that its own pages hold if further ones are not available without preemption. One page
+    for each running request, at most an eighth of the pool, is left. Best effort gets no further pages if its pages are
+    limited.
+    """
+    requests, scratch = state.requests, state.scratch
+    spare, limited = spare_pages(limits, state.counts), limits_pages(limits)
+    drafts, asked, taken = 0, 0, 0
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        wanted, lacking, held = 0, 0, 0
+        if i < running:
+            slot = state.running[i]
+            wanted = wanted_drafts(limits, state, slot)
+            # Drafts that its pages hold; a stalled request may even lack one.
+            held = max(0, (requests.num_pages[slot] << limits.page_shift) - requests.length[slot])
+        before, total = block_scan(wanted, lane, lanes)
+        granted = max(0, min(wanted, rows - before))
+        rows = max(0, rows - total)
+        if granted > held:
+            lacking = (granted - held + limits.page_size - 1) >> limits.page_shift
+            if limited and requests.entry[state.running[i], WORD_BEST_EFFORT] != 0:
+                granted, lacking = held, 0
+        before, total = block_scan(lacking, lane, lanes)
+        if lacking > 0 and asked + before + lacking > spare:
+            granted, lacking = held, 0
+        asked += total
+        if i < running:
+            scratch.first[i], scratch.page[i] = granted, lacking
+        _, total = block_scan(lacking << _HALF | granted, lane, lanes)
+        drafts, taken = drafts + (total & _LOW), taken + (total >> _HALF)
+    return drafts, taken
+
+
+@device
+def take_draft_pages(limits, state, running, amount, lane, lanes):
+    """Give running[i] scratch.page[i] further pages, `amount` in all."""
+    requests, pages, counts = state.requests, state.pages, state.counts
+    evict_pages(limits, pages, counts, state.counters, amount, lane, lanes)
+    free = counts[S.FREE_COUNT]
+    expect(state, free >= amount, F.STACK_SHORT)
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        slot, lacking = 0, 0
+        if i < running:
+            slot, lacking = state.running[i], state.scratch.page[i]
+        for k in range(block_max(lacking, lane, lanes)):
+            free -= extend_table(requests, pages, slot, 1 if k < lacking else 0, free, lane, lanes)
+    barrier(lanes)
+    if lane == 0:
+        counts[S.FREE_COUNT] = free
+    barrier(lanes)
+
+
+@device
+def learn_from_drafts(limits, drafts, slot, length, given, accepted):
+    """One lane: adapt a request's number of drafts to its own acceptance, after a step.
+
+    length: of the request, after the step. given, accepted: its drafts in the step.
+    The number doubles if all of them were right. Otherwise it becomes one more than were right. If the first one was
+    wrong, it is halved, and the request rests.
+    """
+    most = drafts.most[slot]
+    if accepted == given:
+        most = min(limits.draft_tokens, 2 * most)
+    elif accepted > 0:
+        most = accepted + 1
+    else:
+        most = max(1, most >> 1)
+        drafts.rests_until[slot] = length + limits.draft_rest
+    drafts.most[slot] = most
+    drafts.source[slot] += accepted + 1

@@ -1,0 +1,102 @@
+"""Rules of drafts (R25, R26): which requests have some, how many, and which of them are right."""
+
+from collections.abc import Iterator
+
+from blinkpy.verify.oracle.oracle_state import OracleState, Request, Row
+
+
+def decode_rows(state: OracleState) -> list[Row]:
+    """R15, R25: rows of the requests that lack one token, those with drafts last."""
+    decoding = [r for r in state.active() if r.missing == 1]
+    drafts = choose_drafts(state, decoding)
+    rows = [Row(r, 1, True) for r in decoding if r not in drafts]
+    for request, tokens in drafts.items():
+        rows.append(Row(request, 1, True))
+        rows += [Row(request, 1, True, ahead, draft) for ahead, draft in enumerate(tokens, 1)]
+    state.counters["draft_tokens"] += sum(map(len, drafts.values()))
+    return rows
+
+
+def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, list[int]]:
+    """R25: the drafts of each request that has some; takes their pages."""
+    size, limits = state.limits.page_size, state.limits
+    if not limits.draft_tokens or state.prompts() or state.suspended:
+        return {}
+    rows = limits.rows - len(decoding)
+    spare = state.pool.available - min(len(state.running), limits.pages // 8)
+    chosen, pages, asked = dict[Request, list[int]](), dict[Request, int](), 0
+    for request in decoding:
+        count = min(rows, wanted(state, request))
+        rows -= count
+        held = len(request.pages) * size - len(request.tokens)
+        more = -(-max(0, count - held) // size)
+        if more and request.best_effort and limits.best_effort_pages < limits.pages:
+            count, more = held, 0
+        asked += more
+        if more and asked > spare:
+            count, more = held, 0
+        if count:
+            chosen[request], pages[request] = continuation(state, request, count), more
+    state.pool.evict(sum(pages.values()))
+    for request, more in pages.items():
+        request.pages += [state.pool.take() for _ in range(more)]
+    return chosen
+
+
+def wanted(state: OracleState, request: Request) -> int:
+    """R25: the number of drafts that a request can use. SecondOpinion checks the earlier place."""
+    source, tokens = int(state.sources[request.slot]), request.tokens
+    if source == -1 or tokens[source] != tokens[-1]:
+        return 0
+    if state.free_entries(state.pairs[request.pair]) <= state.limits.rows:
+        return 0
+    left = request.prompt_length + request.max_tokens - len(tokens)
+    return min(request.most_drafts, left - 1)
+
+
+def continuation(state: OracleState, request: Request, count: int) -> list[int]:
+    """R25: the tokens after the earlier place, which may reach into the drafts themselves."""
+    tokens, first = list(request.tokens), int(state.sources[request.slot]) + 1
+    for k in range(count):
+        tokens.append(tokens[first + k])
+    return tokens[len(request.tokens) :]
+
+
+def right_drafts(state: OracleState, first: int) -> int:
+    """R26: how many drafts behind row `first` equal the tokens sampled before them."""
+    right = 0
+    for i, row in enumerate(state.rows[first + 1 :], first):
+        if row.ahead != right + 1 or int(state.sampled[i]) != row.draft:
+            break
+        right += 1
+    return right
+
+
+def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, bool]]:
+    """R6, R26: (request, token, whether a draft equals it) for each token of the step to append, in order. The caller
+    appends a token before it asks for the next one.
+    """
+    for i, row in enumerate(state.rows):
+        if row.ahead or not row.emits:
+            continue
+        request, right, appended = row.request, right_drafts(state, i), 0
+        yield request, int(state.sampled[i]), right != 0
+        while appended != right and not request.finish:
+            appended += 1
+            request.computed += 1
+            yield request, int(state.sampled[i + appended]), right != appended
+        state.counters["draft_tokens_accepted"] += appended
+        given = sum(other.request is request for other in state.rows) - 1
+        if given:
+            learn(state, request, given, appended)
+
+
+def learn(state: OracleState, request: Request, given: int, right: int) -> None:
+    """R25: adapt the number of drafts to the request's own acceptance."""
+    if right == given:
+        request.most_drafts = min(state.limits.draft_tokens, 2 * request.most_drafts)
+    elif right:
+        request.most_drafts = right + 1
+    else:
+        request.most_drafts = max(1, request.most_drafts // 2)
+        request.rests_until = len(request.tokens) + state.limits.draft_rest

@@ -1,0 +1,200 @@
+"""Drafts: their index, their number, and the same tokens with and without them.
+
+Claim decisions/drafts (simulator): Drafts change no token. A wrong draft is not published, counted as computed, or
+indexed, and no request waits for drafts or is preempted for them.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scheduler_cases import Case, make_case
+
+from blinkpy.device.tables import as_memoryviews
+from blinkpy.kv import state as S
+from blinkpy.kv.state_memory import make_state
+from blinkpy.queues import words as W
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.submission import WORD_MAX_TOKENS
+from blinkpy.scheduler.phases.drafts import (
+    CANDIDATES,
+    INDEXED_AT_ONCE,
+    LONGEST_MATCH,
+    begin_drafts,
+    bucket_of,
+    index_tokens,
+    longest_match,
+)
+
+ROOM: dict[str, Any] = {"pairs": 1, "slots": 8, "rows": 8, "tokens": 24, "pages": 120, "max_model_len": 64, "cq_entries": 64}
+OFF: dict[str, Any] = {"speculative": "off", "speculative_tokens": 7, "speculative_match": 8}
+DRAFTS: dict[str, Any] = ROOM | {"vocab_size": 2, "speculative": "ngram", "speculative_tokens": 4, "speculative_match": 2}
+
+
+def run(case: Case, requests: list[tuple[list[int], int, dict[str, Any]]]) -> tuple[int, int]:
+    """Submit all, and run to their ends. Returns (turns with a batch, turns with drafts in it)."""
+    for prompt, most, options in requests:
+        case.submit(prompt, most, **options)
+    steps = drafted = 0
+    while not all(request.ended for request in case.awaited):
+        steps += case.turn() >= 0
+        rows = int(case.state.batch.counts[S.ROWS])
+        drafted += bool((case.state.batch.emits[:rows] == S.DRAFT).any())
+        case.read(0)
+        assert steps < 2000
+    case.finish()
+    return steps, drafted
+
+
+def random_requests(rng: np.random.Generator, vocabulary: int = 2, count: int = 8) -> list[tuple[list[int], int, dict[str, Any]]]:
+    lengths = rng.integers(1, 20, count)
+    return [(rng.integers(0, vocabulary, n).tolist(), int(rng.integers(1, 44)), {"seed": i}) for i, n in enumerate(lengths)]
+
+
+# ---- the index ------------------------------------------------------------------------------------------------------------
+
+
+def matches(tokens: list[int], least: int) -> dict[int, int]:
+    """The length of the match before each earlier position, if at least `least` tokens repeat; at most LONGEST_MATCH."""
+    found, length = dict[int, int](), len(tokens)
+    for position in range(least, length):
+        equal = 0
+        while equal < min(position, LONGEST_MATCH) and tokens[position - 1 - equal] == tokens[length - 1 - equal]:
+            equal += 1
+        if equal >= least:
+            found[position] = equal
+    return found
+
+
+@pytest.mark.parametrize("garbage", [False, True])
+def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generator) -> None:
+    """Against a search through all tokens. Entries of earlier requests in the index may hide a match, but add none."""
+    limits = make_case(lanes=1, **DRAFTS).limits
+    hits = 0
+    for _ in range(150):
+        least = int(rng.integers(1, 6))
+        limits = limits._replace(draft_match=least + 1, draft_buckets=int(2 ** rng.integers(1, 7)))
+        state = make_state(limits)
+        if garbage:
+            for array in (state.drafts.heads, state.drafts.links):
+                array[:] = rng.integers(0, limits.max_model_len, array.shape)
+        length, vocabulary = int(rng.integers(1, limits.max_model_len)), int(rng.choice((2, 5, 30)))
+        tokens = rng.integers(0, vocabulary, length)
+        state.requests.tokens[3, :length] = tokens
+        views = as_memoryviews(state)
+        begin_drafts(limits, views.drafts, 3)
+        for known in sorted(rng.integers(1, length + 1, 3).tolist()) + [length]:  # as it grows
+            state.requests.length[3] = known
+            index_tokens(limits, views.requests, views.drafts, 3)
+        source, all_matches = int(longest_match(limits, views.requests, views.drafts, 3)), matches(tokens.tolist(), least)
+        assert source == -1 or source in all_matches
+        if not garbage:
+            bucket = bucket_of(limits, views.requests, 3, length) if length >= least else -1
+            places = [place for place in range(least, length) if bucket_of(limits, views.requests, 3, place) == bucket]
+            compared = {place: all_matches[place] for place in places[-CANDIDATES:] if place in all_matches}
+            best = max(compared.values(), default=0)
+            assert source == max((place for place, equal in compared.items() if equal == best), default=-1)
+        hits += source >= 0
+    assert hits > 20
+
+
+def test_a_long_prompt_enters_the_index_over_several_turns() -> None:
+    limits = make_case(lanes=1, **DRAFTS | {"max_model_len": 2048, "pages": 600}).limits
+    state = make_state(limits)
+    views = as_memoryviews(state)
+    begin_drafts(limits, views.drafts, 0)
+    state.requests.length[0] = 2 * INDEXED_AT_ONCE
+    for turn in (1, 2, 3):
+        index_tokens(limits, views.requests, views.drafts, 0)
+        assert state.drafts.known[0] == min(turn * INDEXED_AT_ONCE + 1, 2 * INDEXED_AT_ONCE)
+
+
+def test_without_drafts_the_state_has_no_memory_for_them() -> None:
+    state = make_case(lanes=1, **ROOM).state
+    assert [array.size for array in state.drafts] == [1] * len(state.drafts)
+
+
+# ---- how many -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 11])
+def test_requests_get_the_same_tokens_in_fewer_steps(lanes: int, rng: np.random.Generator) -> None:
+    """Each token is checked by its front end, and each decision by the oracle."""
+    requests = random_requests(rng)
+    case = make_case(lanes=lanes, **DRAFTS, record_turns=8)
+    steps, drafted = run(case, requests)
+    without, none = run(make_case(lanes=1, **DRAFTS | OFF), requests)
+    right = case.counter("draft_tokens_accepted")
+    assert none == 0 < drafted and 0 < right < case.counter("draft_tokens")
+    assert steps <= without
+    assert case.counter("generated_tokens") == sum(len(request.expected) for request in case.done)
+
+
+def test_completions_say_which_tokens_were_drafted(rng: np.random.Generator) -> None:
+    case = make_case(lanes=1, **DRAFTS)
+    flagged, poll = 0, case.clients[0].poll
+
+    def counting() -> Any:
+        nonlocal flagged
+        events = poll()
+        flagged += sum(flags & W.WAS_DRAFTED != 0 for _, _, flags in events)
+        assert all(flags & W.HAS_TOKEN for _, _, flags in events if flags & W.WAS_DRAFTED)
+        return events
+
+    case.clients[0].poll = counting
+    run(case, random_requests(rng))
+    assert flagged == case.counter("draft_tokens_accepted") > 0
+
+
+def drafts_of(case: Case, turns: int = 60) -> int:
+    """The most drafts of a step in some turns."""
+    most = 0
+    for _ in range(turns):
+        case.turn()
+        rows = int(case.state.batch.counts[S.ROWS])
+        most = max(most, int((case.state.batch.emits[:rows] == S.DRAFT).sum()))
+        case.read(0)
+    return most
+
+
+def test_requests_with_a_grammar_and_scored_prompts_get_none(rng: np.random.Generator) -> None:
+    case = make_case(lanes=1, **DRAFTS | {"share": 2})
+    supply = case.world.sim.grammars
+    automaton = ByteAutomaton.of_words(supply.words[0][: supply.length[0]])
+    for seed in range(4):
+        case.submit([0, 1] * 8, 30, grammar=automaton, seed=seed)
+    assert drafts_of(case) == 0
+    case.finish()
+
+
+@pytest.mark.parametrize(("change", "most"), [({"cq_entries": 8}, 0), ({"rows": 3}, 2), ({"speculative_tokens": 1}, 1), ({}, 4)])
+def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], most: int) -> None:
+    """One request, whose tokens are all the same one: the model's are replaced."""
+    case = make_case(lanes=1, **DRAFTS | change)
+    case.judged = False
+    case.submit([0] * 12, 40, seed=3)
+    seen = 0
+    for _ in range(12):
+        case.turn()
+        rows = int(case.state.batch.counts[S.ROWS])
+        seen = max(seen, rows - 1)
+        case.state.batch.sampled[:rows] = 0
+    assert seen == most
+    length = int(case.state.requests.length[0])
+    assert length > 12 + 12 if most > 1 else length <= 12 + 24
+
+
+def test_no_draft_is_beyond_the_last_token() -> None:
+    """Requests with few tokens left."""
+    case = make_case(lanes=1, **DRAFTS)
+    for most in range(1, 8):
+        case.submit([0, 1] * 6, most, seed=most)
+    for _ in range(40):
+        case.turn()
+        batch, requests = case.state.batch, case.state.requests
+        for row in range(int(batch.counts[S.ROWS])):
+            slot = batch.row_slots[row]
+            end = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS]
+            assert batch.context_lengths[row] < end
+        case.read(0)
+    case.finish()
