@@ -260,6 +260,12 @@ PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "
             "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
 
 
+def is_routable(experts: int, top_k: int, groups: int) -> bool:
+    """Whether a model may have these numbers: its groups are of one size, and half of them have enough experts."""
+    groups = max(1, groups)
+    return experts % groups == 0 and (groups + 1) // 2 * (experts // groups) >= top_k
+
+
 def product_edges() -> list[tuple[str, Any]]:
     """Cases of linear layers and experts: of each that a variant declares, with each axis in turn around its block."""
     found: list[tuple[str, Any]] = []
@@ -281,8 +287,7 @@ def product_edges() -> list[tuple[str, Any]]:
                 step = 1 if axis == "experts" else max(32, expert.shape.group)
                 for size in around(block, step):
                     shape = replace(expert.shape, **{axis: size})
-                    grouped = shape.experts % max(1, expert.groups) == 0  # groups are of one size
-                    if grouped and size >= shape.top_k and experts.supports(shape, expert.bucket):
+                    if is_routable(shape.experts, shape.top_k, expert.groups) and experts.supports(shape, expert.bucket):
                         found.append((f"{name} {axis}", expert._replace(shape=shape)))
     return found
 
