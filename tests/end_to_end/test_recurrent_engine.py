@@ -16,6 +16,7 @@ from support.models.model_zoo import VOCAB, save_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.engine.devices import cpu_device
 from blinkpy.engine.devices.cpu_device import CpuDevice
 from blinkpy.engine.engine import make_engine
 from blinkpy.llm import LLM
@@ -97,3 +98,17 @@ def test_states_beyond_the_memory_are_refused_before_anything_is_loaded(tmp_path
     words = r"the recurrent states of 4194240 slots take [\d.]+ GiB, [\d.]+ MiB each, but this machine has [\d.]+ GiB"
     with pytest.raises(ConfigError, match=words):
         CpuDevice().cache_bytes(config, model)
+
+
+def test_default_slots_leave_most_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of it holds the states of all workers. An explicit number stays."""
+    save_model("qwen3.5", tmp_path, 1)
+    state = describe_model(tmp_path).state_bytes(4)
+    for memory, workers, slots in ((4 * 2 * 43 * state, 2, 40), (4 * 5 * state, 1, 5), (0, 1, 1), (1 << 50, 1, 256)):
+        monkeypatch.setattr(cpu_device, "machine_memory", lambda memory=memory: memory)
+        config = Config().with_options({"workers": workers})
+        assert CpuDevice().slots(config, describe_model(tmp_path)) == slots
+    monkeypatch.setattr(cpu_device, "machine_memory", lambda: 4 * 9 * state)
+    for asked, given in (({}, 8), ({"slots": 3}, 3)):
+        with serving(make_engine(config_for(tmp_path, **SMALL | {"slots": 0} | asked))) as pair:
+            assert pair.free_slots == given

@@ -55,7 +55,7 @@ def lacking_without_torch(model: DecoderDescription) -> list[str]:
 
 
 def machine_memory() -> int:
-    """Bytes."""
+    """Bytes of memory that this machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
