@@ -182,8 +182,9 @@ def benchmark(options: argparse.Namespace) -> None:
         tables = [each for each in tables if each.name in options.table]
         if len(tables) < len(set(options.table)):
             raise UsageError(f"unknown table; known tables: {', '.join(each.name for each in read_manifest(options.manifest))}")
-    if unknown := set(options.without) - {entry.name for each in tables for entry in each.systems}:
-        raise UsageError(f"--without: unknown system {min(unknown)!r} in these tables")
+    names = {entry.name for each in tables for entry in each.systems}
+    if unknown := set(options.without) - names:
+        raise UsageError(f"--without: unknown system {min(unknown)!r}; systems of these tables: {', '.join(sorted(names))}")
     if options.list:
         print(overview(tables, options.cells))
         return

@@ -114,7 +114,7 @@ class Engine:
         if not config.queue.slots:
             config = self.config = config.with_options({"slots": device.slots(config, model)})
             if config.queue.slots < DEFAULT_SLOTS:
-                logger.info("slots is %d per worker, for the recurrent states of %s", config.queue.slots, model.name)
+                logger.info("slots is %d per worker, since each needs a recurrent state of %s", config.queue.slots, model.name)
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
