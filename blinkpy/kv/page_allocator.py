@@ -134,16 +134,17 @@ def take_pages(limits, requests, pages, counts, counters, slot, amount, lane, la
 
 @device
 def extend_table(requests, pages, slot, short, top, lane, lanes):
-    """Give this lane's request one more page from the free stack if short is 1.
+    """Give this lane's request `short` more pages from the free stack.
 
-    top: height of the stack; higher lanes take deeper pages.
+    top: height of the stack; higher lanes take deeper pages, so the pages of a request do not depend on the number of lanes.
 
     Returns the number of pages that all lanes took; the caller lowers the stack by it.
     """
     before, total = block_scan(short, lane, lanes)
+    for k in range(short):
+        own_page(requests, pages, slot, requests.num_pages[slot] + k, pages.free[top - 1 - before - k])
     if short > 0:
-        own_page(requests, pages, slot, requests.num_pages[slot], pages.free[top - 1 - before])
-        requests.num_pages[slot] += 1
+        requests.num_pages[slot] += short
     return total
 
 

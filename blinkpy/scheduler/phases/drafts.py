@@ -235,8 +235,7 @@ def take_draft_pages(limits, state, running, amount, lane, lanes):
         slot, lacking = 0, 0
         if i < running:
             slot, lacking = state.running[i], state.scratch.page[i]
-        for k in range(block_max(lacking, lane, lanes)):
-            free -= extend_table(requests, pages, slot, 1 if k < lacking else 0, free, lane, lanes)
+        free -= extend_table(requests, pages, slot, lacking, free, lane, lanes)
     barrier(lanes)
     if lane == 0:
         counts[S.FREE_COUNT] = free

@@ -12,7 +12,7 @@ from support.scheduler_cases import Case, make_case
 
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.state_memory import differences, make_state, snapshot
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.submission import WORD_MAX_TOKENS
@@ -128,6 +128,28 @@ def test_requests_get_the_same_tokens_in_fewer_steps(lanes: int, rng: np.random.
     assert none == 0 < drafted and 0 < right < case.counter("draft_tokens")
     assert steps <= without
     assert case.counter("generated_tokens") == sum(len(request.expected) for request in case.done)
+
+
+@pytest.mark.parametrize("lanes", [3, 11])
+def test_drafts_get_the_same_pages_in_any_number_of_lanes(lanes: int, rng: np.random.Generator) -> None:
+    """Several pages for each of several requests in one turn.
+
+    Supports claim state/lanes.
+    """
+    sizes = DRAFTS | {"page_size": 2, "speculative_tokens": 7, "rows": 32, "tokens": 64}
+    one, more = (make_case(lanes=number, **sizes) for number in (1, lanes))
+    for prompt, most, options in random_requests(rng):
+        one.submit(prompt, most, **options)
+        more.submit(prompt, most, **options)
+    several = False
+    for _ in range(40):
+        before = one.state.requests.num_pages.copy()
+        assert one.turn() == more.turn()
+        assert not differences(snapshot(one.state), snapshot(more.state))
+        several |= int((one.state.requests.num_pages - before >= 2).sum()) >= 2
+        one.read(0)
+        more.read(0)
+    assert several
 
 
 def test_completions_say_which_tokens_were_drafted(rng: np.random.Generator) -> None:
