@@ -1,1 +1,1 @@
-"""Who is served when: keys and their limits, and the queue of requests that wait for a slot."""
+"""The order of service: API keys and their limits, and the queue of requests that wait for a slot."""

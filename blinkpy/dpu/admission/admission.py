@@ -1,7 +1,7 @@
-"""Who gets slots, and when: limits of tenants, and the waiting queue of one worker.
+"""Admission of requests to slots: the limits of tenants, and the waiting queue of one worker.
 
-A request enters, may wait, is let in, and leaves when it has ended, however it did. Each worker has its own slots and its own
-queue; what a tenant has is counted over all workers (blinkpy.dpu.admission.tenant_table).
+A request enters, may wait, is admitted, and leaves after its end, also after an error or a disconnect. Each worker has
+its own slots and its own queue. Limits count a tenant's usage over all workers (blinkpy.dpu.admission.tenant_table).
 """
 
 import asyncio
@@ -20,16 +20,23 @@ from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.metrics import Metrics
 
-RESERVED = 16  # of that many slots, one is not for a tenant that holds all others: another one enters at once
+RESERVED = 16  # one of this many slots is closed to a tenant that holds all others, so another tenant never waits for it
 QUANTUM = 4  # slots that a request of many choices gets at a time while others wait
-LOOK_S = 0.05  # between two looks at those who wait: for deadlines, and for what other workers give free
-SETTLE_S = 0.05  # between two times that all who run are charged: with thousands of them, a millisecond
+LOOK_S = 0.05  # interval of checks of the waiting queue: for deadlines, and for limits that other workers no longer exhaust
+SETTLE_S = 0.05  # interval of charges to running requests: thousands of them take a millisecond
 
 logger = logging.getLogger("blinkpy.frontend")
 
 
 class Admission:
-    """room: the slots that are free in the queue pair now. Raises ConfigError for keys that can't be used."""
+    """Decides which requests get slots.
+
+    room: the number of free slots in the queue pair.
+    places: names of the grammars and token rules in flight, and the engine's limit of different ones.
+    slots: the slots of all queue pairs, free or not.
+
+    Raises ConfigError for keys that can't be used.
+    """
 
     def __init__(
         self,
@@ -43,16 +50,16 @@ class Admission:
         slots: Callable[[], int] = lambda: 0,  # of all queue pairs, free or not
     ):
         self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
-        self._places = places  # names of the grammars and token rules in flight, and how many different ones the engine takes
+        self._places = places  # see `places` above
         self._slots, self._held = slots, dict[str, int]()  # slots of each tenant in this worker
-        self._known: tuple[set[int], int] | None = None  # these, with those that were let in, as of this look at the queue
+        self._known: tuple[set[int], int] | None = None  # with admitted requests; for one pass over the queue
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
-        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
+        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # set at admission or refusal; in the order of arrival
         self._running: dict[Ticket, None] = {}
         self._numbers = self._reserved = self._best_effort = 0
-        self._settled = -math.inf  # when all who run were charged last, s
+        self._settled = -math.inf  # the last charge of all running requests, s
         self._somebody = asyncio.Event()  # waits
-        self._reading = asyncio.Lock()  # what was read last is installed last
+        self._reading = asyncio.Lock()  # so that the keys read last are installed last
         self._closed: ApiError | None = None
         self._install(keys.read())
 
@@ -73,13 +80,13 @@ class Admission:
                 self._buckets[tenant.name] = same
 
     def _bucket(self, tenant: Tenant, per_minute: int, now: float) -> TokenBucket:
-        """A tenant's bucket: full, or in the state that any worker has noted last, also before a restart."""
+        """A tenant's bucket: full, or in the last state that any worker noted, also before a restart."""
         state = self.table.bucket(tenant.number, per_minute)
         level, seen = (float(per_minute), now) if state is None or state[1] > now else state
         return TokenBucket(per_minute, seen, self.table.total(tenant.number, "tokens"), level)
 
     async def reload(self) -> None:
-        """Read the keys again; where that fails, those of before hold on."""
+        """Read the keys again. If that fails, the current keys stay."""
         if not self._keys.path:
             return
         async with self._reading:
@@ -92,7 +99,7 @@ class Admission:
         self.let_in()
 
     def tenant_of(self, authorization: bytes) -> Tenant:
-        """Whose key a header "Authorization" has. Raises ApiError with status 401."""
+        """The tenant of a header "Authorization". Raises ApiError with status 401."""
         if self._ring is None:
             return NOBODY
         scheme, _, key = authorization.partition(b" ")
@@ -113,9 +120,13 @@ class Admission:
         best_effort: int = 0,
         names: frozenset[int] = frozenset(),
     ) -> Ticket:
-        """Begin a request; its values are those of Ticket. If ticket.inside is False, `wait` for it; `leave` in any case. A
-        request that is inside may have some of its slots; it gets the others one by one, by ticket.more. Raises ApiError with
-        status 400, and 429 if a limit leaves it no place in the queue."""
+        """Begin a request; the arguments are fields of Ticket.
+
+        If ticket.inside is False, call `wait` next; call `leave` in any case. An admitted request may have only some
+        of its slots: the others follow one by one, through ticket.more.
+
+        Raises ApiError with status 400, and with 429 if a limit leaves the request no place in the queue.
+        """
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
         if tenant.requests is not None and slots > tenant.requests:
@@ -154,8 +165,8 @@ class Admission:
         return ticket
 
     def convert(self, tenant: Tenant, tokens: int) -> None:
-        """Charge a tenant for tokens that no engine makes, as of /tokenize. Raises ApiError with status 429 if its bucket is
-        empty."""
+        """Charge a tenant for tokens that no engine generates, as for /tokenize. Raises ApiError with status 429 if
+        its bucket is empty."""
         self._check_rate(tenant, self._clock())
         self.table.add(tenant.number, "tokens", tokens)
 
@@ -172,7 +183,7 @@ class Admission:
         self.table.set_bucket(tenant.number, bucket.per_minute, bucket.level, now)
 
     def _find_place(self, ticket: Ticket, now: float) -> None:
-        """Raise ApiError if a request that has to wait may not. One that is larger than all of a limit waits alone."""
+        """Raise ApiError if the request may not wait. A request above a whole limit may wait if no other request does."""
         if self._closed is not None:
             raise self._closed.again()
         tenant = ticket.tenant
@@ -195,24 +206,24 @@ class Admission:
             self._fail(dropped, error)
 
     async def wait(self, ticket: Ticket) -> None:
-        """Until it is let in. Raises ApiError with status 429 after max_waiting_s, and 503."""
+        """Wait for admission. Raises ApiError: status 429 after max_waiting_s, or 503."""
         if ticket.turn is not None:
             await ticket.turn
             if ticket.refusal is not None:
                 raise ticket.refusal.again()
 
     def submitted(self, ticket: Ticket, slots: int) -> None:
-        """Some of its choices have taken their slots of the queue pair."""
+        """Note that choices of a request have taken their slots of the queue pair."""
         self._reserved -= slots
         ticket.reserved -= slots
 
     def leave(self, ticket: Ticket) -> None:
-        """It has ended, or was given up, wherever it was."""
+        """End a request in any state: waiting, running or finished."""
         if ticket in self._waiting:
             self._stop_waiting(ticket)
         if ticket in self._running:
             self._settle_one(ticket)
-            self._charge(ticket, -ticket.prompt_tokens * (1 - ticket.granted / ticket.slots))  # choices without a slot
+            self._charge(ticket, -ticket.prompt_tokens * (1 - ticket.granted / ticket.slots))  # refund for choices without a slot
             del self._running[ticket]
             self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.granted)
             self._best_effort -= ticket.granted if ticket.best_effort else 0
@@ -226,26 +237,26 @@ class Admission:
         if self._queue.requests:
             self.let_in()
 
-    # ---- those who wait ----------------------------------------------------------------------------------------------
+    # ---- the waiting queue --------------------------------------------------------------------------------------------
 
     def let_in(self) -> None:
-        """Give free slots to those who wait, in turn; to be called when there may be some."""
+        """Give free slots to waiting requests in turn; to be called when slots may have become free."""
         self._known = None
         if not self._queue.requests:
             return
         now = self._clock()
-        if self._queue.tenants > 1:  # else there is nothing to compare: it costs as much as there are requests
+        if self._queue.tenants > 1:  # with one tenant there is nothing to compare, and a charge costs time per request
             self._settle(now)
         while (free := self._free()) > 0:
             ticket = self._queue.first(self._may_run)
             if ticket is None:
                 return
-            # Where others wait, too, one of many slots takes turns with them.
+            # If others wait too, a request of many slots takes turns with them.
             most = free if self._queue.requests == 1 else QUANTUM
             self._grant(ticket, min(free, most, self._allowed(ticket)), now)
 
     def _grant(self, ticket: Ticket, slots: int, now: float) -> None:
-        """Give one that waits some of its slots, and tell it."""
+        """Give a waiting request some of its slots, and notify it."""
         self._numbers += 1
         self._queue.grant(ticket, slots, self._numbers)
         future, first = self._waiting.pop(ticket), not ticket.inside
@@ -259,16 +270,16 @@ class Admission:
         if first and not future.done():
             future.set_result(None)
         elif not first:
-            asyncio.get_running_loop().call_soon(_continue, ticket)  # not within the poll that has freed the slot
+            asyncio.get_running_loop().call_soon(_continue, ticket)  # not within the poll that freed the slot
 
-    def refuse_all(self, error: ApiError, for_good: bool = False) -> None:
-        """End all that wait. for_good: and whoever would have to, from now on."""
-        self._closed = error if for_good else self._closed
+    def refuse_all(self, error: ApiError, permanent: bool = False) -> None:
+        """Refuse all waiting requests. permanent: later ones, too."""
+        self._closed = error if permanent else self._closed
         for ticket in list(self._waiting):
             self._fail(ticket, error)
 
     def sweep(self) -> None:
-        """To be called about once a second: charge for what has been generated."""
+        """Charge for generated tokens; to be called about once a second."""
         for ticket in self._running:
             self._settle_one(ticket)
         now = self._clock()
@@ -282,7 +293,8 @@ class Admission:
         return self._allowed(ticket) > 0
 
     def _allowed(self, ticket: Ticket) -> int:
-        """How many of the slots that it lacks the limits of its tenant and class leave it; 0 without a place for its grammar."""
+        """The number of missing slots that the limits of tenant and class permit; 0 if its grammar has no place in the
+        engine."""
         tenant, most = self.tenants.get(ticket.tenant.name, ticket.tenant), self._options.max_flex_requests
         allowed = ticket.slots - ticket.granted
         if ticket.best_effort and most:
@@ -306,7 +318,7 @@ class Admission:
         return len(known | names) <= most
 
     def _take(self, ticket: Ticket, slots: int, now: float) -> None:
-        """It has more of its slots, and is inside."""
+        """Record that an admitted request got more slots."""
         self._known = None
         self._held[ticket.tenant.name] = self._held.get(ticket.tenant.name, 0) + slots
         self._best_effort += slots if ticket.best_effort else 0
@@ -362,14 +374,14 @@ class Admission:
     # ---- accounts ----------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
-        """Charge all who run for what they have generated, unless that was done a moment ago."""
+        """Charge all running requests for their generated tokens, unless that was done a moment ago."""
         if now - self._settled >= SETTLE_S:
             self._settled = now
             for ticket in self._running:
                 self._settle_one(ticket)
 
     def _settle_one(self, ticket: Ticket) -> None:
-        """Charge for what it has generated since the last time."""
+        """Charge a request for the tokens generated since the last charge."""
         more = ticket.prompt_tokens + sum(generation.tokens for generation in ticket.generations) - ticket.charged
         if more > 0:
             self._charge(ticket, more)
@@ -388,7 +400,7 @@ class Admission:
         self._metrics.gauge("waiting_tokens", self._queue.tokens)
 
     def _refuse(self, tenant: Tenant, limit: str, text: str, retry_s: int) -> ApiError:
-        """A 429, counted; its code is the limit's name."""
+        """A 429, counted; its code is the name of the limit."""
         self._metrics.count(f"refused_{limit}")
         self.table.add(tenant.number, "requests_refused", 1)
         return ApiError(429, f"The server is busy: {text} ({limit}).", code=limit, retry_s=retry_s)

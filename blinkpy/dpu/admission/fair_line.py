@@ -78,7 +78,7 @@ class FairLine(Generic[Item]):
         return found
 
     def remove(self, name: str, item: Item) -> bool:
-        """Take an item that gave up; False if it is not there."""
+        """Remove a cancelled item. Returns False if it is not in the queue."""
         owner = self._owners.get(name)
         for place, (there, size) in enumerate(owner.items if owner is not None else ()):
             if there is item and owner is not None:
@@ -91,7 +91,8 @@ class FairLine(Generic[Item]):
         return False
 
     def charge(self, name: str, cost: float) -> None:
-        """An owner was served. cost: in any unit, the same for all; below 0: an earlier charge was too high."""
+        """Charge an owner for service. cost: in any unit, the same for all owners; negative: refunds an earlier
+        charge."""
         owner = self._owners.get(name)
         if owner is None:
             owner = self._owners[name] = _Owner(1.0, self._now)
@@ -104,11 +105,11 @@ class FairLine(Generic[Item]):
         return owner.items[0][0] if owner is not None and owner.items else None
 
     def largest(self) -> str:
-        """The owner whose items have the greatest size for its weight. There must be items."""
+        """The owner whose items have the greatest total size relative to its weight. The queue must have items."""
         return max((owner.size / owner.weight, name) for name, owner in self._owners.items() if owner.items)[1]
 
     def last(self, name: str) -> Item:
-        """The newest item of an owner that has some."""
+        """The newest item of an owner that has items."""
         return self._owners[name].items[-1][0]
 
     def _took(self, owner: _Owner[Item], size: float) -> None:

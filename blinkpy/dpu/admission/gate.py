@@ -1,9 +1,11 @@
-"""The gate of a worker: every piece of work that a client can cause runs by it, on the event loop or in one of its pools.
+"""The gate of a worker: all work that clients can cause passes it, on the event loop or in a pool.
 
-On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets have theirs. The
-order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a key are one tenant,
-in which addresses share alike. The charge for work is its time by the clock. A pool (`Places`) has the same rules for threads and
-processes: a number of places, a bounded queue that is fair by tenant, and cancellation with the client.
+On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets get
+their turn. The order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a
+key are one tenant, shared fairly between addresses. The charge for work is its wall-clock time.
+
+A pool (`Places`) has the same rules for threads and processes: a number of places, a bounded queue that is fair
+between tenants, and cancellation when the client disconnects.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ Result = TypeVar("Result")
 class Asker(NamedTuple):
     """The owner of a piece of work."""
 
-    name: str  # of its tenant; of a stranger, its address
+    name: str  # of its tenant; of a client without a key, its address
     weight: float = 1.0
     stranger: bool = False
 
@@ -80,7 +82,7 @@ class Gate:
         return ask
 
     async def run(self, asker: Asker, work: Callable[[], Result]) -> Result:
-        """The result of work in its turn. A caller that is cancelled takes it back. Raises what the work raises."""
+        """The result of work in its turn. Cancelling the caller cancels the work. Raises what the work raises."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         results, errors = list[Result](), list[Exception]()
 
@@ -164,7 +166,7 @@ class FullError(Exception):
 
 class _Waiter(NamedTuple):
     asker: Asker
-    turn: asyncio.Future[bool]  # True: it has a place; False: it was dropped for another owner's
+    turn: asyncio.Future[bool]  # True: it has a place; False: it was dropped in favour of another owner's
 
 
 class Places:
@@ -225,7 +227,7 @@ class Places:
             raise FullError
 
     def _drop(self, newest: _Waiter) -> None:
-        """Make room for the newest, or drop it."""
+        """Make room for the newest job, or drop it."""
         line = self._line
         while line.count and (self.waiting > self.most_waiting or self.bytes > self.most_bytes):
             name = line.largest()

@@ -1,4 +1,4 @@
-"""Whom a key belongs to, and what it allows."""
+"""The owner of an API key, and its limits and rights."""
 
 import hmac
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ TIERS = {PRIORITY: 0, FLEX: 1}
 """RequestParameters.best_effort of each: latency-sensitive, and best effort."""
 DEFAULT = "default"
 KEYS_TIER = ("auto", DEFAULT)
-"""What asks for that of the key."""
+"""Names of a tier that leave the choice to the key."""
 
 
 def shown_tier(asked: str | None, served: str) -> str:
-    """What an answer names, for a request that asked for a tier, or for none. Clients count tokens of `priority` apart, as OpenAI
-    takes more for them: only who asked for it shall see it."""
+    """The service tier that an answer names.
+
+    Clients count tokens of `priority` separately, since OpenAI charges more for them: only a client that requested it
+    sees it.
+    """
     return DEFAULT if served == PRIORITY != asked else served
 
 
@@ -26,14 +29,18 @@ Range = tuple[int, int]  # inclusive
 
 @dataclass(frozen=True)
 class Tenant:
-    """The owner of a key, or of several. A limit of None does not hold.
+    """The owner of one or several keys. None: no limit.
 
-    number: in submission entries, for policies; 0: none. weight: its share of the service, against that of others who wait.
-    requests: choices in flight; waiting_tokens: prompt tokens and max_tokens of those that wait, 0 where none may;
-    tokens_per_minute: prompt tokens and generated ones. priorities: that its requests may have; None: none but 0.
-    by_priority: they order its own requests, too, while these wait. service_tier: of requests that name
-    none; service_tiers: those that they may name. salt: the secret of its part of the prefix cache; empty: it
-    shares the common one.
+    number: in submission entries, for policies; 0: no tenant.
+    weight: its share of the service, relative to other waiting tenants.
+    requests: limit of choices in flight.
+    waiting_tokens: limit of prompt tokens and max_tokens of waiting requests; 0: none may wait.
+    tokens_per_minute: limit of prompt tokens and generated tokens.
+    priorities: range for its requests; None: only 0.
+    by_priority: priorities also order its own waiting requests.
+    service_tier: tier of requests that name no tier.
+    service_tiers: tiers that requests may name.
+    salt: secret of its part of the prefix cache; empty: it shares the common part.
     """
 
     name: str = ""
@@ -49,8 +56,10 @@ class Tenant:
     salt: bytes = b""
 
     def settle_priority(self, asked: int) -> int | None:
-        """The priority of a request that asks for one; None: it is not allowed. 0, which is that of a request without one, too,
-        becomes the nearest that is allowed."""
+        """The priority of a request; None: the requested priority is not allowed.
+
+        0 is also the priority of a request without the field, so it becomes the nearest allowed value.
+        """
         if self.priorities is None:
             return None if asked else 0
         low, high = self.priorities
@@ -59,13 +68,13 @@ class Tenant:
         return None if asked else min(high, max(low, 0))
 
     def settle_tier(self, asked: str | None) -> str | None:
-        """The service tier of a request that asks for one, or for none; None: it is not allowed."""
+        """The service tier of a request; None: the requested tier is not allowed."""
         if asked is None or asked in KEYS_TIER:
             return self.service_tier
         return asked if asked in self.service_tiers else None
 
     def cache_salt(self, own: int) -> int:
-        """What its requests with a `cache_salt` (0: without one) have instead of it, in [0, 2**63)."""
+        """The cache salt of its requests, in [0, 2**63). own: their `cache_salt`, or 0."""
         if not self.salt:
             return own
         digest = hmac.digest(self.salt, own.to_bytes(8, "little"), "sha256")

@@ -1,7 +1,8 @@
-"""What each tenant has, in memory that all workers share: each writes its own block of float64, and reads those of the others.
+"""The usage of each tenant, in memory that all workers share: each writes its own block of float64, and reads the
+other blocks.
 
-So limits hold over all workers, and each of them can answer /metrics for all. Two workers that look at the same moment may both
-find room under a limit: then it is exceeded, by what one request of each takes.
+So limits apply to the sum of all workers, and each worker can answer /metrics for all. Two workers that check a limit
+at the same moment may both admit a request: then it is exceeded by one request of each.
 """
 
 from array import array
@@ -18,30 +19,31 @@ GAUGES = {
 COUNTERS = {
     "tokens": "Prompt tokens and generated tokens of a tenant",
     "requests": "Requests of a tenant that got their slots",
-    "requests_refused": "Requests of a tenant that were answered 429, by a limit of its own or of the server",
+    "requests_refused": "Requests of a tenant that were answered 429, by its limit or the server's",
 }
 _COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: the row is free
 _BUCKET = len(_COLUMNS)  # the state of a token bucket: its limit, its level, and when that was, s of the monotonic clock
 WIDTH = _BUCKET + 3
-ROWS = 2 * MOST_TENANTS  # those of removed tenants stay until nothing of them is left
+ROWS = 2 * MOST_TENANTS  # rows of removed tenants stay until none of their requests is left
 TABLE_BYTES = ROWS * WIDTH * 8  # of a worker
 
 
 class TenantTable:
-    """One worker's rows in `memory`, which holds TABLE_BYTES for each of `workers` workers (default: of its own)."""
+    """One worker's rows in `memory`, which holds TABLE_BYTES for each of `workers` workers (default: private memory)."""
 
     def __init__(self, worker: int = 0, workers: int = 1, memory: memoryview | None = None):
         self.workers, self._worker = workers, worker
         self._all = (memory if memory is not None else memoryview(bytearray(workers * TABLE_BYTES))).cast("B").cast("d")
         start = worker * ROWS * WIDTH
-        for row in range(start, start + ROWS * WIDTH, WIDTH):  # of an earlier worker nothing runs; its counts and buckets stay
+        for row in range(start, start + ROWS * WIDTH, WIDTH):  # an earlier worker runs nothing; its counts stay
             for column in range(1, 1 + len(GAUGES)):
                 self._all[row + column] = 0.0
-        self._places: dict[tuple[int, int], int] = {}  # of (worker, number), where its row was found last
+        self._places: dict[tuple[int, int], int] = {}  # start of the row last found for (worker, number)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Make rows for tenants, by number. Rows of others are used again once nothing runs and nothing waits of
-        them. Raises ConfigError if that leaves no row.
+        """Make rows for tenants, by number. Rows of removed tenants are reused once nothing of them runs or waits.
+
+        Raises ConfigError if no row is left.
         """
         rows = [(self._worker * ROWS + row) * WIDTH for row in range(ROWS)]
         there = {int(self._all[at]) - 1: at for at in rows if self._all[at]}
@@ -64,29 +66,29 @@ class TenantTable:
             words[at + _COLUMNS[name]] += amount
 
     def set_bucket(self, number: int, per_minute: int, level: float, now: float) -> None:
-        """Note the state of a tenant's token bucket, for a worker that starts later."""
+        """Store the state of a tenant's token bucket, for workers that start later."""
         at = self._place(self._worker, number)
         if at >= 0:
             self._all[at + _BUCKET : at + _BUCKET + 3] = memoryview(array("d", (per_minute, level, now)))
 
     def bucket(self, number: int, per_minute: int) -> tuple[float, float] | None:
-        """Level and time of the state that any worker noted last, if its limit was the same."""
+        """(level, time) of the last state stored by any worker, if its limit was the same."""
         places = [self._place(worker, number) for worker in range(self.workers)]
         states = [tuple(self._all[at + _BUCKET : at + _BUCKET + 3]) for at in places if at >= 0]
         same = [(level, seen) for limit, level, seen in states if limit == per_minute]
         return max(same, key=lambda state: state[1], default=None)
 
     def values(self, number: int, name: str) -> list[float]:
-        """One of GAUGES or COUNTERS of a tenant, of each worker."""
+        """One of GAUGES or COUNTERS of a tenant, for each worker."""
         places = [self._place(worker, number) for worker in range(self.workers)]
         return [self._all[at + _COLUMNS[name]] if at >= 0 else 0.0 for at in places]
 
     def total(self, number: int, name: str) -> float:
-        """The same, of all."""
+        """The sum of `values` over all workers."""
         return sum(self.values(number, name))
 
     def _place(self, worker: int, number: int) -> int:
-        """Where the row of a tenant begins; -1: a worker does not know it yet."""
+        """The start of a tenant's row; -1 if a worker does not know the tenant yet."""
         at = self._places.get((worker, number), -1)
         if at >= 0 and self._all[at] == number + 1:
             return at

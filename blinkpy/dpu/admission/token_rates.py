@@ -1,4 +1,5 @@
-"""Tokens against time: what a tenant may take a minute, and what the engine has taken of late. Times are seconds of one clock."""
+"""Token rates: the limit of a tenant per minute, and the recent throughput of the engine. Times are seconds of one
+clock."""
 
 from math import ceil
 
@@ -7,32 +8,36 @@ RETRY_S = (1, 60)  # bounds of Retry-After
 
 
 class TokenBucket:
-    """Tokens a minute: a request may enter while some are left. What it takes beyond them is paid back before the next enters.
-    So over any t seconds no more than per_minute * (1 + t / 60) is taken, and what those take that run at their end."""
+    """A limit of tokens per minute: a request may enter while tokens are left. An excess is paid back before the next
+    request enters.
+
+    So over any t seconds, the tenant takes at most per_minute * (1 + t / 60) tokens, plus those of the requests that run at
+    the end.
+    """
 
     def __init__(self, per_minute: int, now: float, taken: float = 0.0, level: float | None = None):
         self.per_minute = per_minute
         self._level, self._seen, self._taken = float(per_minute) if level is None else level, now, taken
 
     def update(self, now: float, taken: float) -> None:
-        """taken: by all workers since the start, without an order between them; it may fall when a worker starts again."""
+        """taken: total of all workers since the start; not monotonic, and smaller after a restart of a worker."""
         filled = self._level + max(0.0, now - self._seen) * self.per_minute / 60
         self._level = min(float(self.per_minute), min(float(self.per_minute), filled) - (taken - self._taken))
         self._seen, self._taken = now, taken
 
     @property
     def level(self) -> float:
-        """Tokens that are left as of the last update; not above 0: none."""
+        """Tokens left as of the last update; 0 or less: none left."""
         return self._level
 
     def retry_s(self) -> int:
-        """When a request may enter again, s from the last update, within RETRY_S."""
+        """The time from the last update until a request may enter again, in s, within RETRY_S."""
         low, high = RETRY_S
         return min(high, max(low, ceil((1 - self._level) * 60 / self.per_minute)))
 
 
 class RecentRate:
-    """Tokens a second over the last WINDOW_S seconds."""
+    """Tokens per second over the last WINDOW_S seconds."""
 
     def __init__(self) -> None:
         self._bins = [0.0] * WINDOW_S
@@ -49,7 +54,7 @@ class RecentRate:
         self._second = max(self._second, second)
 
     def retry_s(self, now: float, ahead: float) -> int:
-        """How long `ahead` tokens take at this rate, s, within RETRY_S."""
+        """The time in which `ahead` tokens are served at this rate, in s, within RETRY_S."""
         self._advance(now)
         low, high = RETRY_S
         tokens = sum(self._bins)

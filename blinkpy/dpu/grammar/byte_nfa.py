@@ -14,14 +14,14 @@ from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton, range
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
-MOST_EMBEDDED = 1024  # automata whose pieces are kept
+MOST_EMBEDDED = 1024  # automata whose pieces are cached
 MOST_SUBSETS = 24_000  # of its nodes, before equivalent ones are merged
 
 
 class ByteNfa:
-    """Nodes with edges for ranges of bytes, and with empty ones.
+    """Nodes with edges for ranges of bytes, and with empty edges.
 
-    at_begin, at_end: empty edges that only the empty prefix of a string, or the empty rest, may take.
+    at_begin, at_end: empty edges for the start and the end of a string only (anchors).
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ByteNfa:
         return self.nodes(1)
 
     def nodes(self, count: int) -> int:
-        """The first of some new nodes, which follow each other. Raises GrammarTooLargeError if there are too many."""
+        """The first of several new consecutive nodes. Raises GrammarTooLargeError if there are too many."""
         first = len(self.edges)
         if first + count > MOST_NODES:
             raise GrammarTooLargeError("The grammar needs too many states: its values are too long, too many or too deep.")
@@ -61,12 +61,12 @@ def empty(nfa: ByteNfa, source: int, target: int) -> None:
 
 
 def begin(nfa: ByteNfa, source: int, target: int) -> None:
-    """Nothing, where the string begins."""
+    """The start anchor: matches the empty string at the start of the text."""
     nfa.at_begin.setdefault(source, []).append(target)
 
 
 def end(nfa: ByteNfa, source: int, target: int) -> None:
-    """Nothing, where the string ends."""
+    """The end anchor: matches the empty string at the end of the text."""
     nfa.at_end.setdefault(source, []).append(target)
 
 
@@ -80,7 +80,7 @@ def byte_range(low: int, high: int) -> Piece:
 
 
 def literal(text: bytes) -> Piece:
-    """These very bytes."""
+    """These bytes."""
 
     def add(nfa: ByteNfa, source: int, target: int) -> None:
         if not text:
@@ -118,7 +118,7 @@ def choice(*pieces: Piece) -> Piece:
 
     def add(nfa: ByteNfa, source: int, target: int) -> None:
         for piece in pieces:
-            entry = nfa.node()  # a piece may lead back to where it began
+            entry = nfa.node()  # a piece may have an edge back to its first node
             nfa.link(source, entry)
             piece(nfa, entry, target)
 
@@ -126,7 +126,7 @@ def choice(*pieces: Piece) -> Piece:
 
 
 def repeat(piece: Piece, low: int, high: int | None) -> Piece:
-    """low to high times, None for any number. GrammarTooLargeError bounds what is built."""
+    """low to high repetitions; high None: no limit. GrammarTooLargeError bounds the size."""
     if high is not None and low > high:
         return nothing
     if piece is nothing:
@@ -150,8 +150,8 @@ def repeat(piece: Piece, low: int, high: int | None) -> Piece:
 
 
 def words(texts: Iterable[bytes]) -> Piece:
-    """Any of these texts; those with a common start share its nodes."""
-    trie: dict[int, dict] = {}  # byte to what follows; -1: a text ends
+    """Any of these texts; texts with a common start share its nodes."""
+    trie: dict[int, dict] = {}  # from a byte to the subtree after it; -1: a text ends
     for text in texts:
         at = trie
         for byte in text:
@@ -178,7 +178,7 @@ def words(texts: Iterable[bytes]) -> Piece:
 
 @lru_cache(MOST_EMBEDDED)
 def embedded(automaton: ByteAutomaton | None) -> Piece:
-    """The language of an automaton; None for the empty one."""
+    """The language of an automaton; None: the empty language."""
     if automaton is None:
         return nothing
     edges, accepting = range_edges(automaton), np.flatnonzero(automaton.accepting).tolist()
@@ -195,7 +195,7 @@ def embedded(automaton: ByteAutomaton | None) -> Piece:
 
 
 def automaton_of(piece: Piece) -> ByteAutomaton | None:
-    """The minimal automaton of a piece; None when its language is empty. Raises GrammarTooLargeError."""
+    """The minimal automaton of a piece; None if its language is empty. Raises GrammarTooLargeError."""
     nfa = ByteNfa()
     start, last = nfa.node(), nfa.node()
     piece(nfa, start, last)
@@ -204,20 +204,20 @@ def automaton_of(piece: Piece) -> ByteAutomaton | None:
 
 
 class _Subsets:
-    """The subset construction. A state is the set of nodes that matter: those with edges, or the last one."""
+    """The subset construction. A state is the set of its relevant nodes: those with edges, and the last node."""
 
     def __init__(self, nfa: ByteNfa, start: int, last: int):
         self.nfa, self.last = nfa, last
         self.states: dict[frozenset[int], int] = {}
         self.found: list[frozenset[int]] = []
         self._closures: dict[int, frozenset[int]] = {}
-        self._behind: dict[int, int] = {}  # the state that an edge to a node alone leads to
+        self._behind: dict[int, int] = {}  # the state after an edge to a single node
         self._start = self._reached(start, nfa.at_begin)
 
     def explore(self) -> tuple[list[list[Edge]], list[bool]]:
         """Edges of each state, disjoint and in order, and whether it accepts. State 0 is the start."""
         begin_edges = self.nfa.at_begin
-        if not begin_edges:  # else the start is no other state: it alone may take these edges
+        if not begin_edges:  # else the start is a separate state, since only the start may take these edges
             self.states[self._start] = 0
         self.found.append(self._start)
         edges: list[list[Edge]] = []
@@ -273,7 +273,7 @@ class _Subsets:
 
 
 def _walk(nodes: Iterable[int], links: Sequence[Sequence[int]], more: dict[int, list[int]]) -> set[int]:
-    """The nodes that empty edges lead to, the first ones included."""
+    """The epsilon closure of some nodes."""
     seen = set(nodes)
     waiting = list(seen)
     while waiting:

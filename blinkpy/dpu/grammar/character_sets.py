@@ -1,8 +1,10 @@
-"""Sets of characters, and how they are written: as UTF-8, or inside a JSON string in its one form.
+"""Sets of characters, and their encodings: as UTF-8, or inside a JSON string in one canonical form.
 
-A set is a tuple of (first, last) code points, disjoint and in order. Surrogates are no characters.
-In a JSON string each character has one form here, that of Python's json.dumps(ensure_ascii=False): itself, or the shortest
-escape where JSON demands one. So strings and their forms are in bijection, and whatever holds for strings holds for their bytes.
+A set is a tuple of (first, last) code points, disjoint and in order. Surrogates are not characters.
+
+In a JSON string, each character has one form, that of Python's json.dumps(ensure_ascii=False): itself, or the shortest
+escape if JSON requires an escape. So strings and their forms correspond one to one, and a rule for strings is also a
+rule for their bytes.
 """
 
 import json
@@ -30,7 +32,7 @@ def union(parts: Iterable[tuple[int, int]]) -> Characters:
 
 
 def intersection(a: Characters, b: Characters) -> Characters:
-    """The characters of both."""
+    """The characters in both sets."""
     both = ((max(low, first), min(high, last)) for low, high in a for first, last in b)
     return tuple(sorted((low, high) for low, high in both if low <= high))
 
@@ -61,7 +63,7 @@ def _utf8_range(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
         if low <= last < high:
             return _utf8_range(low, last) + _utf8_range(last + 1, high)
     begin, end = chr(low).encode(), chr(high).encode()
-    for rest in range(len(begin) - 1, 0, -1):  # bytes behind the one at which the range has to be cut
+    for rest in range(len(begin) - 1, 0, -1):  # bytes after the byte at which the range is split
         block = 1 << 6 * rest
         if low // block == high // block:
             continue
@@ -76,7 +78,7 @@ def _utf8_range(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
 
 @lru_cache(MOST_FORMS)
 def json_forms(characters: Characters) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """As utf8_forms, of the characters inside a JSON string."""
+    """Like utf8_forms, for characters inside a JSON string."""
     plain = utf8_forms(intersection(characters, complement(ESCAPED)))
     escaped = (code for low, high in intersection(characters, ESCAPED) for code in range(low, high + 1))
     return plain + tuple(tuple((byte, byte) for byte in json_text(chr(code))[1:-1]) for code in escaped)
@@ -86,7 +88,7 @@ ESCAPED: Characters = union([(0, CONTROL - 1), (QUOTE, QUOTE), (BACKSLASH, BACKS
 
 
 def json_text(text: str) -> bytes:
-    """A JSON string in its one form, with its quotes."""
+    """A JSON string in its canonical form, with quotes."""
     return json.dumps(text, ensure_ascii=False).encode()
 
 
@@ -97,7 +99,7 @@ def one_of_forms(forms: tuple[tuple[tuple[int, int], ...], ...]) -> Piece:
         tails: dict[tuple[tuple[int, int], ...], int] = {(): target}
         heads: dict[tuple[tuple[int, int], ...], int] = {(): source}
         for form in forms:
-            # ASCII heads are shared (escapes), others share their tails: either way no form is added to another one.
+            # ASCII forms share their starts (escapes), others their ends: neither adds a form to another
             shared = len(form) - 1 if form[0][0] == BACKSLASH else 0
             node = source
             for at in range(len(form)):
@@ -122,5 +124,5 @@ def utf8_character(characters: Characters) -> Piece:
 
 
 def json_character(characters: Characters) -> Piece:
-    """One of the characters, as it stands inside a JSON string."""
+    """One of the characters, as written inside a JSON string."""
     return one_of_forms(json_forms(characters))

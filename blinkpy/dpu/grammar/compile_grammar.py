@@ -43,14 +43,18 @@ TOKEN_BYTE = b"\xff"  # before a special token's name; UTF-8 has no such byte, s
 
 
 def token_bytes(name: str) -> bytes:
-    """What stands for a special token in the bytes that automata are about."""
+    """The encoding of a special token in the bytes of an automaton."""
     return TOKEN_BYTE + name.encode()
 
 
 def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = True) -> ByteAutomaton:
-    """The automaton of a grammar. digits: the limit of a number's digits before the point, and behind it. closes: see
-    ByteAutomaton; for vocabularies in which each byte is a token. Raises GrammarError for what is not supported, fits nothing, or
-    is too large."""
+    """The automaton of a grammar.
+
+    digits: the maximum digits of a number before the point, and after it.
+    closes: see ByteAutomaton; for vocabularies in which each byte is a token.
+
+    Raises GrammarError if the grammar is unsupported, matches nothing, or is too large.
+    """
     try:
         automaton = automaton_of(_piece(grammar, "#", digits))
         if automaton is None:
@@ -77,7 +81,7 @@ def _piece(grammar: Grammar, path: str, digits: int) -> Piece:
     if kind == "object":
         return SchemaCompiler(ANY, OBJECT_DEPTH - 1, digits).compile(Place(ANY, "#"))
     if kind == "regex":
-        return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
+        return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors refer to its own ends
     if kind == "choice":
         if not 1 <= len(value) <= MOST_CHOICES:
             raise GrammarError(f"The grammar must have 1 to {MOST_CHOICES} choices, not {len(value)}.", path)

@@ -1,9 +1,12 @@
 """The process that compiles grammars, by blinkpy.dpu.fork_server.forked_jobs.
 
-A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path,
-keyword and part; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read
-from standard input: CPU seconds and bytes of memory for each, the limit of digits of numbers, and whether automata have
-distances.
+Standard input gives the limits of each job, CPU seconds and bytes of memory, then the maximum digits of numbers, and
+whether automata have distances. A job is a grammar as JSON. The first byte of the answer is its kind:
+
+ANSWER: the packed automaton
+REFUSAL: JSON with message, path, keyword and part
+EXHAUSTED: out of memory
+FAILURE: the traceback of an internal error
 """
 
 import json

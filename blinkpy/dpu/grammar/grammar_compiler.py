@@ -1,4 +1,4 @@
-"""Grammars on an event loop: compiled in other processes, each once, and kept by their content."""
+"""Compiles grammars outside the event loop, in other processes, and caches them by content."""
 
 import asyncio
 import hashlib
@@ -20,10 +20,10 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
 MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
-AT_ONCE, OF_ONE = 8, 4  # compiled side by side, and those of one tenant
-MOST_WAITING = 64  # until they are compiled, those included
-MARGIN_S = 10.0  # for processes to start and to get their share of the CPU, beside the time to compile
-REFUSAL_BYTES = 1024  # what one takes in the cache
+AT_ONCE, OF_ONE = 8, 4  # concurrent compiles, in all and of one tenant
+MOST_WAITING = 64  # grammars that wait or compile
+MARGIN_S = 10.0  # for processes to start and to get their share of the CPU, in addition to the time to compile
+REFUSAL_BYTES = 1024  # memory of an entry in the cache
 
 
 class GrammarBusyError(Exception):
@@ -37,9 +37,13 @@ class _Compiling:
 
 
 class GrammarCompiler:
-    """Automata of grammars. compile_s, compile_bytes: CPU time and memory for each, in seconds and bytes; cache_bytes: of what is
-    kept, automata and refusals, the least recently used first to go; digits: the limit of a number's digits before the point, and
-    behind it; closes: see ByteAutomaton."""
+    """Automata of grammars.
+
+    compile_s, compile_bytes: limits of CPU time, s, and of memory, bytes, for one compile.
+    cache_bytes: memory for cached automata and refusals; the least recently used are evicted.
+    digits: the maximum digits of a number before the point, and after it.
+    closes: see ByteAutomaton.
+    """
 
     def __init__(self, compile_s: float, compile_bytes: int, cache_bytes: int, digits: int = DIGITS, closes: bool = True) -> None:
         self.compile_s, self.cache_bytes = compile_s, cache_bytes
@@ -60,8 +64,9 @@ class GrammarCompiler:
         self._forks.close()
 
     async def automaton(self, grammar: Grammar, asker: Asker) -> ByteAutomaton:
-        """The grammar's automaton. A compile ends when all who wait for it are cancelled. Raises GrammarError,
-        GrammarBusyError if too many are waiting, and RuntimeError for a fault of the compiler.
+        """The grammar's automaton. A compile is cancelled when all its callers are.
+
+        Raises GrammarError, GrammarBusyError if too many grammars wait, and RuntimeError for a fault of the compiler.
         """
         content = _content(grammar)
         key = hashlib.sha256(content).digest()
@@ -76,7 +81,7 @@ class GrammarCompiler:
         return found
 
     async def _compiled(self, key: bytes, content: bytes, asker: Asker) -> ByteAutomaton | GrammarError:
-        """Join a compile that runs for the same tenant, or begin one."""
+        """Join a running compile of the same tenant, or begin one."""
         name = asker.name, key
         compiling = self._compiling.get(name)
         if compiling is None:
@@ -94,10 +99,10 @@ class GrammarCompiler:
     async def _compile(self, key: bytes, content: bytes, asker: Asker) -> ByteAutomaton | GrammarError:
         try:
             async with self._places.place(asker):
-                result = self._cache.get(key) or await self._ask(content)  # another tenant's may have ended meanwhile
+                result = self._cache.get(key) or await self._ask(content)  # a compile for another tenant may have ended meanwhile
         except FullError:
             raise GrammarBusyError from None
-        if result is not _TOO_LONG:  # another time it may not be
+        if result is not _TOO_LONG:  # not cached, since a retry may succeed
             self._keep(key, result)
         return result
 
@@ -110,11 +115,11 @@ class GrammarCompiler:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
 
     async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
-        """Have a separate process compile a grammar. content: its JSON."""
+        """Compile a grammar in a separate process. content: its JSON."""
         began = time.monotonic()
         answer = await self._forks.run(content)
         if not answer:
-            if time.monotonic() - began >= self.compile_s + MARGIN_S:  # it did not get its CPU time: the machine is busy
+            if time.monotonic() - began >= self.compile_s + MARGIN_S:  # it did not get its CPU time, since the machine is busy
                 raise GrammarBusyError
             return _TOO_LONG
         if answer[:1] == ANSWER:
@@ -133,7 +138,7 @@ def _content(grammar: Grammar) -> bytes:
     """The grammar as JSON. Raises GrammarTooLargeError."""
     try:
         content = orjson.dumps(grammar)
-    except orjson.JSONEncodeError as error:  # the body's JSON was deeper than this
+    except orjson.JSONEncodeError as error:  # the JSON is nested deeper than this
         raise GrammarTooLargeError("The grammar is too deep.") from error
     if len(content) > MOST_CONTENT:
         raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; the limit is {MOST_CONTENT}.")

@@ -1,4 +1,4 @@
-"""What a client's grammar can be refused for."""
+"""Errors of a client's grammar."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 class GrammarError(ValueError):
     """The grammar can't be used; the message is for the client.
 
-    path: where in the grammar, as a JSON pointer behind '#'; keyword: the one at fault, "" for none. part: of a grammar made of
-    several fields, which of them is wrong, and the name of the tool that it belongs to. limit: the option that it went beyond, if
-    any.
+    path: its place in the grammar, as a JSON pointer after '#'.
+    keyword: the keyword at fault, "" for other errors.
+    part: the wrong field of a grammar made of several fields, and the name of its tool.
+    limit: the exceeded option, if any.
     """
 
     limit: str | None = None
@@ -18,7 +19,7 @@ class GrammarError(ValueError):
         self.message, self.path, self.keyword, self.part = message, path, keyword, part
 
     def told(self, param: str) -> tuple[str, str]:
-        """The field at fault, and the message with it. param: the field of the whole grammar."""
+        """The field at fault, and the message that names it. param: the field of the whole grammar."""
         place = "" if self.path == "#" else f" At {self.path}."
         if self.part is None:
             return param, f"'{param}': {self.message}{place}"
@@ -27,16 +28,16 @@ class GrammarError(ValueError):
 
 
 class GrammarTooLargeError(GrammarError):
-    """The grammar needs more states than an automaton may have."""
+    """The grammar exceeds the limit of states."""
 
 
 class GrammarTooSlowError(GrammarTooLargeError):
-    """The grammar takes more time to compile than there is for one."""
+    """The grammar exceeds the CPU time limit of a compile."""
 
     limit = "grammar_compile_ms"
 
 
 class GrammarTooHeavyError(GrammarTooLargeError):
-    """The grammar takes more memory to compile than there is for one."""
+    """The grammar exceeds the memory limit of a compile."""
 
     limit = "grammar_compile_mib"

@@ -1,6 +1,6 @@
-"""The part of a grammar that probably needs most states, for errors about grammars that are too large.
+"""Names the part of a grammar that probably needs most states, in errors about grammars that are too large.
 
-An estimate from the keywords alone: compiling each part would take as long as the grammar that was too large.
+This is an estimate from the keywords: to compile each part would take as long as the whole grammar.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ REMEDIES = {
 
 
 class Part(NamedTuple):
-    """A part of a schema. keyword: that needs the states."""
+    """A part of a schema. keyword: the keyword that needs the states."""
 
     states: int
     path: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 def located(grammar: Mapping[str, Any], error: GrammarError) -> GrammarError:
-    """The error with the tool and the field that need most states, and with what to do about them, unless it has a place."""
+    """The error with the tool and field that need most states, and with a remedy; unchanged if it already has a place."""
     if error.path != "#" or error.part is not None:
         return error
     found = max(_parts(grammar, None), key=lambda one: one[0].states, default=None)
@@ -57,7 +57,7 @@ def _parts(grammar: Any, of: list[str] | None) -> Iterator[tuple[Part, list[str]
 
 
 def _heaviest(schema: Any, path: str, times: int, budget: list[int]) -> Part:
-    """The heaviest part below a schema that an output has a number of times."""
+    """The heaviest part below a schema. times: the number of values of the schema in an output."""
     budget[0] -= 1
     if type(schema) is not dict or budget[0] < 0:
         return Part(OTHER_STATES, path, "")

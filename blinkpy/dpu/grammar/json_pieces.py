@@ -1,4 +1,5 @@
-"""Objects, arrays and their surroundings as pieces. At most one space stands behind a comma and a colon, none elsewhere."""
+"""Objects, arrays and their separators as pieces. At most one space follows a comma or a colon; there is no other
+space."""
 
 from typing import NamedTuple
 
@@ -19,16 +20,16 @@ class Member(NamedTuple):
 
 
 def object_of(named: list[Member], others: list[Member], least: int = 0, most: int | None = None) -> Piece:
-    """Members of these names, in this order, and then any number of others. least, most: how many members there are."""
+    """An object with members of these names, in this order, then any further members. least, most: number of members."""
     counts = max(1, least) if most is None else most
 
     def add(nfa: ByteNfa, source: int, target: int) -> None:
         first = nfa.node()
         nfa.edges[source].append((0x7B, 0x7B, first))
-        at = {0: first}  # how many members there are, up to counts: where the next one may begin
+        at = {0: first}  # nodes before a member, by the number of members so far (up to counts)
 
         def write(member: Member, entries: dict[int, int], exits: dict[int, int]) -> None:
-            """One member, from where its key begins, by how many there are with it."""
+            """Add one member, from the start of its key. The nodes are by the number of members, including this one."""
             for count, entry in entries.items():
                 colon = nfa.node()
                 value = nfa.node()
@@ -37,7 +38,7 @@ def object_of(named: list[Member], others: list[Member], least: int = 0, most: i
                 member.value(nfa, value, exits.setdefault(count, nfa.node()))
 
         def with_comma(at: dict[int, int]) -> dict[int, int]:
-            """Where a key may begin, by the count with it."""
+            """Nodes before a key, by the number of members including its own."""
             entries: dict[int, int] = {}
             for count, node in at.items():
                 if most is not None and count >= most:
@@ -73,7 +74,7 @@ def object_of(named: list[Member], others: list[Member], least: int = 0, most: i
 
 
 def array_of(first: list[Piece], others: Piece, least: int = 0, most: int | None = None) -> Piece:
-    """The first items, then any number of others. least, most: how many items there are."""
+    """An array with the first items, then any number of further items. least, most: number of items."""
     counted = max(least, len(first)) if most is None else most
 
     def add(nfa: ByteNfa, source: int, target: int) -> None:

@@ -1,8 +1,8 @@
-"""The minimal automaton of a deterministic one, as ByteAutomaton: fewest states, numbered breadth first, so that equal languages
-give equal automata.
+"""The minimal automaton of a deterministic one: fewest states, numbered breadth first, so that equal languages give
+equal ByteAutomata.
 
-States are told apart in rounds, as Moore (1956) does, and as in Hopcroft's algorithm (1971) a round looks only at states
-with an edge into a block that was split off in the round before.
+States are separated in rounds, as in Moore's algorithm (1956). As in Hopcroft's (1971), a round only looks at states
+with an edge into a block that was split off in the previous round.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ Edge = tuple[int, int, int]  # first byte, last byte, target
 
 
 def minimal_automaton(edges: list[list[Edge]], accepting: list[bool]) -> ByteAutomaton | None:
-    """edges: of each state, disjoint, in order; state 0 is the start. None when no string is accepted."""
+    """edges: for each state, disjoint and in order; state 0 is the start. None if no string is accepted."""
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None
@@ -37,7 +37,7 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
     changes[:, 1:] = rows[:, 1:] != rows[:, :-1]
     state, low = np.nonzero(changes)
     high = np.append(low[1:] - 1, BYTES - 1)
-    high[high < 0] = BYTES - 1  # where the next state's row begins
+    high[high < 0] = BYTES - 1  # the start of the next state's row
     edges: list[list[Edge]] = [[] for _ in rows]
     for s, first, last, target in zip(state.tolist(), low.tolist(), high.tolist(), rows[state, low].tolist(), strict=True):
         if target >= 0:
@@ -46,7 +46,7 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
 
 
 def _alive(edges: list[list[Edge]], accepting: list[bool]) -> list[bool]:
-    """Of each state: whether it reaches an accepting one."""
+    """For each state: whether it reaches an accepting state."""
     sources: list[list[int]] = [[] for _ in edges]
     for state, leading in enumerate(edges):
         for _, _, target in leading:
@@ -72,7 +72,7 @@ def _breadth_first(edges: list[list[Edge]], alive: list[bool]) -> list[int]:
 
 
 def _table(states: int, flat: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(next state [states, classes], -1 for none; class of each byte) of edges (state, low, high + 1, target)."""
+    """(next state [states, classes], -1: no state; class of each byte), from edges (state, low, high + 1, target)."""
     points = np.unique(np.concatenate([[0], flat[:, 1], flat[:, 2]]))
     points = points[points < BYTES]
     class_of = np.searchsorted(points, np.arange(BYTES), side="right") - 1
@@ -85,7 +85,7 @@ def _table(states: int, flat: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
 
 
 def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Classes with equal columns become one; they are numbered by their first bytes."""
+    """Merge classes with equal columns; classes are numbered by their first bytes."""
     weights = np.random.default_rng(3).integers(1, 1 << 62, len(table))  # sums of products wrap; the result is checked
     _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
     kept, number = np.sort(first), np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
@@ -102,9 +102,9 @@ def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.i
     target = table[table >= 0]
     order = np.argsort(target, kind="stable")
     source, first = source[order], np.searchsorted(target[order], np.arange(states + 1))
-    block = np.append(finals.astype(np.int64), 2)  # the last one, at index -1, is of no state at all
+    block = np.append(finals.astype(np.int64), 2)  # the last entry, at index -1, belongs to no state
     touched, blocks = np.arange(states), 3
-    scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # of a block's number
+    scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # the number of a block
     while len(touched):
         signature = scatter[block[table[touched]]] @ weights
         by = np.lexsort((signature, block[touched]))
@@ -116,7 +116,7 @@ def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.i
         sizes = np.diff(np.append(starts, len(rows)))
         group_block = old[starts]
         whole = np.bincount(group_block, sizes, minlength=blocks) == np.bincount(block[:-1], minlength=blocks)
-        # One group keeps the number of a block that was touched as a whole: the largest one.
+        # If a round touches all states of a block, its largest group keeps the block's number.
         by_size = np.lexsort((sizes, group_block))
         largest = by_size[np.append(group_block[by_size][1:] != group_block[by_size][:-1], True)]
         keeps = np.zeros(len(starts), bool)
@@ -130,7 +130,7 @@ def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.i
 
 
 def _sources(targets: NDArray[np.int64], source: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The states with an edge into some of targets, each once."""
+    """The states with an edge into `targets`, without duplicates."""
     counts = first[targets + 1] - first[targets]
     ends = np.cumsum(counts)
     places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[targets] - ends + counts, counts)
@@ -140,7 +140,7 @@ def _sources(targets: NDArray[np.int64], source: NDArray[np.int64], first: NDArr
 def _quotient(
     table: NDArray[np.int64], finals: NDArray[np.bool_], block: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The automaton whose states are the blocks. Raises RuntimeError unless the states of each agree."""
+    """The automaton whose states are the blocks. Raises RuntimeError unless the states of each block agree."""
     _, first, block = np.unique(block, return_index=True, return_inverse=True)
     if len(first) > MOST_STATES:
         raise GrammarTooLargeError(f"The grammar needs {len(first)} states; the limit is {MOST_STATES}.")
@@ -148,7 +148,7 @@ def _quotient(
     merged = targets[first]
     if not (np.array_equal(merged[block], targets) and np.array_equal(finals[first][block], finals)):
         raise RuntimeError("states of one block differ")
-    # The start has block 0 only by chance: swap.
+    # The start must be block 0: swap.
     start = int(block[0])
     swap = np.arange(len(first))
     swap[[0, start]] = start, 0
@@ -157,7 +157,7 @@ def _quotient(
 
 
 def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDArray[np.bool_]) -> ByteAutomaton:
-    """The states in the order in which a walk from the start, breadth first and by classes, meets them."""
+    """The states in breadth-first order from the start, by classes."""
     rows = table.tolist()
     order, found = [0], {0, -1}
     for state in order:  # grows meanwhile
@@ -172,21 +172,21 @@ def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDA
 
 
 MOST_PAIRS = 20_000  # of states
-NONE = -1  # the second automaton has left its language
+NONE = -1  # outside the language of the second automaton
 
 
 def intersection(a: ByteAutomaton | None, b: ByteAutomaton | None) -> ByteAutomaton | None:
-    """The strings of both. Raises GrammarTooLargeError."""
+    """The strings in both languages. Raises GrammarTooLargeError."""
     return None if a is None or b is None else _product(a, b, False)
 
 
 def difference(a: ByteAutomaton | None, b: ByteAutomaton | None) -> ByteAutomaton | None:
-    """The strings of a that are not of b. Raises GrammarTooLargeError."""
+    """The strings of a that are not in b. Raises GrammarTooLargeError."""
     return a if a is None or b is None else _product(a, b, True)
 
 
 def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton | None:
-    ways_a, ways_b = range_edges(a), [*range_edges(b), []]  # the last one, at index NONE, leads nowhere
+    ways_a, ways_b = range_edges(a), [*range_edges(b), []]  # the last entry, at index NONE, has no edges
     last_a, last_b = a.accepting.tolist(), [*b.accepting.tolist(), False]
     number = {(0, 0): 0}
     found = [(0, 0)]
@@ -208,7 +208,8 @@ def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton
 
 
 def _overlaps(ways: list[Edge], others: list[Edge]) -> list[tuple[int, int, int, int]]:
-    """The ranges of the first edges, cut at the borders of the second: (first byte, last byte, target, target or NONE)."""
+    """The ranges of the first edges, split at the bounds of the second: (first byte, last byte, target, target or
+    NONE)."""
     cuts = []
     for low, high, target in ways:
         for first, last, other in (*others, (BYTES, BYTES, NONE)):

@@ -1,7 +1,7 @@
-"""Numbers of JSON within bounds, and multiples of a step, as pieces: automata that read digits and compare as they go.
+"""JSON numbers within bounds, and multiples of a step, as pieces: automata that compare digit by digit.
 
-A number with bounds or a step has no exponent, and no minus before zero. An integer has no fraction. Every number ends: the
-digits before the decimal point and behind it are limited.
+A number with bounds or a step has no exponent, and no minus sign before zero. An integer has no fraction. Every number
+ends, since the digits before and after the decimal point are limited.
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from blinkpy.dpu.grammar.byte_nfa import Piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton
 
-MOST_REMAINDERS = 1000  # of a step, at all its decimal places together
+MOST_REMAINDERS = 1000  # remainders of a step, in units of its last decimal place
 MOST_DIGITS = 400  # of a bound; a double has 309 before the point
-# The default limit of digits before the point, and of those behind it. An unsigned 64-bit integer has 20 digits, and 17
+# The default limit of digits before the point, and of digits after it. An unsigned 64-bit integer has 20 digits, and 17
 # significant digits identify a double (IEEE 754, binary64).
 DIGITS = 20
 MOST_COUNTED = 8000  # remainders of a step, times digits before the point
-MOST_RANGES = 256  # kept as automata
+MOST_RANGES = 256  # cached automata
 MOST_STATES = 20_000
-# Most readers know doubles: a value next to an exclusive bound must not be rounded to it. No double has two decimals of so few
-# digits (IEEE 754, binary64).
+# Most parsers use doubles: a value next to an exclusive bound must not be rounded to it. Two decimals of so few digits are
+# never the same double (IEEE 754, binary64).
 SURE_DIGITS = 15
 LESS, EQUAL, GREATER = -1, 0, 1
 
 DIGIT = byte_nfa.byte_range(0x30, 0x39)
 MINUS = byte_nfa.repeat(byte_nfa.literal(b"-"), 0, 1)
-EXPONENT = byte_nfa.sequence(  # up to two digits: a larger one would exceed a double
+EXPONENT = byte_nfa.sequence(  # at most two digits: a larger one would exceed a double
     byte_nfa.choice(byte_nfa.literal(b"e"), byte_nfa.literal(b"E")),
     byte_nfa.choice(byte_nfa.empty, byte_nfa.literal(b"+"), byte_nfa.literal(b"-")),
     byte_nfa.repeat(DIGIT, 1, 2),
@@ -40,7 +40,7 @@ EXPONENT = byte_nfa.sequence(  # up to two digits: a larger one would exceed a d
 
 @lru_cache
 def any_number(digits: int | None) -> Piece:
-    """Any JSON number. digits: the limit before the point, and behind it; None for no limit."""
+    """Any JSON number. digits: the limit before the point, and after it; None: no limit."""
     whole, fraction = _whole(digits), byte_nfa.sequence(byte_nfa.literal(b"."), byte_nfa.repeat(DIGIT, 1, digits))
     piece = byte_nfa.sequence(MINUS, whole, byte_nfa.repeat(fraction, 0, 1), byte_nfa.repeat(EXPONENT, 0, 1))
     return byte_nfa.embedded(byte_nfa.automaton_of(piece))
@@ -48,7 +48,7 @@ def any_number(digits: int | None) -> Piece:
 
 @lru_cache
 def any_integer(digits: int | None) -> Piece:
-    """Any integer of at most this many digits; None for no limit."""
+    """Any integer of at most this many digits; None: no limit."""
     return byte_nfa.embedded(byte_nfa.automaton_of(byte_nfa.sequence(MINUS, _whole(digits))))
 
 
@@ -58,13 +58,14 @@ def _whole(digits: int | None) -> Piece:
 
 
 def exact(number: int | float) -> Decimal:
-    """The number as it is written: 0.1 is a tenth."""
-    return Decimal(repr(number if number else 0))  # a zero has no sign: -0.0 is no bound below 0
+    """The exact value of the literal: 0.1 is one tenth."""
+    return Decimal(repr(number if number else 0))  # zero has no sign: -0.0 is not a bound below 0
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """low to high, without an end that is exclusive; None is no bound. step: all are multiples of it, None for any number."""
+    """Numbers from low to high, except an exclusive end; None: no bound. step: all are multiples of it; None: any
+    number."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -73,26 +74,26 @@ class NumberRange:
     step: Fraction | None = None
 
     def above(self, bound: Decimal, exclusive: bool) -> "NumberRange":
-        """What of it is at least the bound."""
+        """The part of the range at or above a bound."""
         if self.low is not None and (self.low, self.exclusive_low) >= (bound, exclusive):
             return self
         return NumberRange(bound, self.high, exclusive, self.exclusive_high, self.step)
 
     def below(self, bound: Decimal, exclusive: bool) -> "NumberRange":
-        """What of it is at most the bound."""
+        """The part of the range at or below a bound."""
         if self.high is not None and (self.high, not self.exclusive_high) <= (bound, not exclusive):
             return self
         return NumberRange(self.low, bound, self.exclusive_low, exclusive, self.step)
 
     def multiples(self, step: Fraction) -> "NumberRange":
-        """What of it is a multiple."""
+        """The multiples of a step in the range."""
         if self.step is not None:
             a, b = self.step, step
             step = Fraction(lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
         return NumberRange(self.low, self.high, self.exclusive_low, self.exclusive_high, step)
 
     def holds(self, number: int | float) -> bool:
-        """Whether a number is one of these."""
+        """Whether the range contains a number."""
         value = exact(number)
         if self.low is not None and (value < self.low or (value == self.low and self.exclusive_low)):
             return False
@@ -101,8 +102,13 @@ class NumberRange:
         return self.step is None or (Fraction(value) / self.step).denominator == 1
 
     def piece(self, digits: int | None = DIGITS) -> Piece:
-        """The numbers as text. digits: the limit before the point, and behind it; a bound with more digits raises it. None: no
-        limit for numbers without bounds and step. Raises GrammarError for a step or a bound that is too fine."""
+        """The numbers as text.
+
+        digits: the limit before the point, and after it; a bound with more digits raises it. None: no limit for
+        numbers without bounds and step.
+
+        Raises GrammarError for a step or a bound with too many digits.
+        """
         if self == NumberRange():
             return any_number(digits)
         if self == NumberRange(step=Fraction(1)):
@@ -115,7 +121,7 @@ class NumberRange:
         positive = _Magnitudes(
             _Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step, places, digits
         )
-        # Of a negative number the bounds change places; its magnitude is above 0.
+        # For negative numbers, the bounds are swapped; the magnitude is above 0.
         least, exclusive = (zero, True) if high is None or high >= 0 else (-high, self.exclusive_high)
         most = None if low is None else -low
         bounds = _Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER)
@@ -123,7 +129,7 @@ class NumberRange:
         return byte_nfa.choice(positive.piece(), byte_nfa.sequence(byte_nfa.literal(b"-"), negative.piece()))
 
     def _places(self) -> int | None:
-        """The most digits behind the point, None for any number."""
+        """The maximum digits after the point; None for any number."""
         bounds = ((self.low, self.exclusive_low), (self.high, self.exclusive_high))
         whole = [bound.adjusted() + 1 if bound else 0 for bound, exclusive in bounds if exclusive and bound is not None]
         return min(SURE_DIGITS, max(0, SURE_DIGITS - max(whole))) if whole else None
@@ -135,7 +141,7 @@ def _between(numbers: NumberRange, digits: int) -> Piece:
 
 
 class _Bound(NamedTuple):
-    """A bound of magnitudes, and how they may not compare with it. whole, fraction: its digits, without zeros at the end."""
+    """A bound of magnitudes, and the comparison that it excludes. whole, fraction: its digits, without trailing zeros."""
 
     whole: str
     fraction: str
@@ -143,23 +149,23 @@ class _Bound(NamedTuple):
 
     @classmethod
     def of(cls, bound: Decimal | None, exclusive: bool, beyond: int) -> "_Bound":
-        """beyond: LESS for a lower bound, GREATER for an upper one."""
+        """beyond: LESS for a lower bound, GREATER for an upper bound."""
         if bound is None or bound < 0:
-            # Every magnitude is above what is negative.
+            # Every magnitude is above a negative bound.
             return cls("0", "", () if bound is None or beyond == LESS else (LESS, EQUAL, GREATER))
         if bound.adjusted() > MOST_DIGITS or -int(bound.as_tuple().exponent) > MOST_DIGITS:
             raise GrammarError(f"A numeric bound has more than {MOST_DIGITS} digits.")
         whole, _, fraction = f"{bound:f}".partition(".")
         return cls(whole.lstrip("0") or "0", fraction.rstrip("0"), (beyond, EQUAL) if exclusive else (beyond,))
 
-    # A comparison in progress: ("whole", digits read, how they compare with as many of the bound), ("fraction", digits read)
-    # while all are equal, or (LESS or GREATER,) when it is decided.
+    # A comparison in progress: ("whole", digits read, comparison with the same number of digits of the bound),
+    # ("fraction", digits read) while all are equal, or (LESS or GREATER,) once decided.
 
     def first(self, digit: str) -> tuple:
         return self.more(("whole", 0, EQUAL), digit)
 
     def more(self, at: tuple, digit: str) -> tuple:
-        """One more digit."""
+        """Read one more digit."""
         if at[0] == "whole":
             _, read, order = at
             if read == len(self.whole):
@@ -172,7 +178,7 @@ class _Bound(NamedTuple):
         return at
 
     def point(self, at: tuple) -> tuple:
-        """The end of the integer part."""
+        """Read the decimal point."""
         if at[0] != "whole":
             return at
         _, read, order = at
@@ -189,13 +195,16 @@ class _Bound(NamedTuple):
 
 
 class _Magnitudes:
-    """The decimals from one bound to another, without a sign. A state: (phase, comparison, comparison, digits before the point,
-    digits behind it, remainder); phases are "start", "zero", "whole", "point", "fraction"."""
+    """The decimals between two bounds, without a sign.
+
+    A state: (phase, comparison, comparison, digits before the point, digits after it, remainder); phases are "start",
+    "zero", "whole", "point", "fraction".
+    """
 
     def __init__(self, low: _Bound, high: _Bound, step: Fraction | None, places: int | None, digits: int):
         self.low, self.high = low, high
         finest = max(len(low.fraction), len(high.fraction))
-        self.places = max(digits, finest + 1) if places is None else places  # the limit of digits behind the point
+        self.places = max(digits, finest + 1) if places is None else places  # the limit of digits after the point
         self.modulus = 1
         if step is not None:
             self.places, self.modulus = _decimal_step(step)
@@ -247,7 +256,7 @@ class _Magnitudes:
 
 
 def _decimal_step(step: Fraction) -> tuple[int, int]:
-    """(decimal places, step in units of the last one). Raises GrammarError if the step is too small."""
+    """(decimal places, step in units of the last place). Raises GrammarError if the step is too small."""
     places = next((places for places in range(20) if (step * 10**places).denominator == 1), 20)
     units = int(step * 10**places)
     if places == 20 or units * (places + 1) > MOST_REMAINDERS:

@@ -1,7 +1,7 @@
-"""Regular expressions, in the syntax of ECMA-262, as JSON Schema's patterns are: what is regular of it.
+"""Regular expressions in the syntax of ECMA-262, as in JSON Schema's `pattern`, as far as they are regular.
 
-Groups are plain brackets here, and lazy repetition is repetition: both change what is captured, not what matches. Lookahead is
-read at the beginning, behind ^. Backreferences, other looking around and word boundaries are refused by name.
+Groups are plain brackets, and lazy repetition is repetition: both affect captures, not matches. Lookahead is supported
+at the beginning, after ^. Errors name the unsupported backreferences, other lookarounds and word boundaries.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,15 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "v": "\v", "f": "\f", "0": "\0"}
 
 @dataclass(frozen=True)
 class Regex:
-    """A parsed expression. build: its piece, given how one character of a set is written. looks: lookaheads at the beginning, and
-    whether they are negative."""
+    """A parsed expression. build: its piece, given the encoding of one character of a set. looks: lookaheads at the
+    beginning, and whether they are negative."""
 
     build: Callable[[Callable[[Characters], Piece]], Piece]
     looks: "tuple[tuple[bool, Regex], ...]" = ()
 
 
 def parse_regex(text: str) -> Regex:
-    """Raises GrammarError, with the place, for what is no expression or not regular."""
+    """Parse an expression. Raises GrammarError, with the position, for an invalid or irregular one."""
     if len(text) > MOST_LENGTH:
         raise GrammarError(f"A regular expression may have at most {MOST_LENGTH} characters, not {len(text)}.")
     reader = _Reader(text)
@@ -50,23 +50,23 @@ def parse_regex(text: str) -> Regex:
         return regex
     reader.at = start
     if reader.has_alternatives():
-        raise reader.error("lookahead is not supported beside '|'")
+        raise reader.error("lookahead is not supported together with '|'")
     return Regex(lambda character: byte_nfa.sequence(byte_nfa.begin, regex.build(character)), looks)
 
 
 def whole(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
-    """What matches as a whole; None where nothing does."""
+    """Strings that match as a whole; None if the set is empty."""
     return _looked(automaton_of(regex.build(character)), regex, character)
 
 
 def anywhere(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
-    """Strings with a match somewhere, as a pattern of JSON Schema; None if there are none."""
+    """Strings with a match somewhere, as for JSON Schema's `pattern`; None if the set is empty."""
     rest = byte_nfa.repeat(character(ALL), 0, None)
     return _looked(automaton_of(byte_nfa.sequence(rest, regex.build(character), rest)), regex, character)
 
 
 def _looked(automaton: ByteAutomaton | None, regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
-    """What of the automaton begins as lookahead demands."""
+    """The part of the automaton whose strings satisfy the lookaheads."""
     rest = byte_nfa.repeat(character(ALL), 0, None)
     for negative, look in regex.looks:
         beginning = automaton_of(byte_nfa.sequence(byte_nfa.begin, look.build(character), rest))
@@ -92,7 +92,7 @@ class _Reader:
         return found
 
     def looks(self) -> tuple[tuple[bool, Regex], ...]:
-        """Lookaheads behind the ^ at the beginning; without any, nothing is read."""
+        """Lookaheads after the ^ at the beginning; without any, nothing is read."""
         if not (self._peek("^(?=") or self._peek("^(?!")):
             return ()
         self.at += 1
@@ -145,7 +145,7 @@ class _Reader:
         inside = self.text[self.at + 1 : stop] if self._peek("{") and stop > 0 else ""
         low, comma, high = inside.partition(",")
         if not _is_number(low) or not (_is_number(high) or not high):
-            return None  # a brace that is itself
+            return None  # a literal brace
         self.at = stop + 1
         least = int(low)
         most = least if not comma else int(high) if high else None

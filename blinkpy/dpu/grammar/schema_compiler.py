@@ -1,9 +1,10 @@
-"""From a JSON Schema to a piece: the values for which it holds, each in its one form except spaces.
+"""From a JSON Schema to a piece: the values that it allows, each in its one form except spaces.
 
-Each value's members are in the order of `properties`, then those without a separate name. Where a schema
-has names and no `additionalProperties`, there are no others. What is recursive is unrolled
-(schema_reader.RECURSION), and values about which nothing is said have containers inside up to FREE_DEPTH.
-So the output is always valid, and not each valid value can be output.
+The members of an object are in the order of `properties`, then members without a separate name. A schema with names
+but without `additionalProperties` allows no others. Recursion is unrolled (schema_reader.RECURSION), and unconstrained
+values have nested containers up to FREE_DEPTH.
+
+So the output is always valid, but not every valid value can be output.
 """
 
 from itertools import combinations
@@ -21,9 +22,9 @@ from blinkpy.dpu.grammar.schema_reader import SchemaReader
 from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault
 from blinkpy.dpu.grammar.string_rules import StringRules, pattern_automaton
 
-FREE_DEPTH = 2  # of containers inside of a value about which nothing is said
+FREE_DEPTH = 2  # of containers inside an unconstrained value
 LIMITED_DEPTH = 3  # of such containers, up to which numbers have a limit of digits: each level doubles the states
-MOST_DEPTH = 40  # of containers inside of each other
+MOST_DEPTH = 40  # of nested containers
 MOST_PATTERNS = 4  # of one object's members
 LITERALS = {None: b"null", True: b"true", False: b"false"}
 
@@ -38,7 +39,8 @@ class SchemaCompiler:
         self._contradiction = ""
 
     def compile(self, place: Place) -> Piece:
-        """The values of the schema or of a part of it. Raises GrammarError for one that is not supported, or that none fits."""
+        """The values of the schema or of a part of it. Raises GrammarError for an unsupported schema, and if no value
+        fits."""
         piece = self.piece((place,), self.free_depth, 0)
         if piece is byte_nfa.nothing:
             ended = " within the depth of recursion" if self.reader.cut else ""
@@ -46,9 +48,8 @@ class SchemaCompiler:
         return piece
 
     def piece(self, conjunction: Conjunction, free: int, depth: int) -> Piece:
-        """The values for which all these schemas hold. free: containers that may be inside of each other where
-        nothing is said. Returns byte_nfa.nothing if there are none.
-        """
+        """The values that satisfy all these schemas. free: nesting depth of unconstrained containers. Returns
+        byte_nfa.nothing if no value does."""
         if depth > MOST_DEPTH:
             path = conjunction[0].path if conjunction else "#"
             raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} deep.", path)
@@ -120,7 +121,7 @@ class SchemaCompiler:
         schemas = {name: self._member(shape, name) for name in names}
         key_rules = self._key_rules(shape)
         values: dict[str, Piece] = {}
-        # What is required first, and constants before all: that is where alternatives contradict each other.
+        # Required members first, and constants before others: alternatives contradict each other there.
         for name in sorted(names, key=lambda name: (name not in shape.required, not _is_constant(schemas[name]))):
             fits = all(rule is not None and rule.accepts(json_text(name)) for rule in key_rules)
             values[name] = self.piece(schemas[name], free, depth) if fits else byte_nfa.nothing
@@ -150,7 +151,7 @@ class SchemaCompiler:
         return object_of(named, others, 0 if least <= needed else least, most)
 
     def _member(self, shape: Shape, name: str) -> Conjunction:
-        """What has to hold for the member of this name."""
+        """The schemas of the member of this name."""
         found: list[Place] = []
         for members in shape.members:
             own = [members.properties[name]] if name in members.properties else []
@@ -198,7 +199,7 @@ class SchemaCompiler:
     # ---- oneOf -------------------------------------------------------------------------------------------------------
 
     def _exclude(self, choice: Alternatives, shape: Shape) -> None:
-        """Raise GrammarError if two schemas of oneOf have a value in common."""
+        """Raise GrammarError if two schemas of oneOf have a common value."""
         kept = self._contradiction
         for one, other in combinations(choice.places, 2):
             for both in self.reader.shapes((one, other), shape.copy()):

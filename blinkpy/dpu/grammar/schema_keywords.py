@@ -1,6 +1,7 @@
-"""The keywords of JSON Schema: what each does to a shape, or why it is refused. docs/structured-output.md has them as a table.
+"""The keywords of JSON Schema: the effect of each on a shape, or the reason of its refusal. docs/structured-output.md
+has a table.
 
-Drafts 4 to 2020-12 are read alike: where the same thing has an older spelling, it is understood too.
+Drafts 4 to 2020-12 are read alike: older spellings of the same keyword are understood, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,27 +30,28 @@ from blinkpy.dpu.grammar.string_rules import FORMATS
 MOST_LENGTH = 2000  # of a string
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
-REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as the specification says
+REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as in the specification
 
 Demand = Callable[[Shape, Any, Place], None]
 
 
 class Alternatives(NamedTuple):
-    """Schemas of which one holds; exclusive: exactly one."""
+    """Alternative schemas: at least one holds; exclusive: exactly one."""
 
     places: list[Place]
     exclusive: bool = False
 
 
 class Keyword(NamedTuple):
-    """apply: restricts the shape; it may return schemas that hold as well, or alternatives."""
+    """apply: restricts the shape; it may return further schemas that must hold, or alternatives."""
 
     apply: Callable[[Shape, Any, Place], "list[Place] | Alternatives | None"]
     remark: str = ""  # for the table in the docs
 
 
 def misspelt(name: str) -> str | None:
-    """The keyword that was probably meant by one that is unknown, if any: others are annotations, as the specification has it."""
+    """The keyword that was probably meant by an unknown one, if any. Other unknown keywords are annotations, as in the
+    specification."""
     if name.startswith(("_", "x-")) or name.lower() in {known.lower() for known in (*ANNOTATIONS, *PLACES)}:
         return None
     return next(iter(get_close_matches(name, (*KEYWORDS, *REFUSED, REFERENCE), 1, 0.85)), None)
@@ -100,7 +102,7 @@ def _of_value(value: Any) -> dict[str, Any]:
 
 
 def _not(shape: Shape, value: Any, place: Place) -> None:
-    """What a shape can say: no such types, or no such scalars."""
+    """The negations that a shape can express: excluded types, or excluded scalars."""
     schema = {"enum": [value["const"]]} if type(value) is dict and set(value) == {"const"} else value
     if type(schema) is dict and set(schema) == {"type"} and (names := schema["type"]) not in ("integer", ["integer"]):
         names = names if type(names) is list else [names]
@@ -180,7 +182,7 @@ def _format(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _members(shape: Shape, value: Any, place: Place) -> None:
-    """Of properties, patternProperties and additionalProperties together; for the first of them that is there."""
+    """properties, patternProperties and additionalProperties together; runs for the first of them that is present."""
     schema = place.schema
     for text in typed(place, "patternProperties", schema.get("patternProperties", {}), dict):
         checked_regex(place, "patternProperties", text)
@@ -208,7 +210,7 @@ def _max_properties(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _dependent(keyword: str) -> Callable[[Shape, Any, Place], list[Place]]:
-    """If a member is there, so are others, or a schema holds: without it, or with all of that."""
+    """If a member is present, other members must be, or a schema must hold: alternatives without it, and with it."""
 
     def apply(shape: Shape, value: Any, place: Place) -> list[Place]:
         found = []
@@ -223,7 +225,7 @@ def _dependent(keyword: str) -> Callable[[Shape, Any, Place], list[Place]]:
     return apply
 
 
-FORBIDDEN = ("forbidden",)  # a keyword of our own, which no JSON has: no member of this name
+FORBIDDEN = ("forbidden",)  # an internal keyword, which JSON can't contain: no member of this name
 
 
 def forbid(shape: Shape, value: str, place: Place) -> None:
@@ -235,7 +237,8 @@ def forbid(shape: Shape, value: str, place: Place) -> None:
 
 
 def _items(shape: Shape, value: Any, place: Place) -> None:
-    """Of prefixItems, items and additionalItems together, in the spelling of either draft; for the first that is there."""
+    """prefixItems, items and additionalItems together, in the spelling of either draft; runs for the first that is
+    present."""
     schema = place.schema
     keyword, following = "prefixItems", "items"
     if type(schema.get("items")) is list:
@@ -329,7 +332,7 @@ GROUPS = (
     ("prefixItems", "items", "additionalItems"),
 )  # applied once
 REFERENCE = "$ref"
-PLACES = ("$defs", "definitions", "$anchor", "$id", "id")  # what references name
+PLACES = ("$defs", "definitions", "$anchor", "$id", "id")  # the targets of references
 ANNOTATIONS = (
     "$schema",
     "$comment",

@@ -1,4 +1,5 @@
-"""From a conjunction of schemas to shapes, of which a value has one: references followed, alternatives spelled out."""
+"""From a conjunction of schemas to shapes: references are followed, and alternatives are listed. A value has one of
+the shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +20,17 @@ from blinkpy.dpu.grammar.schema_keywords import (
 )
 from blinkpy.dpu.grammar.schema_shapes import Conjunction, Place, Shape, fault
 
-RECURSION = 3  # how often a reference may lead back to where it leads, on the way to one value
-MOST_SCHEMAS = 20_000  # looked at for one grammar, those seen again included
+RECURSION = 3  # how often a reference may be followed again within one value
+MOST_SCHEMAS = 20_000  # schemas read for one grammar, counting repeated ones
 MOST_SHAPES = 500  # of one value
 
 
 class SchemaReader:
-    """Reads parts of one schema. exclude: raises GrammarError unless the schemas of oneOf exclude each other, for values of a
-    shape. cut: whether a recursion was ended on the way."""
+    """Reads parts of one schema.
+
+    exclude: raises GrammarError unless the schemas of oneOf exclude each other for values of a shape.
+    cut: whether a recursion was cut off.
+    """
 
     def __init__(self, root: Any, exclude: Callable[[Alternatives, Shape], None]):
         self.root, self._exclude = root, exclude
@@ -35,8 +39,8 @@ class SchemaReader:
         self._anchors: dict[str, Place] | None = None
 
     def shapes(self, conjunction: Conjunction, start: Shape | None = None) -> list[Shape]:
-        """The shapes of the values for which all these schemas hold; none where they contradict each other plainly. Raises
-        GrammarError."""
+        """The shapes of the values that satisfy all these schemas; none if they obviously contradict each other.
+        Raises GrammarError."""
         waiting = list(conjunction)
         shape = start or Shape()
         choices: list[Alternatives] = []
@@ -62,7 +66,8 @@ class SchemaReader:
         return found
 
     def _apply(self, place: Place, shape: Shape, choices: list[Alternatives]) -> list[Place]:
-        """Restrict the shape by one schema. Returns what else has to hold; alternatives are added to choices."""
+        """Restrict the shape by one schema. Returns the further schemas that must hold; alternatives are appended to
+        `choices`."""
         self._schemas += 1
         if self._schemas > MOST_SCHEMAS:
             raise GrammarTooLargeError(f"The grammar has more than {MOST_SCHEMAS} schemas, counting repeated references.")

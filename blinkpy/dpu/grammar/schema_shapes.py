@@ -1,4 +1,4 @@
-"""What a JSON Schema demands of values, once references are followed and alternatives spelled out."""
+"""The requirements of a JSON Schema, once references are followed and alternatives listed."""
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -15,8 +15,8 @@ INTEGERS = Fraction(1)  # the step of type integer
 
 
 class Place(NamedTuple):
-    """A schema within the whole one. path: a JSON pointer behind '#'; trail: the references that led here, each as often as it
-    was followed."""
+    """A schema within the whole one. path: a JSON pointer after '#'; trail: the references that were followed, with
+    repetitions."""
 
     schema: Any
     path: str
@@ -28,13 +28,14 @@ class Place(NamedTuple):
         return Place(schema, "/".join([self.path, *parts]), self.trail)
 
 
-Conjunction = tuple[Place, ...]  # all of them hold; none demands nothing
+Conjunction = tuple[Place, ...]  # a value must satisfy all; an empty list allows any value
 
 
 class Members(NamedTuple):
-    """What one schema says of an object's members. others: of members that are neither; None if it says
-    nothing.
-    closing: names alone mean that there are no others, unless some schema speaks of them.
+    """The requirements of one schema for an object's members.
+
+    others: for members without a name or pattern here; None: not specified.
+    closing: other members are forbidden, unless some schema specifies them.
     """
 
     properties: dict[str, Place]
@@ -44,9 +45,8 @@ class Members(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What one schema says of an array's items. others: of those behind the first ones; None if it says
-    nothing.
-    """
+    """The requirements of one schema for an array's items. others: for items after the first ones; None: not
+    specified."""
 
     first: tuple[Place, ...]
     others: Place | None
@@ -54,11 +54,11 @@ class Items(NamedTuple):
 
 @dataclass
 class Shape:
-    """Values of some types, each with its rules. literals: scalars, of which the value is one; None for any value."""
+    """Values of some types, and the rules of each type. literals: the allowed scalars; None: any value."""
 
     types: frozenset[str] = frozenset(TYPES)
     literals: list[Any] | None = None
-    refused: list[Any] = field(default_factory=list)  # scalars that the value is not
+    refused: list[Any] = field(default_factory=list)  # excluded scalars
     numbers: NumberRange = field(default_factory=NumberRange)
     integers_only: bool = False
     strings: StringRules = field(default_factory=StringRules)
@@ -72,7 +72,7 @@ class Shape:
     most_items: int | None = None
 
     def copy(self) -> "Shape":
-        """With lists of its own."""
+        """A copy with separate lists."""
         return replace(
             self,
             literals=None if self.literals is None else list(self.literals),
@@ -84,18 +84,18 @@ class Shape:
         )
 
     def restrict_types(self, names: list[str]) -> None:
-        """To these types of JSON Schema."""
+        """Allow only these types of JSON Schema."""
         self.types &= {"number" if name == "integer" else name for name in names}
         if "integer" in names and "number" not in names:
             self.integers_only = True
 
     def restrict_literals(self, values: list[Any]) -> None:
-        """To these scalars."""
+        """Allow only these scalars."""
         known = values if self.literals is None else self.literals
         self.literals = [value for value in known if any(same(value, other) for other in values)]
 
     def allowed_literals(self) -> list[Any]:
-        """Those scalars that keep all rules. Only if there are literals."""
+        """The literals that satisfy all rules. Only if there are literals."""
         return [value for value in self.literals or () if self._holds(value)]
 
     def _holds(self, value: Any) -> bool:
@@ -107,7 +107,7 @@ class Shape:
         return kind != "string" or self.strings.holds(value)
 
     def number_range(self) -> NumberRange:
-        """Of its numbers."""
+        """The range of its numbers."""
         return self.numbers.multiples(INTEGERS) if self.integers_only else self.numbers
 
 
@@ -121,7 +121,7 @@ MOST_COUNT = 100_000  # of items and members
 
 
 def fault(place: Place, keyword: str, what: str) -> GrammarError:
-    """The keyword of the schema at a place is at fault."""
+    """An error about the keyword of the schema at a place."""
     return GrammarError(f"'{keyword}' {what}", place.path, keyword)
 
 
@@ -156,7 +156,7 @@ def checked_names(place: Place, keyword: str, value: Any) -> list[str]:
 
 
 def checked_regex(place: Place, keyword: str, text: str) -> str:
-    """The text, if it is a regular expression that is supported."""
+    """The text, if it is a supported regular expression."""
     try:
         parse_regex(text)
     except GrammarError as error:

@@ -1,4 +1,4 @@
-"""JSON strings that satisfy rules: lengths, patterns, formats, names that are taken."""
+"""JSON strings that satisfy rules: lengths, patterns, formats, excluded strings."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +14,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 QUOTE = byte_nfa.literal(b'"')
 ANY_CHARACTER = byte_nfa.embedded(automaton_of(json_character(ALL)))
-# Characters that are counted: without control characters that have no short escape, and without private characters of the last
+# Characters that can be counted. Without control characters that have no short escape, and without private characters of the last
 # plane, they need 8 states each instead of 14.
 COUNTED = common(ALL, union([(0x08, 0x0A), (0x0C, 0x0D), (0x20, 0xFFFFF)]))
 COUNTED_CHARACTER = byte_nfa.embedded(automaton_of(json_character(COUNTED)))
@@ -33,7 +33,7 @@ _IPV6 = "|".join(
         rf"(?:(?:{_H16}:){{0,6}}{_H16})?::",
     ]
 )
-# Years from 1, since many readers have no year 0; the 29th of February in leap years.
+# Years from 1, since many parsers have no year 0; the 29th of February in leap years.
 _YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"
 _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = (
@@ -50,7 +50,7 @@ _PATH = rf"(?:/(?:{_UNRESERVED})*)*"
 _TAIL = rf"(?:\?(?:{_UNRESERVED}|[/?])*)?(?:#(?:{_UNRESERVED}|[/?])*)?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
 _ATOM = r"[A-Za-z0-9_+-]{1,20}"
-# What a string of a format is here: a part of what the format's definition allows, and a valid one under all checkers known.
+# The supported strings of each format: a subset of the format's definition that all common checkers accept.
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -71,8 +71,11 @@ FORMATS["idn-email"], FORMATS["idn-hostname"] = FORMATS["email"], FORMATS["hostn
 
 @dataclass(frozen=True)
 class StringRules:
-    """least, most: the number of characters, None for no end. patterns: each has a match somewhere. formats: names of FORMATS.
-    taken: strings that it is not. avoided: patterns without a match."""
+    """least, most: the number of characters; None: no limit.
+    patterns: each must match somewhere.
+    formats: names of FORMATS.
+    taken: excluded strings.
+    avoided: patterns that must not match."""
 
     least: int = 0
     most: int | None = None
@@ -82,24 +85,24 @@ class StringRules:
     avoided: tuple[str, ...] = ()
 
     def within(self, least: int, most: int | None) -> "StringRules":
-        """With these lengths, too."""
+        """Further limits of the length."""
         both = [length for length in (self.most, most) if length is not None]
         return replace(self, least=max(self.least, least), most=min(both, default=None))
 
     def matching(self, pattern: str) -> "StringRules":
-        """With a match of this pattern, too."""
+        """One more pattern that must match."""
         return replace(self, patterns=tuple(dict.fromkeys((*self.patterns, pattern))))
 
     def of_format(self, name: str) -> "StringRules":
-        """Of this format, too."""
+        """One more format."""
         return replace(self, formats=tuple(dict.fromkeys((*self.formats, name))))
 
     def without(self, texts: tuple[str, ...]) -> "StringRules":
-        """Other strings than these."""
+        """These strings are excluded."""
         return replace(self, taken=tuple(dict.fromkeys((*self.taken, *texts)))) if texts else self
 
     def piece(self) -> Piece:
-        """The strings in their one form, with quotes. Raises GrammarError for a pattern that is not supported."""
+        """The strings in their one form, with quotes. Raises GrammarError for an unsupported pattern."""
         if self == StringRules():
             return byte_nfa.embedded(ANY_STRING)
         if self == StringRules(self.least, self.most):
@@ -110,7 +113,7 @@ class StringRules:
         return byte_nfa.embedded(_automaton(self))
 
     def holds(self, text: str) -> bool:
-        """Whether a string keeps the rules."""
+        """Whether a string satisfies the rules."""
         if len(text) < self.least or (self.most is not None and len(text) > self.most):
             return False
         others = replace(self, least=0, most=None)
@@ -139,7 +142,7 @@ def pattern_automaton(text: str) -> ByteAutomaton | None:
 
 @lru_cache(MOST_PATTERNS)
 def format_automaton(name: str) -> ByteAutomaton | None:
-    """The strings of a format. Raises GrammarError for one that is not in FORMATS."""
+    """The strings of a format. Raises GrammarError for a format that is not in FORMATS."""
     if name not in FORMATS:
         raise GrammarError(f"The format '{name[:100]}' is not supported.", keyword="format")
     inside = whole(parse_regex(FORMATS[name]), json_character)

@@ -1,4 +1,4 @@
-"""Sinks of text: collected for a whole answer, or written to the client as it comes."""
+"""Sinks of generated text: collected for a whole answer, or streamed to the client."""
 
 import asyncio
 from collections import defaultdict
@@ -19,19 +19,25 @@ from blinkpy.dpu.text.detokenizer import Detokenizer
 
 AnyAnswer = Answer | ResponseAnswer | AnthropicAnswer
 LINE_END = b"\r\n"
-SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # of chunks, made beforehand
-BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events, where nobody says it
+SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # lines with the sizes of chunks, built in advance
+BACKLOG_BYTES = 8 << 20  # default limit of unread bytes of a slow client, whatever the number of events
 TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
-UNREAD_BYTES = 1 << 16  # of a stream, from which on they are counted with those of others
-TOLD_BYTES = 1 << 16  # by which an answer grows until it tells so
-LONG_BYTES = 1 << 16  # of an answer that takes more than a millisecond to be written
+UNREAD_BYTES = 1 << 16  # unread bytes of a stream above which they count toward the worker's limit
+TOLD_BYTES = 1 << 16  # growth of an answer between two reports of its memory
+LONG_BYTES = 1 << 16  # bytes of an answer that takes more than a millisecond to write
 
 
 class Collector:
-    """Gathers the choices of one request. choices: of each prompt; `n` of them are the answer, the likeliest if there are
-    more. with_logprobs: whether the answer shows them; shows_prompt: and those of the prompts, as a field. done: set when all
-    have ended, or with the first error, which error then is. awaited: all that somebody may wait for. dropped: nobody wants it
-    any more. room: for what all of them hold."""
+    """Gathers the choices of one request.
+
+    choices: for each prompt; the answer has the `n` likeliest of them.
+    with_logprobs: whether the answer has log probabilities.
+    shows_prompt: whether it also has those of the prompts, as a field.
+    done: set when all choices have ended, or one has failed (see `error`).
+    awaited: all futures that a task may wait for.
+    dropped: the answer is no longer wanted.
+    room: memory limit of all answers of the worker.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class Collector:
             self._room.hold(self, self._bytes, self._give_up, self._owner)
 
     def expect(self, size: int) -> None:
-        """The answer will keep this number of bytes beside its text. Raises ApiError if there is no room for them."""
+        """Reserve bytes for the answer, in addition to its text. Raises ApiError if the limit is reached."""
         self._bytes += size
         if size and self._room is not None:
             self._room.hold(self, self._bytes, self._give_up, self._owner)
@@ -74,11 +80,11 @@ class Collector:
 
     @property
     def is_long(self) -> bool:
-        """Whether body() takes its time, and should not have the event loop's."""
+        """Whether body() takes longer than one turn of the event loop should."""
         return self._bytes > LONG_BYTES
 
     def _give_up(self, error: ApiError) -> None:
-        """There is no room for what has come. An answer that is complete is being written, and goes soon."""
+        """Drop the text for lack of memory. A complete answer stays: it is being written, and is freed soon."""
         if not self.done.done():
             self._texts.clear()
             self._logprobs.clear()
@@ -86,7 +92,7 @@ class Collector:
             self.done.set_result(None)
 
     def send(self) -> None:
-        """Nothing goes out before the end."""
+        """Does nothing: the answer is sent at its end."""
 
     def ended(self, generation: Generation) -> None:
         self._ended += 1
@@ -97,10 +103,10 @@ class Collector:
             self.done.set_result(None)
 
     def stop(self) -> None:
-        """The client takes nothing more."""
+        """Does nothing: see Streamer."""
 
     def close(self) -> None:
-        """Let go of what refers to it, which only a garbage collection would end otherwise."""
+        """Break reference cycles, and release the memory."""
         self.generations = []
         if self._room is not None:
             self._room.release(self)
@@ -118,7 +124,7 @@ class Collector:
         return Usage(*counts)
 
     def body(self) -> Turns[bytes]:
-        """The whole answer, once done without an error; at_once() for one that is not long."""
+        """The whole answer; call it once `done` is set without an error. For a short answer, use at_once()."""
         ended = [(g.index, g.finish_reason or "") for g in self.generations]
         scores = {g.index: g.scores if self.shows_prompt else None for g in self.generations}
         choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i], scores[i]) for i, reason in ended]
@@ -131,8 +137,11 @@ class Collector:
 
 
 class PlainText:
-    """The shortcut of most tokens to their chunk: for a choice whose text depends on its tokens alone, once its first event is
-    there. frame: see Answer.frame; chunks: of the stream."""
+    """Writes the chunks of most tokens directly, for a choice whose text depends only on its tokens, after its first
+    event.
+
+    frame: see Answer.frame; chunks: of the stream.
+    """
 
     __slots__ = ("_around", "_before", "_behind", "_chunks", "_detokenizer")
 
@@ -152,10 +161,12 @@ class PlainText:
 
 
 class Streamer(Collector):
-    """Writes events to the connection, all of a step at once. started: set with the first event, so that an
-    error before it can still be an answer with a separate status. usage: where token counts are shown. on_slow:
-    called once, when the client leaves more than max_backlog events or max_bytes unread. chunked: the transfer
-    coding, which a client of HTTP/1.0 does not know.
+    """Writes events to the connection, one write per step.
+
+    started: set by the first event; an earlier error can still get a status code.
+    usage: the events that have token counts.
+    on_slow: called once, if the client leaves more than max_backlog events or max_bytes unread.
+    chunked: use the chunked transfer coding, which HTTP/1.0 lacks.
     """
 
     def __init__(
@@ -175,13 +186,15 @@ class Streamer(Collector):
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
-        self._chunks: list[bytes] = []  # not written yet: an event in each, mostly in HTTP/1.1's chunked encoding
-        self._open = False  # the response has started, and the client takes it
-        self._backlog = 0  # events since the client had read everything
+        self._chunks: list[bytes] = []  # events not yet written, mostly in HTTP/1.1's chunked encoding
+        self._open = False  # the response has started, and the client is connected
+        self._backlog = 0  # events since the client last had read everything
 
     def open(self, head: bytes) -> None:
-        """The response has started: write its head and the events that wait, and from now on those of each step. If all have
-        come, they go out with the end."""
+        """Start the response: write its head and the events so far. From now on, each step writes its events.
+
+        If all choices have ended, everything is written at the end.
+        """
         self._open = not self._connection.gone
         if self.done.done():
             self._chunks.insert(0, head)
@@ -206,7 +219,7 @@ class Streamer(Collector):
             self.started.set_result(None)
 
     def end(self) -> bytes:
-        """What the stream ends with, as far as it is not written yet."""
+        """The unwritten events, and the end of the stream."""
         failed = self.error
         last = self.answer.end(self.usage(), self._usage_at_end) if failed is None else self.answer.error_event(failed)
         if self._chunked:

@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's API: whole, and as server-sent events made of prebuilt bytes around the text."""
+"""Answers in the formats of OpenAI's API: whole, and as server-sent events, built from constant bytes around the text."""
 
 import secrets
 import time
@@ -42,11 +42,11 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt: found in the prefix cache
-    reasoning_tokens: int = 0  # of the completion, with what marks the reasoning
-    drafted_tokens: int = 0  # of the completion: equal to their drafts
+    reasoning_tokens: int = 0  # of the completion, including the tags of the reasoning
+    drafted_tokens: int = 0  # of the completion: accepted drafts
 
     def table(self) -> dict[str, Any]:
-        """As in chats and completions."""
+        """For /v1/chat/completions and /v1/completions."""
         drafted = {"accepted_prediction_tokens": self.drafted_tokens} if self.drafted_tokens else {}
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -57,7 +57,7 @@ class Usage(NamedTuple):
         }
 
     def response_table(self) -> dict[str, Any]:
-        """As in /v1/responses. Writing into the cache costs nothing, so it is not counted."""
+        """For /v1/responses. Writes into the cache cost nothing, so they are not counted."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
@@ -69,17 +69,18 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished choice. finish_reason: stop or length. logprobs: of its tokens, if asked for, behind an echo's."""
+    """A finished choice. finish_reason: stop or length. logprobs: of its tokens, if requested, after those of an echo."""
 
     index: int
     text: str
     finish_reason: str
     logprobs: Sequence[TokenLogprobs] = ()
-    prompt_scores: PromptScores | None = None  # if the answer shows them
+    prompt_scores: PromptScores | None = None  # if the answer has them
 
 
 def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]:
-    """Of each prompt's `generated` choices, which follow each other, the n with the highest mean log probability, best first."""
+    """For each prompt, the n choices of `generated` consecutive ones with the highest mean log probability, best
+    first."""
 
     def mean(choice: Choice) -> float:
         return sum(entry.logprob or 0.0 for entry in choice.logprobs) / max(1, len(choice.logprobs))
@@ -92,11 +93,16 @@ def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]
 
 
 class Answer:
-    """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
-    answers with log probabilities. request_id: the client's own. service_tier: what it names; None: nothing. null_usage: events
-    have the field of the last one, which alone has token counts."""
+    """The format of one request's answer.
 
-    stop_sequence = ""  # that ended the choice that ended last, if any
+    chat: /v1/chat/completions, otherwise /v1/completions.
+    spell: needed for answers with log probabilities.
+    request_id: the client's.
+    service_tier: as named in the answer; None: omitted.
+    null_usage: all events have a null `usage`, except the last one with token counts.
+    """
+
+    stop_sequence = ""  # the stop string of the choice that ended last, if any
 
     def __init__(
         self,
@@ -122,13 +128,13 @@ class Answer:
         return head[:-1] + b","
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """The object of a choice, or None when there are none."""
+        """The log probabilities of a choice, or None without log probabilities."""
         if not entries:
             return None
         return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
 
     def _all_logprobs(self, entries: Sequence[TokenLogprobs]) -> Turns[dict[str, Any] | orjson.Fragment | None]:
-        """The same, as JSON that is made piece by piece if there are many."""
+        """`_logprobs` as JSON, built piece by piece."""
         if len(entries) <= PIECE:
             return self._logprobs(entries)
         written: list[dict[str, bytes]] = []
@@ -144,13 +150,15 @@ class Answer:
         return orjson.Fragment(b"{%b}" % b",".join(fields))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """What each event with more text of a choice has before the JSON of that text, and behind it, without log probabilities.
-        None before the first event, and where events hold more."""
+        """The bytes before and after the JSON text in each later event of a choice without log probabilities.
+
+        None before the first event, and if events have further fields.
+        """
         head = self._heads.get(index)
         return None if head is None else (head, self._plain_end)
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """An event with more text of a choice. The first one of a chat's choice names the role as well."""
+        """An event with more text of a choice. The first event of a chat's choice also has the role."""
         head = self._heads.get(index)
         if head is None:
             head = b'data: %b"choices":[{"index":%d,' % (self._envelope, index)
@@ -175,11 +183,11 @@ class Answer:
         return events.replace(b"}\n\n", b',"usage":%b}\n\n' % orjson.dumps(usage.table()))
 
     def end(self, usage: Usage, with_usage: bool) -> bytes:
-        """What a stream ends with."""
+        """The end of a stream."""
         return (self.usage_event(usage) if with_usage else b"") + DONE
 
     def error_event(self, error: ApiError) -> bytes:
-        """The event of an error in a stream, its last one."""
+        """The error event, the last one of a stream."""
         return b"data: %b\n\n" % error.body()
 
     def _entry(self, choice: Choice) -> Turns[dict[str, Any]]:
@@ -190,7 +198,7 @@ class Answer:
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}
 
     def _prompt_logprobs(self, choice: Choice) -> Turns[dict[str, Any]]:
-        """The field for them, if they are asked for: of a choice, or of a whole chat."""
+        """The field with the prompts' log probabilities, if requested: of a choice, or of a whole chat."""
         scores = choice.prompt_scores
         if scores is None:
             return {}

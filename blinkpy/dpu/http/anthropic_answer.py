@@ -32,7 +32,7 @@ class _Block:
         return {"type": TEXT, "text": ""} if self.kind == TEXT else {"type": THINKING, "thinking": "", "signature": ""}
 
     def table(self) -> dict[str, Any]:
-        """The whole block. Arguments that were cut off, or are no object, are a text in one."""
+        """The whole block. Incomplete arguments, and arguments that are not an object, become a text in an object."""
         text = "".join(self.texts)
         if self.kind != TOOL_USE:
             return {**self.begun(), DELTAS[self.kind][1]: text}
@@ -53,7 +53,7 @@ class AnthropicAnswer:
         self._request, self._model = request, model
         self._parser = None if request.expected is None else MessageParser(request.expected)
         self._blocks: list[_Block] = []
-        self._joined = False  # a text of another message of the same answer follows
+        self._joined = False  # the next text belongs to another message of the same answer
         self._begun = False
         self._stop_reason: str | None = None
 
@@ -85,7 +85,7 @@ class AnthropicAnswer:
         """None: events depend on the text before."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The events of more text; before the first one those that begin the answer."""
+        """The events of more text; the first call also gives the events that begin the answer."""
         parts = (Content(text),) * bool(text) if self._parser is None else self._parser.feed(text)
         return self._begin() + self._events(parts)
 
@@ -145,7 +145,7 @@ class AnthropicAnswer:
         return begin + self._of_block("content_block_delta", {"delta": {"type": name, field: text}})
 
     def _open(self, block: _Block) -> bytes:
-        """Begin a block; the one before it ends."""
+        """Begin a block, and end the previous one."""
         ended = self._close() if self._blocks else b""
         self._blocks.append(block)
         return ended + self._of_block("content_block_start", {"content_block": block.begun()})
@@ -162,7 +162,7 @@ def _event(kind: str, content: dict[str, Any]) -> bytes:
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
-    """Token counts. Tokens of the prompt that were found in the prefix cache are counted apart, as Anthropic does."""
+    """Token counts. Prompt tokens found in the prefix cache are counted separately, as in Anthropic's API."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

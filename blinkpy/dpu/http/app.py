@@ -1,8 +1,8 @@
-"""The HTTP API: what a request's path and method lead to.
+"""The HTTP API: handles each request by its path and method.
 
-blinkpy.dpu.http.endpoints has the table of the paths; here is what they do. What the head of a request decides is answered
-at once, within the turn that the gate gave its connection. Requests that generate have a task: read and check the body,
-tokenize, submit, and then write the answer, whole or as server-sent events.
+blinkpy.dpu.http.endpoints has the table of paths. Requests decided by their head are answered immediately, within the
+gate's turn for the connection. A request that generates has a task: it reads and checks the body, tokenizes, submits,
+and writes the answer, whole or as server-sent events.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ HTML = b"text/html; charset=utf-8"
 OF_RESPONSES = ("response", "input_tokens")  # kinds of JOBS
 STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 MODELS = "/v1/models"
-ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
-WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
+ALWAYS = ("/health", "/ping", "/livez")  # answered also at the connection limit
+WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # operators' paths; other paths are answered 503
 CONVERSIONS = ("tokenize", "detokenize", "input_tokens", "message_tokens")
-BYTES_OF_TOKEN = 4  # of a body, for which a tenant is charged a token where the engine makes none
-OBJECT_COST = 8  # bytes of Python's objects for a byte of JSON
-LONG_SCORES = 64  # tokens of scored prompts whose answer takes more than a millisecond to be written
+BYTES_OF_TOKEN = 4  # bytes of a body that are charged as one token if the engine generates none
+OBJECT_COST = 8  # bytes of Python objects per byte of JSON
+LONG_SCORES = 64  # tokens of scored prompts whose answer takes more than a millisecond to write
 
 VERSION = orjson.dumps({"version": __version__})
 
@@ -55,19 +55,19 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class App:
-    """The routes of one worker, and the way of a request that generates."""
+    """The routes of one worker, and the handling of requests that generate."""
 
     def __init__(self, service: Service, config: Config):
         self.service, self.options = service, config.frontend
         self.draining = False
-        self._told = set[str]()  # types of hidden tools
-        self.running = 0  # requests with a body, whose answers are not complete
+        self._told = set[str]()  # types of hidden tools that were already logged
+        self.running = 0  # requests with a body and an incomplete answer
         self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
         exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm", service.admission)
         self.metrics_page = MetricsPage(exposition, service.engine, service.gate, self._access_log.ended)
-        # Each gives content type and body.
+        # Each function returns content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": self._health,
             "/ping": self._health,
@@ -80,7 +80,7 @@ class App:
         }
         if config.watch.page:
             self._gets["/"] = lambda: (HTML, live_page())
-        self._later: dict[str, Callable[[Exchange], None]] = {"/metrics": self.metrics_page.answer}  # GETs that take their time
+        self._later: dict[str, Callable[[Exchange], None]] = {"/metrics": self.metrics_page.answer}  # answered by a task
         self._posts: dict[str, Handler] = {
             "/v1/chat/completions": partial(self._generate, "chat"),
             "/v1/completions": partial(self._generate, "completion"),
@@ -98,7 +98,7 @@ class App:
         try:
             handler = self._route(exchange)
             if handler is not None and exchange.connection.transport.ended:
-                exchange.connection.abort()  # the client has left
+                exchange.connection.abort()  # the client has disconnected
             elif handler is not None:
                 exchange.connection.all.start(asyncio.get_running_loop().create_task(self._serve(handler, exchange)))
         except ApiError as error:
@@ -122,11 +122,11 @@ class App:
             if not exchange.complete:
                 connection.transport.close()
             self._access_log.ended(exchange)
-            for generation in exchange.generations:  # its request refers to it, too: no garbage collection is needed
+            for generation in exchange.generations:  # the request refers to it, too: this breaks the reference cycle
                 generation.request = None
 
     async def _answered(self, handler: Handler, exchange: Exchange) -> None:
-        """Answer, errors too. Raises ClientGone."""
+        """Answer a request, with an error if it fails. Raises ClientGone."""
         try:
             await handler(exchange)
         except ApiError as error:
@@ -140,7 +140,7 @@ class App:
             exchange.refuse(internal_error())
 
     def _route(self, exchange: Exchange) -> Handler | None:
-        """Answer the request by its head alone, or return what answers it with its body. Raises ApiError."""
+        """Answer the request by its head, or return the coroutine that answers it with its body. Raises ApiError."""
         path = path_below(exchange.path, self._root)
         if not path:
             exchange.write(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
@@ -181,15 +181,15 @@ class App:
         return post
 
     def _authenticate(self, exchange: Exchange) -> None:
-        """Note whose request it is. Raises ApiError with status 401."""
+        """Set the owner of the request. Raises ApiError with status 401."""
         headers = dict(exchange.headers)  # authorization once at most
-        given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
+        given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")  # header of Anthropic's clients
         tenant = exchange.tenant = self.service.admission.tenant_of(given)
         connection = exchange.connection
         if tenant.name:
             exchange.asker = Asker(tenant.name, tenant.weight)
             connection.all.own(connection, exchange.asker)
-        else:  # of a server without keys
+        else:  # without keys
             exchange.asker = Asker(f"address {connection.asker.name}")
 
     # ---- GET ---------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class App:
     # ---- POST --------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, kind: str, exchange: Exchange) -> Any:
-        """The result of one of JOBS for the request's body, which is given up when the client leaves."""
+        """The result of one of JOBS for the request's body; cancelled when the client disconnects. Raises ApiError."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
         stored, conversation = service.responses, None
@@ -254,8 +254,8 @@ class App:
                 request.keep = partial(stored.keep, conversation) if conversation.stored else None
             return prepared
         finally:
-            with contextlib.suppress(BufferError):  # somebody still looks at it, and lets it go soon
-                body.clear()  # an error keeps this frame, until it is collected
+            with contextlib.suppress(BufferError):  # another task still reads it, and frees it soon
+                body.clear()  # the error keeps this frame alive until it is collected
 
     async def _convert(self, kind: str, exchange: Exchange) -> None:
         converted = await self._prepare(kind, exchange)
@@ -263,7 +263,7 @@ class App:
         exchange.write(200, JSON, converted)
 
     async def _count_input(self, kind: str, head: dict[str, str], exchange: Exchange) -> None:
-        """The tokens of a request's prompt. kind: of JOBS; head: fields of the answer before the number."""
+        """Count the tokens of a request's prompt. kind: of JOBS; head: fields of the answer before the number."""
         request, count = await self._prepare(kind, exchange)
         if self.service.needs_automaton(request):
             await exchange.unless_gone(self.service.compile_grammar(request, exchange.asker))
@@ -284,7 +284,7 @@ class App:
         if service.needs_automaton(request):
             await exchange.unless_gone(service.compile_grammar(request, exchange.asker))
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
-        if request.tools or request.metadata or request.grammar is not None:  # what stays of a body until the answer ends
+        if request.tools or request.metadata or request.grammar is not None:  # memory kept for a body until the answer ends
             connection = exchange.connection
             connection.all.answers.hold(
                 exchange, OBJECT_COST * exchange.size, lambda error: connection.abort(), exchange.asker.name
@@ -298,7 +298,7 @@ class App:
             exchange.connection.all.answers.release(exchange)
 
     async def _answer(self, request: Request, prompts: list[Int32], kind: str, exchange: Exchange, ticket: Ticket) -> None:
-        """Submit a request that was let in, and write what comes."""
+        """Submit an admitted request, and write its answer."""
         service, connection = self.service, exchange.connection
 
         def drop(counter: str) -> None:
@@ -307,7 +307,7 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
-        if connection.gone:  # since the last wait was over: nobody would cancel what is submitted now
+        if connection.gone:  # since the last wait; a later submission could not be cancelled
             raise ClientGone
         answer = service.answer(request, kind)
         if request.stream:
@@ -339,11 +339,11 @@ class App:
                 await exchange.drained()
                 exchange.write(200, JSON, body)
         finally:
-            self._drop(sink)  # nothing to do unless something failed
+            self._drop(sink)  # does nothing unless something failed
             sink.close()
 
     async def _written(self, sink: Collector, exchange: Exchange) -> bytes:
-        """The body of a long answer, made in turns of the gate. Raises ClientGone."""
+        """The body of a long answer, built in turns of the gate. Raises ClientGone."""
         turns, body = sink.body(), list[bytes]()
 
         def go_on() -> None:
@@ -359,7 +359,7 @@ class App:
         return body.pop()
 
     def _drop(self, sink: Collector) -> None:
-        """Cancel the generations that still run, and end whoever waits for the answer."""
+        """Cancel the running generations, and wake all tasks that wait for the answer."""
         sink.stop()
         sink.dropped = True
         for generation in sink.generations:
@@ -383,9 +383,10 @@ class App:
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
-    """Wait for a point of an answer. Raises ApiError if it failed before, and ClientGone. What is raised
-    belongs to this call alone: an error in a future, or in the sink, would keep this request's frames, and they
-    the error.
+    """Wait for an event of an answer. Raises ApiError if the answer failed before, and ClientGone.
+
+    The error is a new object: one kept in a future or in the sink would form a reference cycle with this request's
+    frames.
     """
     await point
     if sink.dropped:

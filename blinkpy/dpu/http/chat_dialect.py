@@ -1,4 +1,4 @@
-"""From a chat to the prompt's text: the conversations that a model's template takes, and the model's forms of reasoning and
+"""From a chat to the prompt's text: the message formats of the model's template, and its formats of reasoning and
 calls."""
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,16 @@ from blinkpy.dpu.tools.harmony_calls import answer_begun, header_of
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import choose_tags
 
-FORMATS = ("response_format", "text.format")  # fields about content, of which an answer with a call that must come has none
-CHANNEL_EFFORTS = ("low", "medium", "high")  # that models which answer in channels were trained with
+FORMATS = ("response_format", "text.format")  # fields about content, which an answer with a forced call lacks
+CHANNEL_EFFORTS = ("low", "medium", "high")  # the training convention of models that answer in channels
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch reasoning on and off
-UNTRAINED = "hermes"  # the format of forced calls for a model whose template takes no tools
+UNTRAINED = "hermes"  # the format of forced calls for a model whose template does not support tools
 
 
 class ChatDialect:
-    """shown: tokens that parsers must see; ends: tokens that end an answer. Raises ConfigError for parsers that
-    are unknown, or do not go together.
+    """shown: tokens that parsers must see; ends: tokens that end an answer.
+
+    Raises ConfigError for parsers that are unknown, or can't be combined.
     """
 
     def __init__(self, template: ChatTemplate | None, options: ModelOptions, model_type: str):
@@ -48,19 +49,19 @@ class ChatDialect:
 
     @property
     def reasoning(self) -> str:
-        """How the model marks its reasoning, for people."""
+        """The name of the model's reasoning format."""
         if self._as_content:
             return "none"
         return "channels" if self._whole else f"{self.tags.open}...{self.tags.close}" if self.tags else "none"
 
     @property
     def call_format(self) -> str:
-        """How the model writes tool calls, for people."""
+        """The name of the model's tool-call format."""
         return self.calls.name if self.calls and self._tools_probe.takes_tools else "none"
 
     def prompt(self, request: Request, specials: SpecialTokens) -> tuple[str, Expected | None]:
-        """The prompt's text, as of chat_text, and what the answer may hold, None for content alone. Raises ApiError and
-        ChatError."""
+        """The prompt's text, as of chat_text, and the possible parts of the answer; None: only content. Raises
+        ApiError and ChatError."""
         if self.template is None:
             message = "This model has no chat template; use /v1/completions, or start with --chat-template."
             raise bad_request(message, request.conversation_field)
@@ -94,7 +95,7 @@ class ChatDialect:
         tools: Sequence[Mapping[str, Any]],
         values: Mapping[str, Any],
     ) -> str:
-        """The prompt's text. Raises ApiError with the place of the message that the template refuses."""
+        """The prompt's text. Raises ApiError with the place of the message that the template rejects."""
         fitted = probe.fitted(request.messages or ())
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
         try:
@@ -104,7 +105,7 @@ class ChatDialect:
             raise bad_request(f"'{place}' does not fit this model's chat template: {error}", place, "invalid_messages") from error
 
     def _is_inside(self, request: Request, text: str) -> bool:
-        """Whether the answer begins within reasoning: the prompt, or the message that is continued, has opened it."""
+        """Whether the answer begins within reasoning, which the prompt or the continued message has opened."""
         assert self.tags is not None
         if text.rstrip().endswith(self.tags.open):
             return True
@@ -122,8 +123,11 @@ class ChatDialect:
         return Expected(self.tags, inside, calls, names, parallel, prefix, self._as_content, closed, schemas, custom)
 
     def _in_channels(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, begun: str) -> Expected:
-        """What an answer in channels may hold; a grammar is about its final message, or the arguments of its calls. begun: the
-        header of the message in which the prompt ends."""
+        """The possible parts of an answer in channels. A grammar applies to its final message, or to the arguments of
+        its calls.
+
+        begun: the header of the message in which the prompt ends.
+        """
         field, names = request.grammar, frozenset(tool.name for tool in tools)
         final = bool(begun) and not header_of(begun, names).reasons
         grammar = None if field is None else field.grammar
@@ -148,23 +152,26 @@ class ChatDialect:
     def _forced(
         self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool, calls: CallFormat
     ) -> tuple[str, Expected]:
-        """A call that must come: its beginning is in the prompt."""
+        """A forced call: its beginning is in the prompt."""
         prefix, grammar = forced_calls(calls, wanted(request), request.parallel_tool_calls)
         _check_forced(request)
-        # A model that does not see the tools can't write their arguments without the grammar.
+        # A model that does not see the tools needs the grammar to write valid arguments.
         request.grammar = GrammarField("tools", with_tokens(grammar, specials.names), needed=not self._tools_probe.takes_tools)
-        if inside:  # a call is not preceded by reasoning
+        if inside:  # no reasoning precedes a call
             text, inside = self._closed(text), False
         return text + prefix, self._expected(request, tools, inside, prefix, calls)
 
     def _hold(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, inside: bool | None) -> None:
-        """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, or of allowed
-        tools alone, and of reasoning before it. inside: the prompt has opened the reasoning; None: and closed it."""
+        """Extend the request's grammar to the whole answer: to optional calls, for strict or allowed tools, and to
+        reasoning before the answer.
+
+        inside: the prompt has opened the reasoning; None: and closed it.
+        """
         field, strict = request.grammar, any(tool.strict for tool in tools)
         if field is None and not strict and not self._keeps_out(request):
             return
         grammar = None if field is None else field.grammar
-        of_content = field is not None and field.param.startswith(FORMATS)  # other fields are about all of the output
+        of_content = field is not None and field.param.startswith(FORMATS)  # other grammars apply to the whole output
         if tools and self.calls is not None and (strict or of_content or field is None):
             grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar, self.tags if inside is False else None)
         assert grammar is not None
@@ -174,17 +181,20 @@ class ChatDialect:
         request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names), needed)
 
     def _keeps_out(self, request: Request) -> bool:
-        """Whether a grammar can keep out calls of tools that are not allowed, whatever the others' arguments are."""
+        """Whether a grammar can exclude calls of tools that are not allowed, if other tools have any arguments."""
         return _choice(request).allowed is not None and self.calls is not None and self.calls.text.arguments is None
 
     def _closed(self, text: str) -> str:
-        """A prompt behind its reasoning."""
+        """A prompt with closed reasoning."""
         assert self.tags is not None
         return f"{text.rstrip()}\n\n{self.tags.close}\n\n"
 
     def _calls_of(self, request: Request, tools: Sequence[Tool], probe: TemplateProbe) -> CallFormat | None:
-        """The format of the answer's calls. A model whose template takes no tools can still be forced to call one. Raises
-        ApiError for tools that would not reach the model, or whose calls could not be parsed."""
+        """The format of the answer's calls.
+
+        A model whose template does not support tools can still be forced to call one. Raises ApiError for tools that
+        would not reach the model, or whose calls could not be parsed.
+        """
         if tools and not probe.takes_tools:
             if not must_call(request):
                 message = (
@@ -198,7 +208,7 @@ class ChatDialect:
         return self.calls
 
     def _values(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
-        """Values of the template's variables. known: those that it has. Raises ApiError for another one."""
+        """Values of the template's variables. known: variables of the template. Raises ApiError for other variables."""
         values = dict(request.template_values)
         for name in values.keys() - known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
@@ -224,7 +234,7 @@ class ChatDialect:
         return values
 
     def _wish(self, request: Request, known: frozenset[str], values: dict[str, Any]) -> None:
-        """Set the variables for wishes of clients that do not know the model, if the template has such variables."""
+        """Set variables that clients request without knowing the model, if the template has them."""
         switch = next((name for name in SWITCHES if name in known), None)
         if request.thinking is not None and switch is not None:
             values.setdefault(switch, request.thinking)
@@ -237,7 +247,7 @@ class ChatDialect:
 
 
 def _check_continued(request: Request) -> None:
-    """Raise ApiError for a last message that can't be continued as it is: calls stand behind its text."""
+    """Raise ApiError for a last message that can't be continued, because calls follow its text."""
     if not request.continue_final_message:
         return
     if request.add_generation_prompt:
@@ -270,13 +280,13 @@ def must_call(request: Request) -> bool:
 
 
 def _check_forced(request: Request) -> None:
-    """Raise ApiError for a grammar of what is no call, where the answer must be one."""
+    """Raise ApiError for a grammar of other text if the answer must be a call."""
     if request.grammar is not None and not request.grammar.param.startswith(FORMATS):
         message = f"'{request.grammar.param}' can't be used if 'tool_choice' requires a call."
         raise bad_request(message, request.grammar.param, "invalid_value")
 
 
 def wanted(request: Request) -> Sequence[Tool]:
-    """The tools among which the choice is."""
+    """The tools among which the model may choose."""
     choice = _choice(request)
     return [tool for tool in request.tools if choice.name in (None, tool.name) and choice.allows(tool.name)]

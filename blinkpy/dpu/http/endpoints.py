@@ -17,19 +17,18 @@ from blinkpy.version import __version__
 
 
 class Endpoint(NamedTuple):
-    """One path. body: of a POST. posted: of a GET, whether a POST is answered so,
-    too, whatever its body."""
+    """One path. body: of a POST. posted: of a GET, whether a POST gets the same answer, whatever its body."""
 
     method: str
     path: str
     answer: str
-    open: bool = False  # to clients without the key
+    open: bool = False  # to clients without a key
     body: type[Body] | None = None
     posted: bool = False
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """All that are described. A HEAD goes with each GET."""
+        """All described methods. A HEAD is possible for each GET."""
         return (self.method, "POST") if self.posted else (self.method,)
 
 
@@ -154,8 +153,7 @@ def _fields(endpoint: Endpoint) -> str:
 
 @cache
 def page(with_live_page: bool = True) -> bytes:
-    """The same for people: one page of HTML, without scripts and without anything from elsewhere. with_live_page: the server has
-    that page, and this one links to it."""
+    """The same as one HTML page, without scripts and external resources. with_live_page: link to the live page."""
     back = "<a href='./'>Back to the chat</a> · " if with_live_page else ""
     parts = [
         f"<p>{back}<a href='openapi.json'>openapi.json</a> has the same for machines.</p><h1>blinkpy {__version__}: API</h1>"

@@ -28,18 +28,19 @@ from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
 from blinkpy.dpu.started_threads import started_threads
 
-CONNECT_S = 2.0  # longest wait for the engine's grant before a worker accepts; clients of a restarted worker wait, without a 503
-LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
-CLOSE_S = 2.0  # for connections to close, then
+CONNECT_S = 2.0  # maximum wait for the engine's grant before a worker accepts; so clients of a restarted worker get no 503
+LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to be sent
+CLOSE_S = 2.0  # then for connections to close
 HURRY_S = 0.3  # for both after a second signal
 END_POLL_S = 0.02
-BLOCKING_CALLS = 8  # threads for these: connecting to engines, reading files, writing long answers
-SWEEP_S = 1.0  # between two looks at all connections
-YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
+BLOCKING_CALLS = 8  # threads for connecting to engines, reading files, and writing long answers
+SWEEP_S = 1.0  # interval of checks of all connections
+# Allocations before a garbage collection: repeated walks over requests in flight took a fifth of their time.
+YOUNG_OBJECTS = 25_000
 
 
 class Server:
-    """Serves an App, which starts and drains with it.
+    """Serves an App; starts and drains together with it.
 
     heir: another front end still accepts on the sockets, so accept nothing without an engine.
     """
@@ -58,8 +59,8 @@ class Server:
             options, body_room(options), service.metrics, app, service.gate, app.cross_origin, access.root_path
         )
         self.started = self.should_exit = self.force_exit = self.failed = False
-        self.on_end: Callable[[], None] = lambda: None  # called when the end begins
-        self.on_ended: Callable[[], None] = lambda: None  # when all is closed, on the event loop, which may still have threads
+        self.on_end: Callable[[], None] = lambda: None  # called at the start of the shutdown
+        self.on_ended: Callable[[], None] = lambda: None  # called on the event loop when all is closed; threads may still run
         self._tls = _tls_context(access)
         self._on_ready, self._on_drained, self._heir = on_ready, on_drained, heir
         self._watched = WatchedTasks(self._give_up)
@@ -68,7 +69,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, sockets: list[socket.socket]) -> None:
-        """Serve on listening sockets until the end."""
+        """Serve on listening sockets until shutdown."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self.serve(sockets))
 
@@ -101,16 +102,16 @@ class Server:
                 signal.signal(sig, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM ends the process in order, a second one at once, in order too. Ctrl-C is for the supervisor, which ends its
-        workers."""
+        """Handle SIGTERM: the first one shuts down gracefully, a second one quickly. Ctrl-C is for the supervisor,
+        which then stops its workers."""
         if sig == signal.SIGTERM:
             self.on_end()
             self.force_exit = self.should_exit
             self.should_exit = self.app.draining = True
 
     def leave(self) -> None:
-        """SIGUSR1: another front end serves on the listening socket. Accept nothing more, and end when nothing is left; in a
-        signal handler, once the server runs."""
+        """Handle SIGUSR1: another front end serves on the listening socket. Accept nothing more, and exit after the
+        last request. Runs in a signal handler, once the server runs."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin_to_leave)
 
@@ -124,14 +125,14 @@ class Server:
         self._watched.start("the watch over the last connections", self._end_with_the_last())
 
     async def _end_with_the_last(self) -> None:
-        """Idle connections end as they always do: their clients may be about to ask."""
+        """Idle connections end by their timeouts, since their clients may be about to send a request."""
         while self.connections.open or self.app.running:
             await asyncio.sleep(END_POLL_S)
         self.should_exit = True
         await asyncio.Event().wait()  # a watched task must not end
 
     def hang_up(self) -> None:
-        """SIGHUP: read the keys again; in any thread, and in a signal handler."""
+        """Handle SIGHUP: read the keys again. May run in any thread, and in a signal handler."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._reload)
 
@@ -151,7 +152,7 @@ class Server:
         self._watched.start("the watch over connections", self._sweep())
         self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
         gc.collect()
-        gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
+        gc.freeze()  # the tokenizer's tables live as long as the process: exclude them from garbage collection
         gc.set_threshold(YOUNG_OBJECTS)
         self._on_ready()
 
@@ -167,7 +168,7 @@ class Server:
     # ---- watch ------------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """A task that the worker can't do without has ended: end, so that the supervisor starts a successor."""
+        """An essential task has ended: exit, so that the supervisor starts a successor."""
         self.on_end()
         self.failed = self.should_exit = self.force_exit = True
         self.app.service.engine.fail_all(unavailable("The server failed and is restarting; try again."))
@@ -179,7 +180,7 @@ class Server:
             connection.end_if_stuck(now)
 
     async def _sweep(self) -> None:
-        """End connections that are stuck, and count what there is."""
+        """Close stuck connections, and update the gauges."""
         every, metrics = self.connections, self.app.service.metrics
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -197,12 +198,14 @@ class Server:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     async def _shut_down(self) -> None:
-        """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close. With
-        on_drained: but not before a second SIGTERM, as long as the others have requests."""
+        """Answer new requests 503, let running ones finish for shutdown_s, end the rest with an error, then close.
+
+        With on_drained, running requests may continue until a second SIGTERM.
+        """
         app, engine, error = self.app, self.app.service.engine, shutting_down()
         app.draining = True
         self.connections.bodies.clear(shutting_down)
-        app.service.admission.refuse_all(error, for_good=True)  # another server may have room at once
+        app.service.admission.refuse_all(error, permanent=True)  # clients can try another server immediately
         try:
             deadline = time.monotonic() + app.options.shutdown_s
             await self._wait_until(deadline, lambda: not app.running or self.force_exit)
@@ -222,7 +225,7 @@ class Server:
                 await asyncio.to_thread(app.tracer.close)
 
     async def _close(self) -> None:
-        """Close sockets and connections; what does not end in CLOSE_S is cut off."""
+        """Close sockets and connections; abort those still open after CLOSE_S."""
         self._stop_listening()
         every = self.connections
         for connection in list(every.open):
@@ -251,7 +254,7 @@ class Server:
 
 
 def _tls_context(access: AccessOptions) -> ssl.SSLContext | None:
-    """The context of the options; None without a certificate. Raises ConfigError for one that can't be used."""
+    """The TLS context of the options; None without a certificate. Raises ConfigError for an unusable certificate."""
     if not access.ssl_certfile:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -9,11 +9,11 @@ from blinkpy.dpu.http.wire.connection import BODY_SLICE, HIGH_WATER
 BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
 CONNECTION_BYTES = 1 << 15  # objects of a connection and its request
 SLOT_BYTES = 1 << 17  # objects and uncounted text of a choice
-TOKEN_BYTES = 4  # of a prompt that waits
+TOKEN_BYTES = 4  # of a waiting prompt
 
 
 def worker_memory_bytes(config: Config) -> int:
-    """The most memory that one worker takes, without the processes that it starts: each of these has its own limit."""
+    """The maximum memory of one worker, without its child processes, which have separate limits."""
     options = config.frontend
     connections = options.max_connections + SPARE_CONNECTIONS
     a_connection = CONNECTION_BYTES + 2 * options.max_header_bytes + HIGH_WATER + BODY_SLICE
@@ -22,7 +22,7 @@ def worker_memory_bytes(config: Config) -> int:
         connections * a_connection,
         3 * body_room(options),  # arriving bodies, and those in the queues for threads and for processes
         options.unread_room_mib << 20,
-        2 * (options.answer_room_mib << 20),  # kept values, and the JSON made of them
+        2 * (options.answer_room_mib << 20),  # retained values, and the JSON made of them
         options.grammar_cache_mib << 20,
         options.response_store_mib << 20,
         config.worker_slots * SLOT_BYTES,

@@ -1,4 +1,4 @@
-"""Answers of chats whose text has parts: reasoning and tool calls beside content, in the shapes of OpenAI's API."""
+"""Answers of chats with reasoning and tool calls in addition to content, in the formats of OpenAI's API."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ TOOL_CALLS = "tool_calls"  # the finish reason of a choice that stopped after a 
 
 
 class _Message:
-    """One choice: its parser, and the shapes of its parts."""
+    """The message of one choice: its parser, and the formats of its parts."""
 
     def __init__(self, expected: Expected, include_reasoning: bool):
         self._parser = MessageParser(expected)
@@ -23,18 +23,18 @@ class _Message:
         self._calls = self._parts = 0
         self._kind, self._field = "function", "arguments"  # of the last call
         self._shown: set[str] = set()  # parts that have text
-        self._between: set[str] = set()  # parts whose next text is of another message than the text before
+        self._between: set[str] = set()  # parts whose next text belongs to another message than the text before
 
     def more(self, text: str) -> dict[str, Any]:
-        """What a text adds to the message, as the `delta` of an event."""
+        """More text of the message, as the `delta` of an event."""
         return self._delta(self._parser.feed(text))
 
     def whole(self, text: str) -> dict[str, Any]:
-        """What all of a text adds."""
+        """The message of a whole text."""
         return self._delta([*self._parser.feed(text), *self._parser.finish()]) or {"content": ""}
 
     def finish(self) -> dict[str, Any]:
-        """What the end adds; an answer without any part has empty content."""
+        """The end of the message; an answer without any part has empty content."""
         return self._delta(self._parser.finish()) or ({} if self._parts else {"content": ""})
 
     def finish_reason(self, reason: str) -> str:
@@ -68,7 +68,7 @@ class _Message:
 
 
 def message_of(text: str, expected: Expected | None, include_reasoning: bool = True) -> dict[str, Any]:
-    """The message of an answer that is there as a whole. expected: None for content alone."""
+    """The message of a complete answer. expected: None for content only."""
     parts: dict[str, Any] = {"content": text} if expected is None else _Message(expected, include_reasoning).whole(text)
     for call in parts.get("tool_calls", ()):
         del call["index"]
@@ -76,7 +76,7 @@ def message_of(text: str, expected: Expected | None, include_reasoning: bool = T
 
 
 class MessageAnswer(Answer):
-    """An Answer whose choices' texts are parsed. expected: what they may hold."""
+    """An Answer whose texts are parsed. expected: the possible parts of the answer."""
 
     def __init__(
         self,
@@ -100,10 +100,11 @@ class MessageAnswer(Answer):
         return b'data: %b"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]}\n\n' % parts
 
     def frame(self, index: int) -> None:
-        """None: what an event holds depends on the text before."""
+        """None: the content of an event depends on the text before."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The event of what is certain with more text of a choice; empty when nothing is. The first one names the role."""
+        """The event of the parts that are certain after more text of a choice; empty if there is no such part. The
+        first event has the role."""
         message = self._messages.get(index)
         first: dict[str, Any] = {}
         if message is None:

@@ -1,4 +1,4 @@
-"""GET /metrics: rendered in a thread, at most once in EVERY_S, whatever the number of clients that ask."""
+"""GET /metrics: rendered in a thread, at most once in EVERY_S, regardless of the number of clients."""
 
 import asyncio
 import base64
@@ -15,12 +15,12 @@ from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.http.wire.exchange import Exchange
 from blinkpy.dpu.watch.exposition import Exposition
 
-EVERY_S = 1.0  # a page may be as old as this
+EVERY_S = 1.0  # maximum age of a page
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPage:
-    """The text of /metrics, and the requests that wait for it. ended: called with each once it is answered."""
+    """The text of /metrics, and the requests that wait for it. ended: called with each request once it is answered."""
 
     def __init__(self, exposition: Exposition, engine: Engines, gate: Gate, ended: Callable[[Exchange], None]):
         self.every_s = EVERY_S
@@ -30,7 +30,7 @@ class MetricsPage:
         self._rendering: asyncio.Task[None] | None = None
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer with the page, at once if it is new enough."""
+        """Answer with the page, immediately if it is new enough."""
         if time.monotonic() - self._rendered < self.every_s:
             exchange.write(200, TEXT, self._text)
             return
@@ -78,12 +78,12 @@ def live_page() -> bytes:
 
 
 def _allowed(tag: str) -> str:
-    """What a content security policy allows: the page's own element of this name, by its hash."""
+    """The source for a content security policy: the hash of the page's element of this name."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), live_page(), re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
 
 
-# Nothing is loaded from anywhere, and nobody else's page shows this one.
+# The page loads no external resources, and can't be embedded in other pages.
 PAGE_HEADERS = (
     (
         b"content-security-policy",

@@ -47,7 +47,7 @@ class Item:
 
     @property
     def place(self) -> dict[str, Any]:
-        """What its events have in common."""
+        """The common fields of its events."""
         where = {"item_id": self.id, "output_index": self.index}
         return where if self.kind in CALLS else {**where, "content_index": 0}
 
@@ -57,7 +57,7 @@ class Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
     def table(self) -> dict[str, Any]:
-        """The item as it is by now; one that has not ended has no text."""
+        """The current item; one in progress has no text."""
         text = "" if self.status == "in_progress" else "".join(self.texts)
         head = {"type": self.kind, "id": self.id, "status": self.status}
         if self.kind in CALLS:
@@ -109,9 +109,9 @@ class ResponseAnswer:
         self._in_namespaces = {tool.name: tool for tool in request.tools if tool.namespace is not None}
         self._items: list[Item] = []
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
-        self._delta = b""  # of the item that is open, up to its sequence number
+        self._delta = b""  # of the open item, up to its sequence number
         self._finish_reason: str | None = None
-        self._next_message = False  # text that follows is no part of the item before
+        self._next_message = False  # the following text does not belong to the previous item
         self._events = 0
 
     # ---- objects -----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class ResponseAnswer:
             "truncation": "disabled",
             "usage": None if usage is None else usage.response_table(),
         }
-        if usage is not None and request.keep is not None:  # before the client knows that it has ended
+        if usage is not None and request.keep is not None:  # before the client knows that the response has ended
             request.keep(response)
         return response
 
@@ -181,7 +181,8 @@ class ResponseAnswer:
         """None: events are numbered."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The events of more text; before the first ones those that begin the answer. A message alone shows logprobs."""
+        """The events of more text; the first call also gives the events that begin the answer. A message alone shows
+        logprobs."""
         begin = b"" if self._events else self._begin()
         if logprobs:
             self._logprobs += chat_logprobs(logprobs, self._spell)["content"]
@@ -214,7 +215,7 @@ class ResponseAnswer:
         return b'%b,"logprobs":%b}\n\n' % (delta, shown)
 
     def _open(self, kind: str, name: str = "") -> bytes:
-        """Begin an item; the one before it ends."""
+        """Begin an item, and end the previous one."""
         self._next_message = False
         ended = self._all(self._items[-1].end("completed")) if self._items else b""
         expected, index = self._request.expected, len(self._items)
@@ -229,7 +230,7 @@ class ResponseAnswer:
         return ended + self._all(item.begin())
 
     def last_event(self, index: int, finish_reason: str) -> bytes:
-        """The events that end the last item; an answer without any has an empty message."""
+        """The events that end the last item; an answer without items has an empty message."""
         self._finish_reason = finish_reason
         rest = [] if self._parser is None else self._parser.finish()
         events = [self._part(part) for part in rest]
@@ -246,7 +247,7 @@ class ResponseAnswer:
         return self._event(f"response.{status}", {"response": self._response(status, usage)})
 
     def with_usage(self, events: bytes, usage: Usage) -> bytes:
-        """The events as they are: counts come at the end."""
+        """The events unchanged: the token counts come at the end."""
         return events
 
     def error_event(self, error: ApiError) -> bytes:
@@ -256,7 +257,7 @@ class ResponseAnswer:
 
 
 def _choice(request: Request) -> Any:
-    """The choice of tools as a request has it."""
+    """The choice of tools, as in the request."""
     choice = request.tool_choice
     if choice is None:
         return "auto" if request.tools else "none"
@@ -267,7 +268,7 @@ def _choice(request: Request) -> Any:
 
 
 def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools as a request has them."""
+    """The tools, as in the request."""
     shown: list[dict[str, Any]] = []
     for namespace, together in groupby(tools, lambda tool: tool.namespace):
         functions = [_tool(tool) for tool in together]
@@ -276,7 +277,7 @@ def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """A tool as a request has it."""
+    """A tool, as in the request."""
     given = tool.described["function"]
     if tool.format is not None:
         return {"type": "custom", "name": tool.own_name, "description": given.get("description"), "format": tool.format}

@@ -1,4 +1,4 @@
-"""The model as a worker serves it, and the way of a checked request to submissions."""
+"""The model as a worker serves it, and the path of a checked request to its submissions."""
 
 import secrets
 import time
@@ -81,17 +81,17 @@ class Service:
         return sum(pair.sizes.slots for pair in self.engine.pairs())
 
     def _grammar_places(self) -> tuple[set[int], int]:
-        """Names of the grammars and token rules in flight, and how many different ones each engine takes."""
+        """Names of the grammars and token rules in flight, and the limit of each engine."""
         pairs = self.engine.pairs()
         most = min((pair.facts.grammar_share for pair in pairs), default=0)
         return set().union(*(pair.names_in_flight() for pair in pairs)), most
 
     def end_preparations(self) -> None:
-        """What waits to be prepared ends with status 503."""
+        """Refuse requests that wait for preparation with status 503."""
         self._queue.refuse()
 
     def start_children(self) -> None:
-        """Start the processes for large bodies and for grammars, from the files that this worker itself was started from."""
+        """Start the processes for large bodies and for grammars, from the same version of the files as this worker."""
         self._queue.start()
         self._grammars.start()
 
@@ -101,12 +101,12 @@ class Service:
         self._grammars.close()
 
     def limits(self) -> EngineLimits:
-        """What prompts are checked against. Raises ApiError with status 503 without an engine."""
+        """The limits of prompts. Raises ApiError with status 503 without an engine."""
         pair = self.engine.require()
         return EngineLimits(pair.context, pair.facts.vocab_size)
 
     def is_short(self, body: bytearray) -> bool:
-        """Whether it is prepared in place, in under a millisecond."""
+        """Whether the request is prepared in place, in under a millisecond."""
         return is_brief(body)
 
     def prepare_short(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
@@ -114,16 +114,18 @@ class Service:
         return JOBS[kind](self._reader, body, limits)
 
     async def prepare(self, kind: str, body: bytearray, limits: EngineLimits, asker: Asker) -> Any:
-        """The same without keeping the event loop: whoever cancels this gives it up. Raises ApiError."""
+        """`prepare_short` without blocking the event loop; cancelling it cancels the job. Raises ApiError."""
         return await self._queue.run(kind, body, limits, asker)
 
     def needs_automaton(self, request: Request) -> bool:
-        """Whether the request's grammar has to be compiled: one that only helps is used where the engine takes grammars."""
+        """Whether the request's grammar must be compiled: an optional grammar is used only if the engine supports
+        grammars."""
         grammar = request.grammar
         return grammar is not None and (grammar.needed or self.engine.require().facts.grammar_share > 0)
 
     async def compile_grammar(self, request: Request, asker: Asker) -> None:
-        """Set the automaton of the request's grammar. Raises ApiError with status 400, 429 where too many are waiting."""
+        """Set the automaton of the request's grammar. Raises ApiError with status 400, or 429 if too many grammars
+        wait."""
         field = request.grammar
         if field is None:
             return
@@ -136,7 +138,7 @@ class Service:
             raise busy("too many grammars are waiting for compilation") from error
 
     def _unfit(self, request: Request, error: ValueError) -> ApiError:
-        """The error for a grammar or token rules that never fit."""
+        """The error for a grammar or token rules that exceed the engine's limits."""
         if request.grammar is not None:
             refusal, pair = GrammarTooLargeError(f"{error}."), self.engine.pair
             if (
@@ -152,7 +154,7 @@ class Service:
         return bad_request(f"'{param}': {error}.", param, "invalid_value")
 
     def answer(self, request: Request, kind: str) -> AnyAnswer:
-        """The envelope of a request's answer, once it has its prompts. kind: of JOBS."""
+        """The format of a request's answer, once it has its prompts. kind: of JOBS."""
         spell = self.tokenizer.spell
         if kind == "message":
             return AnthropicAnswer(request, self.model)
@@ -165,7 +167,7 @@ class Service:
         return Answer(kind == "chat", self.model, spell, *shared)
 
     def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
-        """The request's place in the queue for slots, as that of a tenant: see Admission.enter. Raises ApiError."""
+        """The request's place in its tenant's queue for slots: see Admission.enter. Raises ApiError."""
         parameters, choices = request.parameters, request.best_of or request.n
         _, limits = self._check(request, prompts)
         priority = tenant.settle_priority(parameters.priority)
@@ -186,21 +188,22 @@ class Service:
         if names:  # an engine without places for any refuses the submission
             try:
                 pair.require_room(*parts)
-            except ValueError as error:  # of a grammar or token rules that the engine never takes
+            except ValueError as error:  # size of a grammar or token rules that the engine never accepts
                 raise self._unfit(request, error) from error
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier], names)
         request.service_tier = shown_tier(request.service_tier, tier)
         return ticket
 
     def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:
-        """A request's stop ids, and the max_tokens of each prompt. Raises ApiError for what can never be served."""
+        """A request's stop ids, and the max_tokens of each prompt. Raises ApiError for requests that can never be
+        served."""
         pair = self.engine.require()
         if request.checked is not None and request.checked[0] is pair:
             return request.checked[1:]
         stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))))
         if len(stop_ids) > STOP_IDS:
             own = STOP_IDS - len(self.tokenizer.eos_ids)
-            message = f"'stop_token_ids' can hold at most {own} token ids, beside the model's end-of-sequence ids."
+            message = f"'stop_token_ids' can hold at most {own} token ids, in addition to the model's end-of-sequence ids."
             raise bad_request(message, "stop_token_ids", "invalid_value")
         choices = request.best_of or request.n
         if len(prompts) * choices > pair.sizes.slots:
@@ -211,14 +214,14 @@ class Service:
         limits = []
         for prompt in prompts:
             limits.append(token_limit(request, len(prompt), pair.context))
-            if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
+            if len(prompt) > pair.longest_prompt:  # of small arenas set by options
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
         request.checked = pair, stop_ids, limits
         return stop_ids, limits
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float, ticket: Ticket) -> None:
-        """Submit all choices to the engine, or none; the request was let in. Raises ApiError."""
+        """Submit all choices of an admitted request to the engine, or none. Raises ApiError."""
         pair = self.engine.require()
         stop_ids, limits = self._check(request, prompts)
         choices, own = request.best_of or request.n, _of_ticket(ticket, request.parameters)
@@ -226,7 +229,7 @@ class Service:
         for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             parameters = request.parameters.changed(max_tokens=limit, stop_ids=stop_ids, **own)
             scores, echo = self._prompt_scores(request, prompt, index)
-            if choices > request.n:  # they are compared by their log probabilities
+            if choices > request.n:  # choices are compared by their log probabilities
                 parameters = parameters.changed(logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
@@ -245,29 +248,29 @@ class Service:
                 if scores is not None and choice == 0 and not scores.complete:
                     generation.scoring, sampling = True, scoring_parameters(sampling)
                 work.append((generation, prompt, sampling))
-                if len(prompt) > pair.facts.page_size or generation.scoring:  # a whole page is there to share, or scores are
+                if len(prompt) > pair.facts.page_size or generation.scoring:  # a full page can be shared, or scores are requested
                     leader = leader or generation
         sink.choices = choices
         sink.expect(sum({id(one.scores): one.scores.bytes for one, _, _ in work if one.scores is not None}.values()))
         sink.generations = ticket.generations = [generation for generation, _, _ in work]
         try:
             self._submit_granted(work, ticket)
-        except ValueError as error:  # of a grammar or token rules that the engine never takes
+        except ValueError as error:  # size of a grammar or token rules that the engine never accepts
             if request.grammar is None and request.rules is None:
                 raise
             raise self._unfit(request, error) from error
         ticket.more, ticket.refuse = partial(self._submit_more, work, ticket), partial(_refuse, work)
 
     def _submit_granted(self, work: list[Submission], ticket: Ticket) -> None:
-        """Submit as many choices as the request has slots for, and take them from `work`."""
+        """Submit as many choices as the request has slots, and remove them from `work`."""
         count = ticket.reserved
         self.engine.submit(work[:count])
         del work[:count]
         self.admission.submitted(ticket, count)
 
     def _submit_more(self, work: list[Submission], ticket: Ticket) -> None:
-        """The request has more of its slots. A failure ends all choices that are not submitted yet."""
-        if not ticket.reserved or not work or not work[0][0].open:  # it has ended meanwhile
+        """Submit further choices of a request. A failure ends all choices that are not submitted yet."""
+        if not ticket.reserved or not work or not work[0][0].open:  # the request has ended meanwhile
             return
         try:
             self._submit_granted(work, ticket)
@@ -277,8 +280,8 @@ class Service:
             _refuse(work, bad_request(f"{error}.", code="invalid_value"))
 
     def _prompt_scores(self, request: Request, prompt: Int32, index: int) -> tuple[PromptScores | None, str | None]:
-        """What the answer shows of a prompt: its log probabilities, and its text."""
-        if request.echo and not request.echoes:  # they were too long for the engine that was there then
+        """The part of the answer that shows a prompt: its log probabilities, and its text."""
+        if request.echo and not request.echoes:  # too long for the engine that was attached then
             raise unavailable("The engine was replaced while the request was prepared; try again.")
         text, offsets = request.echoes[index] if request.echo else (None, None)
         scores = None
@@ -294,13 +297,13 @@ class Service:
 
 
 def _refuse(work: list[Submission], error: ApiError) -> None:
-    """End choices that were not submitted."""
+    """End the choices that were not submitted."""
     while work:
         work.pop()[0].fail(error)
 
 
 def _of_ticket(ticket: Ticket, asked: RequestParameters) -> dict[str, Any]:
-    """The parameters of a request that follow from its key, and from what it was let in as."""
+    """The parameters of a request that depend on its key, and on its admission."""
     tenant = ticket.tenant
     return {
         "priority": ticket.priority,

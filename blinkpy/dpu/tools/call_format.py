@@ -31,8 +31,10 @@ KEYWORDS = ArgumentText("", "=", "", ", ", raw=False)
 
 
 class CallText(NamedTuple):
-    """What stands around names and arguments where a model writes calls as it was trained to: begin, then each call as open,
-    name, middle, arguments, close, with between among them, then end."""
+    """The text around names and arguments in the format that a model was trained on.
+
+    An answer is `begin`; each call as `open`, name, `middle`, arguments, `close`; `between` between two calls; `end`.
+    """
 
     open: str
     middle: str
@@ -45,32 +47,34 @@ class CallText(NamedTuple):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """One way to write calls. name: as --tool-call-parser takes it, with vLLM's name where it has one."""
+    """A format of tool calls. name: its value for --tool-call-parser, equal to vLLM's if vLLM has the format."""
 
     name: str
     doc: str
-    parse: Callable[[OutputSource, frozenset[str]], Steps[None]]  # given the names of the tools; takes all of the text
+    parse: Callable[[OutputSource, frozenset[str]], Steps[None]]  # given the names of the tools; consumes the whole text
     text: CallText
-    tokens: tuple[str, ...] = ()  # which the parser must see, though they may be special
-    signs: tuple[tuple[str, ...], ...] = ()  # each a set of texts that stand together in chat templates of this format alone
-    model_types: tuple[str, ...] = ()  # of config.json, where a template has no sign
-    # A regular expression: where it matches, the parser may find a call; {names} for those of the tools; behind ^ where none can
-    # come later.
+    tokens: tuple[str, ...] = ()  # special tokens that the parser must see
+    signs: tuple[
+        tuple[str, ...], ...
+    ] = ()  # sets of texts; chat templates that contain all texts of a set have this format, and no other
+    model_types: tuple[str, ...] = ()  # of config.json, for models whose template has no sign
+    # A regular expression: the parser may find a call at each match. {names}: names of the tools. With ^, only at the start of an
+    # answer.
     begins: str = ""
-    id_length: int = 0  # characters of an id, if the format's templates insist; 0: OpenAI's form
-    # Of a format of all of an answer, reasoning and content too, whose parser takes special tokens as marks: (name, mark).
+    id_length: int = 0  # characters of an id, if the format's templates require it; 0: OpenAI's form
+    # Only if the format covers the whole answer: (name, mark) of the special tokens that the parser sees as marks.
     marks: tuple[tuple[str, str], ...] = ()
-    ends: tuple[str, ...] = ()  # tokens that end an answer, whether the model's folder says it or not
+    ends: tuple[str, ...] = ()  # tokens that end an answer, in addition to those of the model's folder
 
     @property
     def whole(self) -> bool:
-        """Whether it is a format of all of an answer."""
+        """Whether the format covers the whole answer."""
         return bool(self.marks)
 
 
 @cache
 def call_formats() -> Mapping[str, CallFormat]:
-    """All formats, by name. Their names are known to Config afterwards."""
+    """All formats, by name. Also gives their names to Config."""
     modules = modules_of("blinkpy.dpu.tools", "*_calls", "FORMATS")
     formats = {entry.name: entry for module in modules.values() for entry in module.FORMATS}
     TOOL_CALL_PARSERS.update(
@@ -80,8 +84,13 @@ def call_formats() -> Mapping[str, CallFormat]:
 
 
 def choose_format(option: str, template: str, model_type: str) -> CallFormat | None:
-    """The format of a model. option: --tool-call-parser; template: source of the chat template; model_type: of config.json. Of
-    several formats with a sign in the template, the one with the longest. Raises ConfigError for an unknown option."""
+    """The format of a model.
+
+    option: --tool-call-parser; template: source of the chat template; model_type: of config.json. If the template has
+    signs of several formats, the longest sign wins.
+
+    Raises ConfigError for an unknown option.
+    """
     formats = call_formats()
     if option == NONE:
         return None

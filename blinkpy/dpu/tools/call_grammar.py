@@ -1,8 +1,11 @@
-"""Calls that must come: how the answer begins, and the grammar of the rest. Calls that may come, and have to be as they should.
+"""Grammars of tool calls: forced calls, with a prefix in the prompt, and optional calls that must be valid.
 
-Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]},
-{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R}, {"without": R}, {"token": T} and
-{"part": G, "of": [F, N]}, the arguments of tool N, whose schema came in the field F.
+Grammars are plain JSON, of these forms:
+
+    {"text": T}  {"schema": S}  {"regex": R}  {"without": R}  {"token": T}  {"object": true}
+    {"sequence": [G, ...]}  {"any": [G, ...]}
+    {"repeat": G, "low": n, "high": m}   m null: any number
+    {"part": G, "of": [F, N]}            the arguments of tool N, whose schema came in the field F
 """
 
 import json
@@ -37,14 +40,14 @@ class CallableTool(Protocol):
 
 
 class ForcedCalls(NamedTuple):
-    """prefix: of the answer, which can are in the prompt already. grammar: of what follows it."""
+    """prefix: of the answer, appended to the prompt. grammar: of the rest of the answer."""
 
     prefix: str
     grammar: Grammar
 
 
 def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool) -> ForcedCalls:
-    """At least one call of one of the tools, any number if they may be parallel, and nothing else. tools: at least one."""
+    """One call of one of the tools, or several if they may be parallel, and nothing else. tools: at least one."""
     text = calls.text
     heads = [tool.name + text.middle for tool in tools]
     bodies = [_arguments(tool, text.arguments) for tool in tools]
@@ -56,9 +59,12 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
 def held_calls(
     calls: CallFormat, tools: Sequence[CallableTool], parallel: bool, content: Grammar | None, tags: ReasoningTags | None = None
 ) -> Grammar:
-    """An answer with or without valid calls of the tools: the text that begins a call is followed by a call. Tools that are not
-    strict get any object. content: the grammar of an answer without calls; None for any text, also around calls. tags: of
-    reasoning that may come before; a text does not begin with them, otherwise the automaton would follow calls in both."""
+    """An answer with or without valid calls: the text that begins a call is followed by a call.
+
+    Tools that are not strict accept any object. content: the grammar of an answer without calls; None: any text, also
+    around calls. tags: of reasoning that may come first; a text does not begin with them, otherwise the automaton
+    would track both.
+    """
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
     bodies = [_arguments(tool, text.arguments) if tool.strict or text.arguments else ANY_OBJECT for tool in tools]
@@ -71,15 +77,18 @@ def held_calls(
 
 
 def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Grammar:
-    """The grammar of an answer, with reasoning before it. inside: the prompt has opened the tag, so that there is some."""
+    """The grammar of an answer, with reasoning before it. inside: the prompt has already opened the tag."""
     rest = _sequence({"without": re.escape(tags.close)}, tags.close, SPACES)
     return _sequence(rest if inside else _maybe(_sequence(SPACES, tags.open, rest)), grammar)
 
 
 def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_call: bool, begun: bool) -> Grammar:
-    """An answer in channels (blinkpy.dpu.tools.harmony_calls): messages that are neither the answer nor a call, then a final
-    message, or a call of one of the tools; only a call if it must be one. content: what a final message is, None for any text.
-    begun: the prompt ends within the first message. Tools that are not strict get any object, unless there must be a call."""
+    """An answer in channels (blinkpy.dpu.tools.harmony_calls).
+
+    Messages that are neither the answer nor a call are followed by a final message or a call; by a call if one is forced.
+    content: grammar of the final message; None: any text. begun: the prompt ends within
+    the first message. Tools that are not strict accept any object, unless a call is forced.
+    """
     more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
     before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
     ways = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
@@ -92,7 +101,7 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
 
 
 def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
-    """The same with special tokens where its texts have their names. specials: finds these."""
+    """The grammar with special tokens instead of their names. specials: pattern of the names."""
     ((kind, value), *rest) = grammar.items()
     if kind == "text":
         names = specials.findall(value)
@@ -108,7 +117,7 @@ def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
 def _calls(
     text: CallText, heads: Sequence[str], bodies: Sequence[Grammar], parallel: bool, first: Grammar | None = None
 ) -> Grammar:
-    """From a call's name to the end of the last call. first: arguments whose name stands before the grammar."""
+    """From a call's name to the end of the last call. first: arguments whose name comes before the grammar."""
     any_call = {"any": [_sequence({"any": [{"text": head} for head in some]}, body) for some, body in _by_body(heads, bodies)]}
     more = {
         "repeat": _sequence(text.close, text.between, text.open, any_call),
@@ -119,7 +128,7 @@ def _calls(
 
 
 def _by_body(heads: Sequence[str], bodies: Sequence[Grammar]) -> list[tuple[list[str], Grammar]]:
-    """Heads that the same follows, together: an automaton has it once."""
+    """Heads with the same remainder, merged: the automaton contains it once."""
     found: dict[str, tuple[list[str], Grammar]] = {}
     for head, body in zip(heads, bodies, strict=True):
         found.setdefault(json.dumps(body.get("part", body)), ([], body))[0].append(head)
@@ -131,7 +140,7 @@ def _sequence(*parts: str | Grammar) -> Grammar:
 
 
 def _arguments(tool: CallableTool, shape: ArgumentText | None = None) -> Grammar:
-    """What a call's arguments may be. shape: of each one, if they are no JSON object."""
+    """The grammar of a call's arguments. shape: of each argument, if they are not a JSON object."""
     schema, part = {"type": "object", **tool.parameters}, [tool.where, tool.name]
     try:
         body = {"schema": schema} if shape is None else _named_arguments(schema, shape)
@@ -161,9 +170,8 @@ def _named_arguments(schema: Mapping[str, Any], shape: ArgumentText) -> Grammar:
 
 
 def _check_named(schema: Mapping[str, Any], shape: ArgumentText) -> None:
-    """Raise GrammarError for keywords of the root that separate grammars of the arguments can't enforce, and for
-    invalid names: no identifiers, or not allowed in tags.
-    """
+    """Raise GrammarError for root keywords that separate grammars of the arguments can't enforce, and for invalid
+    names: not identifiers, or not allowed in tags."""
     for key in schema:
         if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
             raise GrammarError(f"'{key}' is not supported at the top level of parameters with this model's tool-call format.")
@@ -183,7 +191,8 @@ def _maybe(grammar: Grammar) -> Grammar:
 
 
 def _property(name: str, schema: Any, root: Mapping[str, Any], shape: ArgumentText) -> Grammar:
-    """One property's values. The whole schema goes with those alone that may refer to it: a grammar has a limit in bytes."""
+    """The values of one property. The whole schema is included only if the property may refer to it, since a grammar
+    has a size limit."""
     if shape.raw and isinstance(schema, Mapping) and schema.get("type") == "string":
         return _raw_string(name, schema, shape)
     grammar: Grammar = {"schema": schema, "path": f"#/properties/{name}"}
@@ -191,7 +200,7 @@ def _property(name: str, schema: Any, root: Mapping[str, Any], shape: ArgumentTe
 
 
 def _raw_string(name: str, schema: Mapping[str, Any], shape: ArgumentText) -> Grammar:
-    """A string without quotes, up to its closing tag. Raises GrammarError for keywords that can't be kept to."""
+    """A string without quotes, up to its closing tag. Raises GrammarError for keywords that can't be enforced."""
     close, quote = shape.quote or shape.close.strip(), shape.quote
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:

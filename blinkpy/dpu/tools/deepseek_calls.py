@@ -1,4 +1,5 @@
-"""DeepSeek V3 and R1: calls between tags, each with its kind, its name, and a block of JSON; V3.1: with name and JSON alone."""
+"""DeepSeek V3 and R1: calls between tags, each with its kind, its name, and a block of JSON. V3.1: with name and JSON
+only."""
 # ruff: noqa: RUF001 - the bars of these tags are no ASCII
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
@@ -12,7 +13,7 @@ KIND, FENCE, FENCE_END = f"function{BETWEEN}", "```json", "```"
 
 
 def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
-    """Both forms."""
+    """Parse either form."""
     return calls_within(source, BEGIN, END, OPEN, _call)
 
 

@@ -41,7 +41,7 @@ def _call(source: OutputSource) -> Steps[None]:
 
 
 def _value(source: OutputSource, depth: int) -> Steps[None]:
-    """Give a value on as JSON. Raises NotACall if it breaks off."""
+    """Emit a value as JSON. Raises NotACall if it is incomplete."""
     first = yield from source.peek()
     if first in ("{", "["):
         yield from _members(source, first, depth)

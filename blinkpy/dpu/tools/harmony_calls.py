@@ -1,9 +1,11 @@
-"""Harmony, the format of gpt-oss: an answer is messages, each with a header that names its channel, and for a call its recipient:
+"""Harmony, the format of gpt-oss: an answer is messages, each with a header that names its channel, and the recipient
+of a call:
 
-    <|channel|>analysis<|message|>REASONING<|end|><|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json
-    <|message|>{...}<|call|>
+<|channel|>analysis<|message|>REASONING<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
+<|constrain|>json<|message|>{...}<|call|>
 
-Here surrogates, which no text has, stand for the tokens of the format: what is only spelled like them is text.
+Surrogates, which no text contains, represent the format's special tokens here: a text that only spells a token is
+text.
 """
 
 import re
@@ -23,27 +25,27 @@ MARKS = {
 }
 START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL = MARKS.values()
 BEGINS, ENDS = (START, CHANNEL), (END, RETURN, CALL)  # of a header; of a message
-FUNCTIONS = "functions."  # where templates put a request's tools
+FUNCTIONS = "functions."  # the tools of a request in prompts
 MOST_HEADER = 512  # characters
 _NAMES = re.compile("|".join(map(re.escape, MARKS)))
 _MARK = re.compile(f"([{''.join(MARKS.values())}])")
-# A header, or the start of one: a role behind the token that begins it, a recipient, and what follows a token.
+# A header, or the start of a header: a role after its token, a recipient, and the text after each token.
 _HEADER = re.compile(rf"(?:{START}[\w.\-]*)?\s*(?:t|to|to=[\w.\-]*)?\s*(?:[{CHANNEL}{CONSTRAIN}][\w.=\- {CHANNEL}{CONSTRAIN}]*)?")
 _CHANNEL, _RECIPIENT = re.compile(rf"{CHANNEL}\s*(\w+)"), re.compile(r"\bto=([\w.\-]+)")
 
 
 def marked(text: str) -> str:
-    """A text with marks in the places of tokens' names."""
+    """A text with marks instead of the names of tokens."""
     return _NAMES.sub(lambda found: MARKS[found[0]], text)
 
 
 def unmarked(text: str) -> str:
-    """A text with the names of tokens in the places of their marks."""
+    """A text with the names of tokens instead of marks."""
     return _MARK.sub(lambda found: next(name for name, mark in MARKS.items() if mark == found[0]), text)
 
 
 def answer_begun(prompt: str) -> str:
-    """The header, with marks, of the message within which a prompt ends; "" where none has begun."""
+    """The header, with marks, of the message in which a prompt ends; "" without an open message."""
     header, found, text = prompt.rpartition("<|start|>assistant")[2].partition("<|message|>")
     return marked(header + found) if found and not _NAMES.search(text) else ""
 
@@ -54,7 +56,7 @@ def is_header(text: str) -> bool:
 
 
 class Header(NamedTuple):
-    """Of a message. tool: the function that it calls, "" for none."""
+    """The header of a message. tool: the called function, "" if it is not a call."""
 
     channel: str
     tool: str
@@ -65,9 +67,11 @@ class Header(NamedTuple):
 
 
 def header_of(text: str, known: frozenset[str], only_known: bool = False) -> Header:
-    """What a header says. known: the request's tools; without any there are no calls, and with some a call may name others, too,
-    but with only_known. A recipient that is no function of a client's, as those that gpt-oss was trained with, counts for
-    nothing."""
+    """Parse a header.
+
+    known: the request's tools. Without tools, no message is a call. With tools, a call may name other functions,
+    unless only_known. Recipients that are not functions of the client, such as gpt-oss's built-in tools, are ignored.
+    """
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
     given = recipient[1] if recipient is not None else ""
     name = given.removeprefix(FUNCTIONS)
@@ -76,16 +80,16 @@ def header_of(text: str, known: frozenset[str], only_known: bool = False) -> Hea
 
 
 class _Messages:
-    """The place in an answer: in a header, in a message, or between messages, where text is content."""
+    """The position in an answer: in a header, in a message, or between messages, where text is content."""
 
     def __init__(self, source: OutputSource, known: frozenset[str]):
         self._source, self._known = source, known
-        self._header: str | None = ""  # so far, with its marks; None outside of headers
+        self._header: str | None = ""  # the header so far, with its marks; None outside headers
         self._calls = False  # the message is a call
-        self._arguments = False  # of which some have come
+        self._arguments = False  # some arguments have arrived
 
     def read(self, text: str) -> None:
-        """More of the answer."""
+        """Parse more of the answer."""
         for i, part in enumerate(_MARK.split(text)):
             if i % 2:
                 self._mark(part)
@@ -93,7 +97,7 @@ class _Messages:
                 self._text(part)
 
     def finish(self) -> None:
-        """The answer has ended. A header that a token has begun and that breaks off has no text."""
+        """Parse the rest at the end of the answer. An incomplete header gives no text."""
         if self._header is None:
             self._end_message()
         elif not _MARK.search(self._header):
@@ -140,7 +144,7 @@ class _Messages:
         self._calls, self._source.kind = False, Content
 
     def _refuse(self) -> None:
-        """What looked like a header is content."""
+        """Treat a text that looked like a header as content."""
         self._source.content(_MARK.sub("", self._header or ""))
         self._header = None
 

@@ -10,11 +10,11 @@ LEFT_OUT = ("id", "type", "index")  # the server numbers the calls
 _SCALAR = re.compile(r"[^\s,\[\]{}\"]+")
 
 Names = frozenset[str] | None
-"""Names of the tools, where nothing but its name tells a call from other text; None elsewhere."""
+"""Names of the tools if only its name distinguishes a call from other text; None for other formats."""
 
 
 def json_call(source: OutputSource, known: Names = None) -> Steps[None]:
-    """One object, behind a mark. Raises NotACall as long as nothing of it was given on; what breaks later ends the call."""
+    """Parse one object after a mark. Raises NotACall until a part of it was emitted; later errors end the call."""
     begun: list[str] = []
     try:
         yield from _members(source, known, begun)
@@ -25,7 +25,7 @@ def json_call(source: OutputSource, known: Names = None) -> Steps[None]:
 
 
 def json_calls(source: OutputSource, known: Names = None) -> Steps[None]:
-    """One object, or a list of them, behind a mark. Raises NotACall if the first one is no call."""
+    """Parse one object, or a list of objects, after a mark. Raises NotACall if the first one is not a call."""
     if (yield from source.peek()) != "[":
         yield from json_call(source, known)
         return
@@ -42,7 +42,7 @@ def json_calls(source: OutputSource, known: Names = None) -> Steps[None]:
 
 
 def _members(source: OutputSource, known: Names, begun: list[str]) -> Steps[None]:
-    """begun: gets the name when the call begins."""
+    """begun: receives the name when the call begins."""
     name, early = "", ""
     yield from source.expect("{")
     while True:
@@ -82,7 +82,7 @@ def _members(source: OutputSource, known: Names, begun: list[str]) -> Steps[None
 
 
 def stream_arguments(source: OutputSource, name: str) -> Steps[bool]:
-    """Begin the call, and give its arguments on as they come. False where they break off. Raises NotACall without a value."""
+    """Begin the call, and stream its arguments. Returns False if they are incomplete. Raises NotACall without a value."""
     first = yield from source.peek()
     if first == "{":
         source.begin(name)
@@ -96,7 +96,7 @@ def stream_arguments(source: OutputSource, name: str) -> Steps[bool]:
 
 
 def _value(source: OutputSource) -> Steps[str]:
-    """A whole JSON value as it was written; of a string, which some models put arguments in, its text. Raises NotACall."""
+    """A complete JSON value, unchanged; of a string (some models write arguments so), its text. Raises NotACall."""
     first = yield from source.peek()
     if first in ("{", "["):
         parts: list[str] = []

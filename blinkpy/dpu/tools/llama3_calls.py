@@ -1,5 +1,5 @@
-"""Llama 3.1 and later: an answer that is {"name": ..., "parameters": {...}}, or several of them with semicolons between, perhaps
-behind <|python_tag|>. Nothing marks a call, so it must name one of the request's tools."""
+"""Llama 3.1 and later: the answer is {"name": ..., "parameters": {...}}, or several of them separated by semicolons,
+optionally after <|python_tag|>. Nothing marks a call, so it must name one of the request's tools."""
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.json_call import json_calls

@@ -1,4 +1,4 @@
-"""From the text of one answer, as it comes, to its reasoning, content and tool calls."""
+"""Splits the streamed text of one answer into reasoning, content and tool calls."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -28,17 +28,17 @@ class ReasoningCounter(Protocol):
     tokens: int
 
     def push(self, text: str) -> None:
-        """The text of one more token, which may be empty."""
+        """Add the text of one more token, which may be empty."""
 
 
 class TagCounter:
-    """Reasoning at the start, between tags. inside: the prompt has opened it."""
+    """Counts reasoning between tags at the start. inside: the prompt has opened it."""
 
     __slots__ = ("_begun", "_open", "_seen", "_tags", "tokens")
 
     def __init__(self, tags: ReasoningTags, inside: bool):
         self._tags, self._begun, self._open = tags, 0, inside
-        self._seen: str | None = ""  # of the text, what a tag may be in; None behind the reasoning
+        self._seen: str | None = ""  # text that may contain a tag; None after the reasoning
         self.tokens = 0
 
     def push(self, text: str) -> None:
@@ -58,14 +58,15 @@ class TagCounter:
 
 
 class ChannelCounter:
-    """Reasoning in messages of harmony. known, only_known: as for header_of; begun: the answer's beginning, in the prompt."""
+    """Counts reasoning in harmony's messages. known, only_known: as for header_of; begun: start of the answer, in the
+    prompt."""
 
     __slots__ = ("_header", "_known", "_only_known", "_reasons", "_waiting", "tokens")
 
     def __init__(self, known: frozenset[str], begun: str, only_known: bool = False):
         self._known, self._only_known, self._reasons = known, only_known, False
-        self._header: str | None = ""  # so far; None outside of headers
-        self.tokens = self._waiting = 0  # waiting: of a header, until it shows what its message is
+        self._header: str | None = ""  # the text so far; None outside headers
+        self.tokens = self._waiting = 0  # waiting: tokens of a header whose kind is not yet known
         for character in begun:
             self.push(character)
         self.tokens = self._waiting = 0
@@ -90,7 +91,8 @@ class ChannelCounter:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an answer may hold, beside content. tools: the request's names; prefix: of the answer, at the prompt's end."""
+    """The possible parts of an answer, in addition to content. tools: names of the request's tools; prefix: start of
+    the answer, at the end of the prompt."""
 
     tags: ReasoningTags | None = None
     inside: bool = False  # the prompt has opened the reasoning
@@ -105,7 +107,7 @@ class Expected:
 
     @property
     def whole(self) -> bool:
-        """Whether the format of calls is one of all of the answer."""
+        """Whether the format of calls covers the whole answer."""
         return self.calls is not None and self.calls.whole
 
     def reasoning_counter(self) -> ReasoningCounter | None:
@@ -115,15 +117,14 @@ class Expected:
         return None if self.tags is None else TagCounter(self.tags, self.inside)
 
     def new_id(self) -> str:
-        """Of a call."""
+        """A new id of a call."""
         length = self.calls.id_length if self.calls is not None else 0
         return secrets.token_hex(12)[:length] if length else f"call_{secrets.token_hex(12)}"
 
 
 class MessageParser:
-    """Parts of one answer. All text arrives in some part, except what marks the parts, the white space between
-    them, and calls after the first where only one is wanted.
-    """
+    """Parts of one answer. All text is in some part, except marks, white space between parts, and calls after the
+    first if only one is allowed."""
 
     def __init__(self, expected: Expected):
         self.calls = 0  # begun so far
@@ -137,7 +138,7 @@ class MessageParser:
         self._steps = self._parse()
         next(self._steps)
         self._last: type[OutputEvent] | None = None
-        self._reasoned = False  # reasoning has begun, and neither it nor the content has text yet
+        self._reasoned = False  # reasoning has begun, but neither it nor the content has text yet
         self._input: CustomInput | None = None  # of the last call, if it is a custom tool's
         self._space: list[str] = []  # at the end of the text so far; it is content if more content follows
         self._source.push(expected.prefix)
@@ -172,7 +173,7 @@ class MessageParser:
         yield from source.rest()
 
     def _tidy(self, events: list[OutputEvent]) -> Iterator[OutputEvent]:
-        """Without white space around reasoning and calls, and without calls that are not wanted."""
+        """The events without white space around reasoning and calls, and without surplus calls."""
         for event in events:
             if isinstance(event, NextMessage) or (self._expected.whole and isinstance(event, Content | Reasoning)):
                 yield event
@@ -186,7 +187,7 @@ class MessageParser:
                 yield event
 
     def _with_inputs(self, events: Iterator[OutputEvent]) -> Iterator[OutputEvent]:
-        """With the input of a custom tool's call instead of its arguments."""
+        """The events with a custom tool's input instead of its arguments."""
         for event in events:
             if isinstance(event, CallArguments):
                 text = event.text if self._input is None else self._input.feed(event.text)

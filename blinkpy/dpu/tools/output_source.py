@@ -1,7 +1,7 @@
-"""A model's text as it comes, for parsers that are generators: `yield` waits for more text.
+"""The streamed text of a model, for parsers that are generators: `yield` waits for more text.
 
-A parser sets a mark at the possible begin of a call. Until it commits, the text behind the mark is kept, and NotACall makes it
-content. So no text of a model is lost.
+A parser sets a mark at the possible start of a call. Until it commits, the text after the mark is kept, and NotACall
+turns it into content. So no text of a model is lost.
 """
 
 import json
@@ -24,21 +24,22 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A tool call begins; its arguments follow. custom: of a custom tool, and the text of its input follows instead."""
+    """A tool call begins; its arguments follow. custom: the call is of a custom tool; the text of its input follows
+    instead."""
 
     name: str
     custom: bool = False
 
 
 class CallArguments(NamedTuple):
-    """More text of the arguments of the call that began last: together JSON, if the model wrote JSON. Of a custom tool's call,
-    more text of its input."""
+    """More text of the arguments of the last call: together valid JSON, if the model wrote valid JSON. For a custom
+    tool, more text of its input."""
 
     text: str
 
 
 class NextMessage(NamedTuple):
-    """Text that follows is of another message of the same answer."""
+    """The text that follows belongs to another message of the same answer."""
 
 
 OutputEvent = Content | Reasoning | CallBegin | CallArguments | NextMessage
@@ -48,8 +49,8 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """A parser, or a part of a parser: it yields if it needs more text."""
 
-HEAD_CHARACTERS = 8192  # of what may stand before the arguments of a call; it is held back
-MOST_SPACE = 256  # characters of white space that may stand before a literal
+HEAD_CHARACTERS = 8192  # characters before the arguments of a call; they are held back
+MOST_SPACE = 256  # characters of white space before a literal
 JSON_QUOTES, PYTHON_QUOTES = '"', "\"'"
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -63,7 +64,7 @@ class NotACall(Exception):
 
 @lru_cache(maxsize=64)
 def _starts(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds a marker, or what may be the start of one at the end of the text."""
+    """Finds a marker, or a possible start of one at the end of the text."""
     whole = [re.escape(marker) for marker in markers]
     parts = {re.escape(marker[:size]) + r"\Z" for marker in markers for size in range(len(marker) - 1, 0, -1)}
     return re.compile("|".join([*whole, *sorted(parts, key=len, reverse=True)]))
@@ -74,22 +75,22 @@ class OutputSource:
 
     def __init__(self) -> None:
         self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
-        self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the kind of reasoning
-        self.allowed: frozenset[str] | None = None  # the only functions of which there are calls; None: any
+        self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the type of reasoning events
+        self.allowed: frozenset[str] | None = None  # the functions that may be called; None: any
         self.schemas: Mapping[str, Mapping[str, Any]] = {}  # of the tools' arguments, by the tool's name
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
         self.ended = False  # no more text follows
-        self.cut = False  # the arguments of the last call break off where the text ends
+        self.cut = False  # the arguments of the last call end with the text, incomplete
         self._events: list[OutputEvent] = []
 
     def push(self, text: str) -> None:
-        """More text."""
+        """Add text."""
         self._text += text
 
     def finish(self) -> None:
-        """No more text follows."""
+        """Note that no more text follows."""
         self.ended = True
 
     def take(self) -> list[OutputEvent]:
@@ -104,7 +105,7 @@ class OutputSource:
             self._events.append(self.kind(text))
 
     def begin_reasoning(self) -> None:
-        """The text that follows is reasoning, perhaps empty: white space between it and the content is removed."""
+        """Treat the following text as reasoning, perhaps empty: white space between it and the content is removed."""
         self.kind = Reasoning
         self._events.append(Reasoning(""))
 
@@ -114,12 +115,12 @@ class OutputSource:
             raise NotACall
 
     def begin(self, name: str) -> None:
-        """A call: what is behind the mark won't be needed again."""
+        """Begin a call; the text before this position is no longer needed."""
         self.commit()
         self._events.append(CallBegin(name))
 
     def next_message(self) -> None:
-        """Text that follows is of another message."""
+        """Start another message of the same answer."""
         self._events.append(NextMessage())
 
     def arguments(self, text: str) -> None:
@@ -127,15 +128,15 @@ class OutputSource:
             self._events.append(CallArguments(text))
 
     def mark(self, limit: int | None = HEAD_CHARACTERS) -> None:
-        """Something begins here. limit: characters after which it is no call, unless it was committed."""
+        """Set the mark here. limit: characters after which the text is no call, unless committed."""
         self._mark, self._limit = self._at, limit
 
     def allow(self, limit: int) -> None:
-        """Another limit of characters behind the mark."""
+        """Change the limit of characters after the mark."""
         self._limit = limit
 
     def commit(self) -> None:
-        """It is no more to be read again."""
+        """Remove the mark: the text is not parsed again."""
         self._mark = None
 
     def back(self) -> None:
@@ -144,13 +145,13 @@ class OutputSource:
             self._at, self._mark = self._mark, None
 
     def refuse(self) -> None:
-        """What began at the mark is no call: up to where that showed it is content, which is not searched for calls again."""
+        """Turn the text from the mark on into content. The part read so far is not searched for calls again."""
         start, self._mark = self._at if self._mark is None else self._mark, None
         self._at = min(max(self._at, start + 1), len(self._text))
         self.content(self._text[start : self._at])
 
     def more(self) -> Steps[bool]:
-        """Wait for text. False at the end. Raises NotACall if too much is held back."""
+        """Wait for text. Returns False at the end. Raises NotACall if too much is held back."""
         kept = self._at if self._mark is None else self._mark
         if kept:
             self._text, self._at = self._text[kept:], self._at - kept
@@ -166,12 +167,12 @@ class OutputSource:
         return True
 
     def text_here(self) -> str:
-        """All text from here on that has come; it is passed by."""
+        """Take all available text."""
         text, self._at = self._text[self._at :], len(self._text)
         return text
 
     def peek(self) -> Steps[str]:
-        """The next character that is no white space, which stays; "" at the end. White space is passed by."""
+        """Skip white space, and return the next character without taking it; "" at the end."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -180,7 +181,7 @@ class OutputSource:
                 return ""
 
     def expect(self, characters: str) -> Steps[str]:
-        """The next visible character, which must be one of these. Raises NotACall."""
+        """Take the next visible character, which must be in `characters`. Raises NotACall."""
         found = yield from self.peek()
         if not found or found not in characters:
             raise NotACall
@@ -188,7 +189,7 @@ class OutputSource:
         return found
 
     def follows(self, literal: str) -> Steps[int]:
-        """Where a literal ends, if it is the next visible text here; 0 otherwise. Nothing is passed by."""
+        """The end of a literal if it is the next visible text; otherwise 0. Takes nothing."""
         while True:
             start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if start - self._at > MOST_SPACE:
@@ -199,17 +200,17 @@ class OutputSource:
                 return 0
 
     def skip(self, literal: str) -> Steps[bool]:
-        """Pass by a literal and the white space before it, if it is the next visible text. Returns whether it was."""
+        """Take a literal and the white space before it, if it is the next visible text. Returns whether it was."""
         end = yield from self.follows(literal)
         self._at = end or self._at
         return bool(end)
 
     def ends_within(self, literal: str) -> bool:
-        """Whether the text has ended within a literal, or before it. White space before it does not count."""
+        """Whether the text ends within a literal, or before it. White space before it does not count."""
         return self.ended and literal.startswith(self._text[self._at :].strip())
 
     def match(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """The text here that matches a pattern, known once something follows it. Raises NotACall."""
+        """Take the text here that matches a pattern; it is complete once other text follows. Raises NotACall."""
         while True:
             found = pattern.match(self._text, self._at)
             if found is not None and (found.end() < len(self._text) or self.ended):
@@ -221,8 +222,8 @@ class OutputSource:
                 raise NotACall
 
     def content_until(self, markers: tuple[str, ...]) -> Steps[str]:
-        """Text up to a marker is content. Returns the marker, behind which the source then is, and marks its start; "" at the
-        end of the text."""
+        """Emit text up to a marker as content. Returns the marker, after which the source then is, and marks its
+        start; "" at the end of the text."""
         pattern = _starts(markers)
         while True:
             found = pattern.search(self._text, self._at)
@@ -239,7 +240,7 @@ class OutputSource:
                 return ""
 
     def until(self, marker: str) -> Steps[str | None]:
-        """More text that stands before a marker, or None once the source is behind the marker; "" at the end of the text."""
+        """Take more text before a marker; None once the marker was taken; "" at the end of the text."""
         pattern = _starts((marker,))
         while True:
             found = pattern.search(self._text, self._at)
@@ -254,7 +255,7 @@ class OutputSource:
                 return self.text_here()
 
     def peek_only(self) -> Steps[str]:
-        """As peek, but white space is not passed by."""
+        """Like peek, but without skipping white space."""
         while True:
             start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if start < len(self._text):
@@ -263,7 +264,7 @@ class OutputSource:
                 return ""
 
     def rest(self) -> Steps[None]:
-        """All that follows is content."""
+        """Emit the rest as content."""
         while True:
             self.content(self._text[self._at :])
             self._at = len(self._text)
@@ -271,8 +272,9 @@ class OutputSource:
                 return
 
     def balanced(self, give: Callable[[str], None], quotes: str = JSON_QUOTES) -> Steps[bool]:
-        """Text from an opening bracket to its closing bracket, passed on in pieces. Brackets in strings don't
-        count. False where it breaks off: at the end of the text, or before a `<` outside of strings, which no value has."""
+        """Take text from an opening bracket to its closing bracket, emitted in pieces. Brackets in strings don't
+        count. Returns False if it is incomplete: at the end of the text, or before a `<` outside strings, which no
+        value contains."""
         depth, quote, escaped = 0, "", False
         while True:
             text, start = self._text, self._at
@@ -284,7 +286,7 @@ class OutputSource:
                     if character == quote:
                         quote = ""
                     elif at < len(text):
-                        at += 1  # what a backslash escapes
+                        at += 1  # the escaped character
                     else:
                         escaped = True
                 elif character in quotes:
@@ -324,7 +326,7 @@ def calls_within(
 
     end: literal after the last call; "" if a call ends with it.
     opening: literal before each further call; "" if there is one call for each `begin`.
-    call: parses one call; raises NotACall before it has passed anything on.
+    call: parses one call; raises NotACall before it has emitted anything.
     """
     while (yield from source.content_until((begin,))):
         try:
@@ -339,9 +341,8 @@ def calls_within(
 
 
 def decoded(literal: str) -> str:
-    """The text of a JSON string; line breaks in it are taken. Raises NotACall if it is invalid, or UTF-8 can't
-    hold it.
-    """
+    """The decoded text of a JSON string; raw line breaks are accepted. Raises NotACall if it is invalid or has a lone
+    surrogate."""
     try:
         text = json.loads(literal, strict=False)
         text.encode()

@@ -1,5 +1,5 @@
-"""Llama 3.2 and 4: an answer that is a Python list of calls, [f(a=1), g()]. Nothing marks a call, so it must name one of the
-request's tools. Each call is given on whole, once its arguments have become JSON."""
+"""Llama 3.2 and 4: an answer that is a Python list of calls, [f(a=1), g()]. Nothing marks a call, so it must name one
+of the request's tools. Each call is emitted once its arguments are complete and converted to JSON."""
 
 import ast
 import json
@@ -55,11 +55,12 @@ def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
 
 
 def keywords_to_json(text: str) -> str:
-    """A JSON object from Python's keyword arguments in brackets, (a=1, b='x'). Raises NotACall for everything but literals."""
+    """A JSON object from Python's keyword arguments in brackets, (a=1, b='x'). Raises NotACall for anything except
+    literals."""
     source = _as_python(text)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # for escapes unknown to Python
             call = ast.parse(f"f{source}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACall
@@ -77,8 +78,11 @@ def keywords_to_json(text: str) -> str:
 
 
 def _as_python(text: str) -> str:
-    """Keyword arguments for Python's parser: each name with PREFIX, since models also write names like `from`, and strings
-    without line breaks. Raises NotACall for tokens that no literal has, and for deep brackets."""
+    """Keyword arguments for Python's parser: each name with PREFIX, since models also write names like `from`, and
+    strings without line breaks.
+
+    Raises NotACall for tokens that no literal contains, and for deep brackets.
+    """
     at, depth = 0, 0
     parts: list[str] = []
     while at < len(text):
@@ -98,7 +102,7 @@ def _as_python(text: str) -> str:
 
 
 def _without_breaks(literal: str) -> str:
-    """A string literal with escapes in the place of its line breaks, and without those behind a backslash, which Python drops."""
+    """A string literal with escapes instead of line breaks. Line breaks after a backslash are removed, as Python does."""
     if literal[0].lower() == "r":  # a raw string: its backslashes are text
         quote, inside = literal[-1], literal[2:-1].replace("\\", "\\\\")
         literal = f"{quote}{inside.replace(quote, chr(92) + quote)}{quote}"

@@ -7,7 +7,7 @@ from blinkpy.dpu.tools.output_source import Content, OutputSource, Steps
 
 
 class ReasoningTags(NamedTuple):
-    """What a model writes around its reasoning."""
+    """The tags around a model's reasoning."""
 
     open: str
     close: str
@@ -24,8 +24,10 @@ REASONING_PARSERS.update({name: f"{tags.open}...{tags.close}" for name, tags in 
 
 
 def choose_tags(option: str, template: str) -> ReasoningTags | None:
-    """The tags of a model, None for one that does not reason. option: --reasoning-parser; template: source of the chat template.
-    Raises ConfigError for an unknown option."""
+    """The tags of a model; None if it does not reason.
+
+    option: --reasoning-parser; template: source of the chat template. Raises ConfigError for an unknown option.
+    """
     if option == "none":
         return None
     if option == "auto":
@@ -36,7 +38,7 @@ def choose_tags(option: str, template: str) -> ReasoningTags | None:
 
 
 def parse_reasoning(source: OutputSource, tags: ReasoningTags, inside: bool) -> Steps[None]:
-    """Take the reasoning, if there is some at the start. inside: the prompt ended with the opening tag."""
+    """Parse reasoning at the start, if any. inside: the prompt ended with the opening tag."""
     opened = yield from source.skip(tags.open)
     if opened or inside:
         source.begin_reasoning()

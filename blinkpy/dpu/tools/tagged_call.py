@@ -1,6 +1,6 @@
 """Calls with a tag for each argument: strings are unquoted and unescaped, other values are JSON.
 
-The tool's schema decides whether a value is a string. A string is given on as it comes.
+The tool's schema decides whether a value is a string. Strings are streamed.
 """
 
 import json
@@ -11,18 +11,21 @@ from typing import Any, NamedTuple
 from blinkpy.dpu.tools.json_call import NAME
 from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps, calls_within
 
-VALUE_CHARACTERS = 1 << 18  # of a value that is held back until it ends
+VALUE_CHARACTERS = 1 << 18  # characters of a value that are held back until it ends
 _WORD = re.compile(r"""[^<>"'{\n]{1,256}""")
-AS_PYTHON = {"True": "true", "False": "false", "None": "null"}  # some templates write constants so
+AS_PYTHON = {"True": "true", "False": "false", "None": "null"}  # the spelling of constants in some templates
 JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 
 
 class Tags(NamedTuple):
     """The texts around calls, their names, and their arguments.
 
-    begin, end: around one or several calls. head, head_end: around a call's name. close: behind a call; "" if `end` closes it.
-    argument, argument_end: around an argument's name; the latter are several literals in turn. value_close: behind a value.
-    lines: a line break behind the opening tag and one before the closing tag are not of the value.
+    begin, end: around one or several calls.
+    head, head_end: around a call's name.
+    close: after a call; "" if `end` closes it.
+    argument, argument_end: around an argument's name; the latter is a sequence of literals.
+    value_close: after a value.
+    lines: line breaks after the opening tag and before the closing tag do not belong to the value.
     """
 
     begin: str
@@ -37,13 +40,13 @@ class Tags(NamedTuple):
 
 
 def tagged_calls(source: OutputSource, tags: Tags) -> Steps[None]:
-    """All of a text. Each `begin` is followed by at least one call."""
+    """Parse a whole text. Each `begin` is followed by at least one call."""
     end, opening = (tags.end, tags.head) if tags.close else ("", "")
     return calls_within(source, tags.begin, end, opening, lambda source: _call(source, tags))
 
 
 def _call(source: OutputSource, tags: Tags) -> Steps[None]:
-    """Raises NotACall as long as nothing of it was given on."""
+    """Parse one call. Raises NotACall until a part of it was emitted."""
     if tags.head and not (yield from source.skip(tags.head)):
         raise NotACall
     name = (yield from _named(source)).strip()
@@ -76,7 +79,7 @@ def _call(source: OutputSource, tags: Tags) -> Steps[None]:
             source.cut = source.ended
             return
     source.cut = not (yield from source.peek())
-    if not source.cut:  # something else than an argument: the call ends here
+    if not source.cut:  # not an argument: the call ends here
         source.arguments("{}" if given == "{" else "}")
 
 
@@ -87,7 +90,7 @@ def _named(source: OutputSource) -> Steps[str]:
 
 
 def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[bool]:
-    """Give a value on as JSON. False where the text ends within it."""
+    """Emit a value as JSON. Returns False if the text ends within it."""
     text = types == {"string"}
     if text:
         source.arguments('"')
@@ -137,7 +140,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types_of(schema: Any) -> frozenset[str]:
-    """The JSON types that a schema names, empty if it names none."""
+    """The JSON types that a schema names; empty if it names no type."""
     if not isinstance(schema, Mapping):
         return frozenset()
     kind = schema.get("type")
@@ -153,7 +156,7 @@ def types_of(schema: Any) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: unchanged if it is JSON of one of the types (without types: of any), else as a string."""
+    """A value as JSON: unchanged if it is JSON of one of the types (without types: of any type), else as a string."""
     stripped = text.strip()
     written = AS_PYTHON.get(stripped, stripped)
     try:
@@ -168,8 +171,10 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _cut_off(text: str, types: frozenset[str]) -> str:
-    """The beginning of a value as the beginning of JSON: unchanged if it is one, else as a string without an end. Clients parse
-    arguments while they are streamed."""
+    """The start of a value as the start of JSON: unchanged if it is one, else as an unfinished string.
+
+    Clients parse arguments while they are streamed.
+    """
     if not text.strip():
         return ""
     try:

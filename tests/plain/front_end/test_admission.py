@@ -163,7 +163,7 @@ async def test_long_outputs_count_as_service(keys: Path) -> None:
 async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
     stage = Stage(keys, slots=1)
     running, waits = stage.enter("a"), stage.enter("a")
-    stage.admission.refuse_all(ApiError(503, "The end.", code="shutting_down"), for_good=True)
+    stage.admission.refuse_all(ApiError(503, "The end.", code="shutting_down"), permanent=True)
     with pytest.raises(ApiError, match="The end"):
         stage.enter("b")
     assert stage.admission._queue.requests == 0

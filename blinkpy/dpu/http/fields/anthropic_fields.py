@@ -70,7 +70,7 @@ class ToolResultBlock(SentBack, tag_field="type", tag="tool_result"):
     cache_control: Any = None
 
     def message(self) -> Message:
-        """The result as a message. Chat templates have no mark for errors, so the text tells of one."""
+        """The result as a message. Chat templates have no mark for errors, so the text mentions the error."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
         return {"role": "tool", "content": f"Error: {text}" if self.is_error else text, "tool_call_id": self.tool_use_id}
 
@@ -270,7 +270,7 @@ class AnthropicBody(CountTokensBody, kw_only=True):
         doc("`flex`: best effort; `priority`: latency-sensitive; otherwise the key's, else `priority`", "`auto`"),
     ] = None
     container: Annotated[Any, only(why="no code runs here")] = None
-    inference_geo: Annotated[Any, only(why="the server is where it is")] = None
+    inference_geo: Annotated[Any, only(why="this server has one location")] = None
 
 
 def parse_anthropic(body: bytes | bytearray, defaults: RequestParameters) -> Request:

@@ -1,4 +1,5 @@
-"""Bases and annotations of the models of bodies, and what a declaration gives: rows of docs/api.md, schemas, types of fields."""
+"""Base classes and annotations of the models of bodies, and functions that read them: rows of docs/api.md, schemas,
+field types."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -100,7 +101,7 @@ def schemas(bodies: Iterable[type[Body]]) -> dict[str, Any]:
 
 # ---- declarations, as msgspec describes them ---------------------------------------------------------------------------
 
-# Descriptions of types, kept for good: the two tables below know them by their identity.
+# Descriptions of types, never freed, since the two tables below use their identity.
 _TYPE_INFO: dict[Any, Any] = {}
 _OPTIONS: dict[int, list[Any]] = {}
 _TAGS: dict[int, Any] = {}

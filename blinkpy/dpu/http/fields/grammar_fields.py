@@ -116,7 +116,7 @@ def schema_grammar(name: str, schema: Any) -> GrammarField:
 
 
 def structures_grammar(name: str, given: StructuredOutputs) -> GrammarField | None:
-    """The grammar of `structured_outputs`; None without one. Raises ApiError."""
+    """The grammar of `structured_outputs`; None if it is unset. Raises ApiError."""
     refuse_unsupported(given, name)
     found = [
         None if given.json is None else schema_grammar(f"{name}.json", given.json),

@@ -21,9 +21,9 @@ NEEDLESS = re.compile(rb"%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IG
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
 KEPT_SLASH = "%2F"  # of an escaped slash, in a decoded path
 SHOWN_PATH = 200  # characters of a path in a message
-# Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
+# In addition to Host and framing, which the parser checks: of duplicates, a proxy might choose another value than this server.
 SINGLE = (b"authorization", b"x-api-key", b"content-type", b"origin")
-# What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.
+# Protocols other than HTTP that the parser accepts at the end of a request line, with further methods.
 OTHER_PROTOCOL = re.compile(rb"(?:RTSP|ICE)/[0-9]\.[0-9]\r?\n")
 MOST_OTHERS = 64  # in one piece: bodies here are JSON, which has no such line
 OTHER_METHODS = (
@@ -40,7 +40,7 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
     """Raise ApiError for a head that is not served. version: such as "1.1"; headers: their names in small letters."""
     if version not in ("1.0", "1.1"):
         raise _invalid("The version must be HTTP/1.1 or HTTP/1.0.")
-    if method == b"CONNECT":  # what follows would be no HTTP
+    if method == b"CONNECT":  # the following bytes would not be HTTP
         raise _invalid("This server is not a proxy.")
     if not TARGET.fullmatch(target) and (method, target) != (b"OPTIONS", b"*"):
         raise _invalid("The request target must be a path, or an http URL without user name and fragment.")

@@ -1,1 +1,1 @@
-"""From a request's body to what is submitted: parsed, checked, written into the chat template, tokenized."""
+"""From a request's body to a submission: parse, check, apply the chat template, tokenize."""

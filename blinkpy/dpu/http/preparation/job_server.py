@@ -18,7 +18,7 @@ from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, Reques
 
 
 def pack_head(kind: str, limits: EngineLimits) -> bytes:
-    """What a job has before its body."""
+    """The bytes before a job's body."""
     return json.dumps([kind, *limits]).encode() + b"\n"
 
 
@@ -33,7 +33,7 @@ def _result(kind: str, body: bytes, limits: EngineLimits, reader: RequestReader)
     try:
         return "result", JOBS[kind](reader, body, limits)
     except ApiError as error:
-        if error.code == "invalid_json" and "memory" in error.message:  # as orjson says that it had not enough
+        if error.code == "invalid_json" and "memory" in error.message:  # orjson's message when it is out of memory
             return "too much", None
         return "error", (error.status, error.message, error.param, error.code, error.limit)
     except (MemoryError, RecursionError):

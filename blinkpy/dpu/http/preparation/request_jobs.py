@@ -1,8 +1,7 @@
-"""What is done with a body before the engine hears of it, whole, in one thread: parse, check, write the
-prompt, tokenize.
+"""Preparation of a body before submission, in one thread: parse, check, apply the chat template, tokenize.
 
-JOBS has a job for each kind of request. They take no part in an event loop: a worker runs them in place, in
-a thread, or in a separate process, by the length of the body.
+JOBS has a job for each kind of request. Jobs do not use the event loop: a worker runs them in place, in a thread, or
+in a separate process, depending on the size of the body.
 """
 
 import re
@@ -32,17 +31,17 @@ from blinkpy.queues.words import Int32
 
 # Limits on the shape of JSON, found in its bytes before a parser makes objects of them.
 
-# A string, also one without an end, which a parser refuses: so no byte is looked at twice.
+# A string, also an unterminated one, which a parser rejects: so no byte is scanned twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_shape(body: bytes | bytearray, max_values: int, max_depth: int) -> None:
-    """Raise ApiError with status 413 for more values, 400 for deeper nesting. What is no JSON may pass."""
+    """Raise ApiError with status 413 for too many values, and 400 for deep nesting. Invalid JSON may pass."""
     if len(body) <= max_depth:
         return
     opened = body.count(b"[") + body.count(b"{")
-    # Each value but the first stands behind a comma, or inside of what is opened.
+    # Each value but the first follows a comma, or is inside a container.
     if opened <= max_depth and (len(body) < max_values or opened + body.count(b",") < max_values):
         return
     bare = _STRING.sub(b"", body)
@@ -55,8 +54,8 @@ def check_shape(body: bytes | bytearray, max_values: int, max_depth: int) -> Non
         raise ApiError(400, f"The body is nested more than {max_depth} deep.", code="too_deep", limit="max_body_depth")
 
 
-# Of bodies that are prepared on the event loop, within a millisecond (benchmarks/parts/request_costs.py). What costs most by
-# the byte are strings: messages, prompts, banned words; and tools, whatever their number.
+# Of bodies that are prepared on the event loop, within a millisecond (benchmarks/parts/request_costs.py). The most expensive
+# bytes are strings (messages, prompts, banned words), and tools, whatever their number.
 INLINE_BYTES, INLINE_QUOTES = 2048, 96
 TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
 
@@ -71,14 +70,14 @@ def is_brief(body: Body) -> bool:
 
 
 class EngineLimits(NamedTuple):
-    """What of the engine prompts are checked against, in tokens."""
+    """The engine's limits for prompts, in tokens."""
 
     context: int
     vocabulary: int
 
 
 class RequestReader:
-    """Name, tokenizer, chat template and defaults of a model. Raises ConfigError for a folder that can't be used."""
+    """Name, tokenizer, chat template and defaults of a model. Raises ConfigError for an unusable folder."""
 
     def __init__(self, config: Config, folder: Path):
         self.model = config.model.served_model_name or config.model.model
@@ -100,8 +99,11 @@ class RequestReader:
             raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
 
     def prompts(self, request: Request, limits: EngineLimits | None, empty: bool = False) -> list[Int32]:
-        """Token ids of each prompt. limits: None where any length will do; empty: whether none will. Raises ApiError with status
-        400 for what can't be."""
+        """Token ids of each prompt.
+
+        limits: None: no limit of length. empty: whether a prompt may be empty. Raises ApiError with status 400 for
+        prompts beyond the limits.
+        """
         if request.messages is not None:
             prompts = [self._chat_prompt(request, limits)]
         else:
@@ -111,7 +113,7 @@ class RequestReader:
         return prompts
 
     def echoes(self, request: Request, prompts: list[Int32], limits: EngineLimits) -> list[Echo]:
-        """What the answer shows of each prompt, if it is to. None of those that are too long are shown."""
+        """The part of the answer that shows each prompt, if requested. Prompts that are too long are not shown."""
         if not request.echo or any(len(prompt) > limits.context for prompt in prompts):
             return []
         return [self._echo(request, *pair) for pair in zip(request.prompts, prompts, strict=True)]
@@ -122,11 +124,11 @@ class RequestReader:
         detokenizer = self.tokenizer.detokenizer(None, request.skip_special_tokens)
         pieces = [detokenizer.push(token) for token in prompt.tolist()]
         offsets = np.cumsum([0, *map(len, pieces[:-1])], dtype=np.int32)
-        return Echo("".join(pieces) + detokenizer.finish(), offsets)  # as the offsets count it, with special tokens
+        return Echo("".join(pieces) + detokenizer.finish(), offsets)  # with special tokens, as the offsets count
 
     def token_rules(self, request: Request, limits: EngineLimits) -> TokenRules | None:
-        """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have, those
-        that are to end it, too."""
+        """The request's rules for single tokens. Raises ApiError with status 400 for unknown tokens, also among stop
+        tokens."""
         check_tokens(request.stop_ids, limits.vocabulary, "stop_token_ids")
         if not (request.logit_bias or request.allowed_token_ids or request.bad_words):
             return None
@@ -160,7 +162,7 @@ class RequestReader:
         return np.array(prompt, np.int32)
 
     def _check_length(self, text: str, param: str, limits: EngineLimits | None) -> None:
-        """Refuse a text that has more tokens than the context however it is divided, before any work is spent on it."""
+        """Reject a text that must exceed the context however it is split, before any tokenization."""
         if limits is None or len(text) <= limits.context:
             return
         if (least := self.tokenizer.least_tokens(text)) > limits.context:
@@ -187,7 +189,7 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         request.prompt_tokens = sum(map(len, prompts))
         request.rules = reader.token_rules(request, limits)
         request.echoes = reader.echoes(request, prompts, limits)
-        # What made the prompts is not needed any more, and may be large.
+        # The source of the prompts is no longer needed, and may be large.
         request.messages, request.prompts = None if request.messages is None else [], []
         return request, prompts
 

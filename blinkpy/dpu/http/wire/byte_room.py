@@ -15,21 +15,21 @@ class _Held(NamedTuple):
 
 
 class ByteRoom:
-    """At most `limit` bytes of all holders. Beyond that a holder of the owner with the most bytes gives up its own."""
+    """A limit of bytes for all holders. Above it, a holder of the owner with the most bytes releases its bytes."""
 
     def __init__(
         self,
         limit: int,
-        error: Callable[[], ApiError],  # a new error each time: one that is raised again keeps the frames of all times alive
-        largest: bool = False,  # the holder that gives up is the largest of its owner's; otherwise the oldest
+        error: Callable[[], ApiError],  # a new error each time: raising one object repeatedly would keep all frames alive
+        largest: bool = False,  # the owner's largest holder releases its bytes; otherwise the oldest
     ):
         self.limit, self.error, self._largest = limit, error, largest
-        self.used = self.given_up = 0  # bytes; holders that gave up for lack of room
+        self.used = self.given_up = 0  # bytes; holders that released theirs for lack of room
         self._held: dict[object, _Held] = {}  # the oldest first
         self._owners: dict[str, list[int]] = {}  # bytes and holders of each
 
     def hold(self, holder: object, size: int, give_up: GiveUp, owner: str = "") -> None:
-        """The holder has this number of bytes from now on. give_up: called, also from here, when it has to do without."""
+        """Set the holder's number of bytes. give_up: called, also from here, when the holder must release them."""
         before = self._held.get(holder)
         if before is not None:
             self._count(before.owner, -before.size, -1)
@@ -40,13 +40,13 @@ class ByteRoom:
             self._evict(self._victim(), self.error())
 
     def release(self, holder: object) -> None:
-        """The holder has no bytes any more."""
+        """Release the holder's bytes."""
         held = self._held.pop(holder, None)
         if held is not None:
             self._count(held.owner, -held.size, -1)
 
     def clear(self, error: Callable[[], ApiError]) -> None:
-        """All holders give up, for this reason, and not for lack of room."""
+        """Make all holders release their bytes, for this reason instead of lack of room."""
         for holder in list(self._held):
             self._evict(holder, error())
 

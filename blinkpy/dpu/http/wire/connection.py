@@ -49,31 +49,31 @@ class Connection:
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.gone = False
         self.opened = time.monotonic()  # s
-        self.exchange: Exchange | None = None  # the one whose body arrives
-        self.pending = deque[Exchange]()  # without a complete answer: the one that is served, and pipelined ones
+        self.exchange: Exchange | None = None  # the request whose body arrives
+        self.pending = deque[Exchange]()  # without a complete answer: the current request, and pipelined ones
         self.headers: list[tuple[bytes, bytes]] = []
         self.url = b""
         self.parser = _parser(self)
         self.write_paused = False
         self._served: Exchange | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._asked = False  # the gate for a turn, to answer the next request
+        self._asked = False  # asked the gate for a turn, to answer the next request
         self._read_pauses = 0
-        self._refusal: ApiError | None = None  # why a callback of the parser stopped it
-        self._data = b""  # that the parser looks at
-        self._first_line: bytearray | None = None  # start line so far; None if the request began behind another in a piece
-        self._last_line = bytearray()  # in that case, of the pieces before: perhaps the start line
-        self._others: set[tuple[bytes, bytes]] | None = None  # others_within that and the piece, once they are asked for
-        self._is_other = False  # that was seen in a piece before
+        self._refusal: ApiError | None = None  # the reason why a callback of the parser stopped it
+        self._data = b""  # input of the parser
+        self._first_line: bytearray | None = None  # start line so far; None: the request began within a read
+        self._last_line = bytearray()  # in that case, the last line of earlier reads: possibly the start line
+        self._others: set[tuple[bytes, bytes]] | None = None  # result of others_within for these bytes, computed on demand
+        self._is_other = False  # another protocol was found in an earlier read
         self._between = True  # requests
         self._in_headers = True
         self._header_bytes = 0
-        self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
-        self._chunks_left = 0  # pieces of the body, beside the first one of each that comes
+        self._framing_bytes = 0  # chunk headers and trailers since the last data of the body
+        self._chunks_left = 0  # remaining chunks of the body, beyond the first one of each read
         self.read_size = SLICE
         self._complete = 0  # requests that have arrived in full
         self._expects_continue = False
-        self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
+        self._unread, self._unread_since = 0, 0.0  # unread bytes, and the time since when the client read none of them, s
         self._timer: asyncio.TimerHandle | None = None  # the deadline for headers, or for the next request
         self._idle = False  # the latter
 
@@ -127,7 +127,7 @@ class Connection:
             self._go_on()
 
     async def writable(self) -> None:
-        """Wait until the client has taken most of what was written, or is gone."""
+        """Wait until the client has read most of the written data, or has disconnected."""
         while self.write_paused and not self.gone:
             if self._writable is None:
                 self._writable = self.loop.create_future()
@@ -157,7 +157,7 @@ class Connection:
         self._serve()
 
     def _serve(self) -> None:
-        """Answer the requests whose heads have arrived, in order, until one takes its time."""
+        """Answer the requests whose heads have arrived, in order, until an answer needs a task."""
         while self.pending and self._served is None and not self.write_paused and not self.transport.is_closing():
             self._served = self.pending[0]
             self.all.app.begin(self._served)
@@ -179,7 +179,7 @@ class Connection:
             self.resume_reading(PIPELINED)
         if not self.pending:
             self.all.understood(self)
-            # Answered before the request came to its end: the rest and the next one have a deadline.
+            # Answered before the end of the request: the rest and the next request have a deadline.
             self._idle = self._in_headers
             if self._idle:
                 self._set_timer(self.options.keep_alive_s, self.transport.close)
@@ -210,7 +210,7 @@ class Connection:
             if self._framing_bytes > most:
                 self.refuse(_too_large("trailers", most))
             return
-        # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
+        # If a request ended in this read, the share of the next request is unknown; later reads are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
         if self._header_bytes > most:
@@ -228,8 +228,9 @@ class Connection:
             self._refuse_invalid()
 
     def _look_for_others(self, data: bytes) -> None:
-        """Note whether a request that has begun behind another one in a piece is of another protocol, as long as
-        its first line is there. data: a piece behind which its headers continue.
+        """Check for other protocols in the start line of a request that begins within a read.
+
+        data: a read after which its headers continue.
         """
         if b"\n" not in data:
             self._last_line += data
@@ -242,7 +243,7 @@ class Connection:
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:
-        """Whether the request is of another protocol, as far as it is known where it begins."""
+        """Whether the request may be of another protocol. Its start in the bytes may be unknown."""
         if self._others is None:
             self._others = others_within(bytes(self._last_line) + self._data)
         return self._is_other or (self.parser.get_method(), self.url) in self._others
@@ -260,7 +261,7 @@ class Connection:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_headers:
-            return  # a trailer: nobody who looked at the headers has seen it
+            return  # a trailer, which the checks of the headers have not seen
         most = self.options.max_header_count
         if len(self.headers) >= most:
             self._stop(431, f"The request has more than {most} headers.", "too_many_headers", "max_header_count")
@@ -294,7 +295,7 @@ class Connection:
         exchange = Exchange(self, self.parser.get_method(), path, version, self.headers)
         exchange.query = self.url.partition(b"?")[2].decode("latin-1")
         exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.leaving
-        exchange.expects_continue = self._expects_continue and version != "1.0"  # that version does not know the status
+        exchange.expects_continue = self._expects_continue and version != "1.0"  # HTTP/1.0 does not know the status
         self.exchange = exchange
         self.pending.append(exchange)
         if len(self.pending) > 1:
@@ -316,7 +317,7 @@ class Connection:
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # it is not: its body follows
+            return  # the parser expects no body, but one follows
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.end_body()
@@ -326,15 +327,18 @@ class Connection:
         self._complete += 1
 
     def _read_on_behind_headers(self) -> None:
-        """The client offers another protocol, as some do with each request, and is answered in this one. The parser leaves what
-        is behind the headers to that protocol, the body, too: another one reads it."""
+        """Read the body of a request that offers another protocol (an upgrade), as some clients always do. The offer
+        is ignored.
+
+        The parser leaves the bytes after the headers to the new protocol, so a second parser reads the body.
+        """
         error = sys.exception()
         assert isinstance(error, httptools.HttpParserUpgrade)
         framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
         self.parser = _parser(BehindHeaders(self))
         try:
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
-        except httptools.HttpParserError:  # the first one has not looked at the framing
+        except httptools.HttpParserError:  # the first parser has not checked the framing
             self._refuse_invalid()
             return
         self._data = self._data[error.args[0] :]
@@ -344,12 +348,12 @@ class Connection:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _stop(self, status: int, message: str, code: str, limit: str) -> NoReturn:
-        """Within a callback of the parser: end it, and with it the connection."""
+        """Stop the parser from within one of its callbacks, and close the connection."""
         self._refusal = ApiError(status, message, code=code, limit=limit)
         raise ValueError(message)
 
     def _refuse_invalid(self) -> None:
-        """Refuse what the parser, or a check within it, has stopped at."""
+        """Answer an error of the parser, or of a check in a callback."""
         refusal, self._refusal = self._refusal, None
         if refusal is None and self._first_line is not None and self._first_line.startswith(HTTP2_PREFACE) and not self.pending:
             self.transport.write(HTTP2_REFUSAL)
@@ -372,13 +376,13 @@ class Connection:
         self.transport.close()
 
     def hold_unread(self) -> None:
-        """Account for what was written and the client has not taken: it stays in this process until then."""
+        """Count the written data that the client has not read: it stays in this process until then."""
         unread = self.transport.get_write_buffer_size()
         if unread:
             self.all.unread.hold(self, unread, self._give_up_bytes, self.asker.name)
 
     def _give_up_bytes(self, error: ApiError) -> None:
-        """There is no room for what this connection holds."""
+        """Close the connection for lack of room for its unread data."""
         self.abort()
 
     @property
@@ -387,22 +391,23 @@ class Connection:
         return any(exchange.started for exchange in self.pending)
 
     def leave(self) -> None:
-        """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""
+        """Close after the next answer, unless it has begun, since its client may expect to send another request."""
         for exchange in list(self.pending)[-1:]:
             if not exchange.started:
                 exchange.keep_alive = False
 
     def shut_down(self) -> None:
-        """End now, or with the answer that is being made."""
+        """Close now, or after the current answer."""
         if not self.pending:
             self.transport.close()
         else:
             self.pending[-1].keep_alive = False
 
     def end_if_stuck(self, now: float) -> None:
-        """Abort a connection whose client takes nothing of the rest of an answer. now: of the loop's clock; call it often."""
+        """Abort a connection whose client does not read the rest of an answer. now: of the loop's clock; call it
+        often."""
         unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
-        streaming = self._served is not None and not closing  # it has its own limits
+        streaming = self._served is not None and not closing  # streams have a separate limit
         if not unread:
             self.all.unread.release(self)
         if streaming or unread < self._unread or not (unread or closing):
@@ -414,13 +419,13 @@ class Connection:
             self.abort()
 
     def abort(self) -> None:
-        """Close the connection at once, with what was not sent yet."""
+        """Close the connection immediately, dropping unsent data."""
         self.all.busy(self)
         self._disconnect()
         self.transport.abort()
 
     def _disconnect(self) -> None:
-        """Those who answer find the client gone."""
+        """Notify the requests that the client has disconnected."""
         for exchange in self.pending:
             exchange.disconnect()
 
@@ -434,7 +439,7 @@ class Connection:
             self._timer = None
 
     def _give_up_headers(self) -> None:
-        """They have not come in time: tell a client that has begun to send some."""
+        """The headers did not arrive in time: answer a client that has sent a part of them."""
         self.all.metrics.refused("header_timeout_s")
         if self._in_headers and self._header_bytes:
             seconds = self.options.header_timeout_s
@@ -444,8 +449,10 @@ class Connection:
 
 
 class BehindHeaders:
-    """Reads on for a connection behind headers that another parser has read: its own parser is shown a request of the same
-    framing first, of which the connection is not notified."""
+    """Reads a body after headers that another parser has read.
+
+    The second parser first gets a request with the same framing, whose events are not forwarded to the connection.
+    """
 
     def __init__(self, connection: Connection):
         self._connection, self._begun = connection, 0
@@ -471,7 +478,7 @@ class BehindHeaders:
 
 def _parser(protocol: Any) -> Any:
     parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # it is dropped, and the answer before goes out
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # it drops such data, so that the answer is still sent
     return parser
 
 

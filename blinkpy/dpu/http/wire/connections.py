@@ -83,7 +83,7 @@ class Connections:
         self.bodies = ByteRoom(body_bytes, too_many_bodies)
         self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
         self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
-        self.leaving = False  # each connection ends with its next answer
+        self.leaving = False  # each connection closes after its next answer
         self.answered = 0  # requests
         self.set_date()
 

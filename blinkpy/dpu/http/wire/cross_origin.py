@@ -4,12 +4,12 @@ from blinkpy.config import AccessOptions, listed
 
 Headers = list[tuple[bytes, bytes]]
 MAX_AGE_S = 600
-# `*` does not stand for this one: browsers want it by name.
+# `*` does not cover this header: browsers require it by name.
 ALWAYS_NAMED = "authorization"
 
 
 class CrossOrigin:
-    """Answers for the options: by default no other origin reads anything."""
+    """Headers for cross-origin requests by the options; by default, other origins can't read answers."""
 
     def __init__(self, options: AccessOptions):
         self._origins = frozenset(entry.encode() for entry in listed(options.allowed_origins, "allowed_origins"))
@@ -25,7 +25,7 @@ class CrossOrigin:
         return origin if origin is not None and (b"*" in self._origins or origin in self._origins) else None
 
     def headers(self, headers: Headers) -> Headers:
-        """What an answer has for a request with these headers."""
+        """Headers of the answer to a request with these headers."""
         origin = self._origin(headers)
         if origin is None:
             return [(b"vary", b"origin")] if self._origins else []
@@ -35,7 +35,7 @@ class CrossOrigin:
         return [*found, (b"access-control-expose-headers", b"x-request-id, retry-after")]
 
     def preflight(self, method: str, headers: Headers) -> Headers | None:
-        """What a browser that asks beforehand is told beside `headers`; None for every other request."""
+        """Further headers of the answer to a preflight request; None for other requests."""
         table = dict(headers)
         asked = table.get(b"access-control-request-method")
         if method != "OPTIONS" or asked is None or self._origin(headers) is None:

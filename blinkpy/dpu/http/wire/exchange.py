@@ -19,7 +19,7 @@ CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connect
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 CLOSE = (b"connection", b"close")
 ANTHROPIC_PATH, ANTHROPIC_VERSION = "/v1/messages", b"anthropic-version"  # the marks of clients of Anthropic's API
-WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
+WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # bytes after which the request's task is woken, instead of at each read
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 UNREAD_BODY, PIPELINED, SLOW = 1, 2, 4  # reasons for which a connection pauses reading
@@ -36,7 +36,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 class Exchange:
-    """One request, from its head on, until its answer is written."""
+    """One request, from its head until its answer is written."""
 
     def __init__(self, connection: Connection, method: bytes, path: str, http_version: str, headers: Headers):
         self.arrival = time.monotonic()
@@ -47,23 +47,23 @@ class Exchange:
         self.query = ""  # of the request target, not decoded
         self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
         self.status = 0  # of the answer; 0 before
-        self.tenant = NOBODY  # whose key the request has
+        self.tenant = NOBODY  # tenant of the request's key
         self.asker = connection.asker  # whose work it is
         self.logged = True  # in the access log
-        self.generations: list[Generation] = []  # what it asked for
-        self.keep_alive = True  # whether the connection continues behind the answer
+        self.generations: list[Generation] = []  # the requested content
+        self.keep_alive = True  # whether the connection stays open after the answer
         self.expects_continue = False
         self.started = self.complete = False  # the answer
         self.body_arrived = False
         self.size = 0  # of the whole body, bytes
         self._gone = False
-        self._body = bytearray()  # that has arrived and was not read
+        self._body = bytearray()  # bytes that have arrived but were not read
         self._more: asyncio.Future[None] | None = None
 
-    # ---- what the connection tells ----------------------------------------------------------------------------------
+    # ---- events of the connection -------------------------------------------------------------------------------------
 
     def add(self, piece: bytes) -> int:
-        """More of the body. Returns the bytes that were not read yet."""
+        """Add a part of the body. Returns the number of bytes not yet read."""
         self._body += piece
         size = len(self._body)
         if size >= WAKE_BYTES:
@@ -93,21 +93,21 @@ class Exchange:
         self._continue()
         body = bytearray()
         try:
-            if self.body_arrived and not self._gone:  # mostly, and then there is nothing to wait for
+            if self.body_arrived and not self._gone:  # the usual case: no wait is needed
                 body, self._body = self._body, body
                 if len(body) > limit:
                     raise _too_large(limit)
             else:
                 await self._read_slowly(body, limit)
         except BaseException:
-            body.clear()  # an error keeps this frame, until it is collected
+            body.clear()  # the error keeps this frame alive, until it is collected
             raise
         self.size = len(body)
-        self.connection.resume_reading(UNREAD_BODY)  # a client that leaves is to be seen
+        self.connection.resume_reading(UNREAD_BODY)  # to notice a client that disconnects
         return body
 
     def _check_body_headers(self, limit: int) -> None:
-        """Raise ApiError for a body that is not to be read."""
+        """Raise ApiError for a body that will not be read."""
         content_type = b""
         for name, value in self.headers:
             if name == b"content-length" and (not value.isdigit() or int(value) > limit):
@@ -126,7 +126,7 @@ class Exchange:
         self.expects_continue = False
 
     async def _read_piece(self, body: bytearray, limit: int) -> bool:
-        """Append what has come of the body, or comes next; whether there is more. Raises ApiError and ClientGone."""
+        """Append the available or next part of the body. Returns whether more follows. Raises ApiError and ClientGone."""
         if not self._gone and not self.body_arrived and len(self._body) < WAKE_BYTES:
             self.connection.resume_reading(UNREAD_BODY)
             loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class Exchange:
         return not self.body_arrived
 
     async def _read_slowly(self, body: bytearray, limit: int) -> None:
-        """Append all of the body, within a time, beside others that arrive. Raises ApiError and ClientGone."""
+        """Append the whole body within a time limit, while others arrive too. Raises ApiError and ClientGone."""
         room, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
         refused, owner = list[ApiError](), self.asker.name
 
@@ -156,7 +156,7 @@ class Exchange:
 
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                room.hold(self, 1, give_up, owner)  # it arrives, and can be refused
+                room.hold(self, 1, give_up, owner)  # it counts as arriving, and can be refused
                 while await self._read_piece(body, limit):
                     room.hold(self, len(body), give_up, owner)
         except TimeoutError:
@@ -167,7 +167,7 @@ class Exchange:
             room.release(self)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
+        """The result of work, which is cancelled when the client disconnects. Raises ClientGone in that case."""
         connection, task = self.connection, asyncio.ensure_future(work)
         connection.on_lost = task.cancel
         try:
@@ -181,12 +181,12 @@ class Exchange:
         finally:
             connection.on_lost = None
             task.cancel()
-            del task  # an error keeps this frame, and the task the error
+            del task  # the error keeps this frame alive, and the task the error
 
     # ---- the answer -------------------------------------------------------------------------------------------------
 
     def head(self, status: int, headers: Headers) -> bytes:
-        """The head of the answer, which has begun with it and is counted."""
+        """The head of the answer, which begins here and is counted."""
         every = self.connection.all
         every.metrics.response(status)
         self.status, self.started = status, True
@@ -202,7 +202,7 @@ class Exchange:
         return b"".join(lines)
 
     def stream_head(self, headers: Headers) -> bytes:
-        """The head of a stream: its body is in chunks, or ends with the connection for a client of HTTP/1.0."""
+        """The head of a stream: its body is chunked, or ends when the connection closes for a client of HTTP/1.0."""
         if self.http_version == "1.0":
             return self.head(200, headers)
         return self.head(200, [*headers, (b"transfer-encoding", b"chunked")])
@@ -217,7 +217,7 @@ class Exchange:
         self.connection.answered(self)
 
     def write(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        """Write a whole answer. headers: beside type and length."""
+        """Write a whole answer. headers: in addition to type and length."""
         head = self.head(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
         self.finish(head if self.method == "HEAD" else head + body)
 
@@ -237,13 +237,14 @@ class Exchange:
         self.write(error.status, JSON, body, *headers)
 
     def refuse(self, error: ApiError) -> None:
-        """Write an error object, and count the limit that it is about."""
+        """Write an error object, and count the exceeded limit."""
         if error.limit is not None:
             self.connection.all.metrics.refused(error.limit)
         self.write_error(error)
 
     async def drained(self) -> None:
-        """Wait until the client has taken what was written before. Raises ClientGone if it does not within send_timeout_s."""
+        """Wait until the client has read the data written before. Raises ClientGone if it does not within
+        send_timeout_s."""
         connection = self.connection
         if connection.write_paused:
             try:
