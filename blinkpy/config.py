@@ -307,11 +307,11 @@ class EngineOptions:
     threads: int = option(0, "threads of the CPU engine (0: one per core)", low=0, high=1024)
     null_step_us: int = option(0, "simulated time of a step of --device null, in us", low=0, high=10_000_000)
     batch_invariant: bool = option(
-        False, "give the same tokens for a request whatever else is in its batch; slower (docs/tuning.md)"
+        False, "make a request's tokens independent of the other requests in its batch; slower (docs/tuning.md)"
     )
     grammar_slots: int = option(
         64,
-        "maximum different grammars and token rules in use at a time, divided evenly among workers (0: none allowed)",
+        "maximum number of different grammars and token rules in use, divided evenly among workers (0: no grammars)",
         low=0,
         high=4096,
     )
@@ -360,33 +360,39 @@ class FrontendOptions:
     workers: int = option(1, "number of front-end processes, each with its own queue pair", low=1, high=64, commands=ALL)
     worker_hang_s: int = option(
         120,
-        "time for which a worker's event loop may be blocked, in seconds; then the worker is replaced (0: no limit)",
+        "maximum time that a worker's event loop may block, in seconds; then the worker is replaced (0: no limit)",
         low=0,
         high=86_400,
     )
     api_key: str = option("", "API key; requests must send it as 'Authorization: Bearer KEY' (or set BLINKPY_API_KEY)")
     max_body_bytes: int = option(
-        8 << 20, "maximum size of a request body, in bytes; larger ones get a 413", low=1024, high=1 << 30
+        8 << 20, "maximum size of a request body, in bytes; beyond it the request gets a 413", low=1024, high=1 << 30
     )
     max_body_chunks: int = option(
         1024,
-        "small chunks allowed per request body with chunked encoding, on top of one per 256 bytes; more get a 400",
+        "maximum number of small chunks in a chunked request body, in addition to one per 256 bytes; "
+        "beyond it the request gets a 400",
         low=1,
         high=1 << 30,
     )
     max_body_values: int = option(
-        1 << 20, "maximum number of JSON values in a request body; more get a 413", low=64, high=1 << 30
+        1 << 20, "maximum number of JSON values in a request body; beyond it the request gets a 413", low=64, high=1 << 30
     )
-    max_body_depth: int = option(128, "maximum nesting depth of a request body's JSON; deeper ones get a 400", low=8, high=1000)
+    max_body_depth: int = option(
+        128, "maximum nesting depth of a request body's JSON; beyond it the request gets a 400", low=8, high=1000
+    )
     max_header_bytes: int = option(
         1 << 16,
-        "maximum size of a request's headers, in bytes; chunk extensions and trailers have the same limit; more get a 431",
+        "maximum size of a request's headers, and of its chunk extensions and trailers, in bytes; beyond it "
+        "the request gets a 431",
         low=1024,
         high=1 << 24,
     )
-    max_header_count: int = option(128, "maximum number of headers per request; more get a 431", low=16, high=1 << 16)
+    max_header_count: int = option(
+        128, "maximum number of headers per request; beyond it the request gets a 431", low=16, high=1 << 16
+    )
     max_pipelined: int = option(
-        1, "pipelined requests that may wait on a connection for an earlier response; more get a 400", low=0, high=1024
+        1, "maximum number of pipelined requests that wait on a connection; beyond it the request gets a 400", low=0, high=1024
     )
     header_timeout_s: float = option(
         30.0, "time limit for receiving a request's headers, in seconds; then it gets a 408", low=0.1, high=3600
@@ -396,17 +402,17 @@ class FrontendOptions:
     )
     send_timeout_s: float = option(
         60.0,
-        "time for which a client may read nothing of a pending response, in seconds; then its connection is closed",
+        "time without progress of a client that reads a response, in seconds, after which its connection is closed",
         low=0.1,
         high=3600,
     )
     close_timeout_s: float = option(
-        10.0, "the same time limit for a connection that is about to be closed, in seconds", low=0.1, high=3600
+        10.0, "send_timeout_s for a connection whose last response has been written, in seconds", low=0.1, high=3600
     )
     body_room_mib: int = option(
         128,
-        "memory of a worker for request bodies, in MiB: half for bodies being received, half for each "
-        "of the two queues of max_preparing",
+        "memory limit of a worker for request bodies, in MiB: half of it for bodies being received, and "
+        "half for each of the two queues of max_preparing",
         low=1,
         high=1 << 16,
     )
@@ -419,20 +425,20 @@ class FrontendOptions:
     )
     answer_room_mib: int = option(
         128,
-        "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest one gets a 503",
+        "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest gets a 503",
         low=1,
         high=1 << 16,
     )
     max_preparing: int = option(
         64,
         "maximum requests of a worker that wait for tokenization, separately for bodies up to 64 KiB "
-        "and for larger ones; more get a 429",
+        "and for larger bodies; beyond it the request gets a 429",
         low=1,
         high=1 << 16,
     )
     max_lag_ms: int = option(
         400,
-        "time for which requests up to 2 KiB may wait until their worker starts on them, in ms; beyond it new POSTs get a 503",
+        "maximum wait of requests up to 2 KiB for a busy worker, in ms; beyond it new POSTs get a 503",
         low=1,
         high=60_000,
     )
@@ -449,15 +455,15 @@ class FrontendOptions:
         high=1 << 20,
     )
     max_output_backlog: int = option(
-        4096, "maximum unread events of a stream; then its request is cancelled", low=16, high=1 << 24
+        4096, "maximum number of unread events of a stream; beyond it the request is cancelled", low=16, high=1 << 24
     )
     max_output_backlog_mib: int = option(
-        8, "maximum unread data of a stream, in MiB; then its request is cancelled", low=1, high=1 << 16
+        8, "maximum unread data of a stream, in MiB; beyond it the request is cancelled", low=1, high=1 << 16
     )
     keep_alive_s: int = option(30, "time for which an idle connection is kept open, in seconds", low=1, high=3600)
     max_connections: int = option(
         4096,
-        "maximum open connections per worker; a further one replaces the longest-idle one, or gets a 503 if all are busy",
+        "maximum number of connections per worker; beyond it the longest-idle connection is closed, or the new one gets a 503",
         low=1,
         high=1 << 20,
     )
@@ -479,7 +485,7 @@ class FrontendOptions:
     )
     grammar_cache_mib: int = option(64, "memory of a worker for compiled grammars, in MiB", low=1, high=1 << 14)
     grammar_digits: int = option(
-        20, "maximum digits before and behind the decimal point of a number that a schema describes", low=1, high=400
+        20, "maximum digits before the decimal point, and after it, of numbers in structured output", low=1, high=400
     )
     shutdown_s: int = option(
         10, "time that running requests have to finish at shutdown, in seconds", low=0, high=3600, commands=ALL

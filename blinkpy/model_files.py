@@ -67,7 +67,7 @@ def open_file(folder: Path, name: str) -> FileIO:
     except ValueError as error:  # a NUL within the name
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{folder} can't have a file {name!r:.200}: {error}") from error
+        raise ConfigError(f"{folder} has no valid path for {name!r:.200}: {error}") from error
 
 
 def read_bytes(folder: Path, name: str) -> bytes:
@@ -154,7 +154,7 @@ def _text(content: bytes, path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"can't read {path}: it is no UTF-8 ({error.reason} at byte {error.start})") from None
+        raise ConfigError(f"can't read {path}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def _reason(error: Exception) -> str:
@@ -195,4 +195,4 @@ def _finite(digits: str) -> float:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

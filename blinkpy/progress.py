@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 
 SPINNER = "|/-\\"
 GENERATING = "generating"
-LINE_S = 10.0  # time between two lines of a phase if the stream is no terminal, in seconds
+LINE_S = 10.0  # time between two lines of a phase if the stream is not a terminal, in seconds
 
 
 class ProgressCallback(Protocol):
@@ -52,7 +52,7 @@ class Progress:
 
     stream: by default standard error.
     clock: seconds, for tests.
-    logger: if it has a handler and level INFO, it gets the lines instead of a stream that is no terminal. On a terminal it
+    logger: if it has a handler and level INFO, it gets the lines instead of a stream that is not a terminal. On a terminal it
         gets a line per phase in addition.
     begins: without a terminal, a phase has a line at its begin, and not only each 10 s.
     """
@@ -115,7 +115,7 @@ class Progress:
         self._phase = ""
 
     def _line(self, text: str) -> None:
-        """Write a line to the logger, or to a stream that is no terminal."""
+        """Write a line to the logger, or to a stream that is not a terminal."""
         if self._logger is not None and self._logger.isEnabledFor(logging.INFO) and self._logger.hasHandlers():
             self._logger.info(text)
         elif not self._live:

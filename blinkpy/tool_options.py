@@ -1,4 +1,4 @@
-"""Options of the commands that are no servers. This module is light, so that `--help` needs nothing installed."""
+"""Options of the commands that are not servers. This module is light, so that `--help` needs nothing installed."""
 
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ class CheckModelOptions:
     slots: int = option(0, "same as for blinkpy serve", low=0, high=65535)
     window_cache: str = option("full", "same as for blinkpy serve", choices=("full", "ring"))
     kv_cache_dtype: str = option("auto", "same as for blinkpy serve", choices=("auto", "fp8_e4m3"))
-    gpu_gib: float = option(0.0, "memory of a hypothetical additional GPU, in GiB (0: none)", low=0, high=4096)
+    gpu_gib: float = option(0.0, "memory of a hypothetical additional GPU, in GiB (0: no GPU)", low=0, high=4096)
     json: bool = option(False, "print the result as JSON")
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class CheckOptions(BatchOptions):
     step_us: float = option(4500.0, "time of an empty step, in us", low=0, high=1e7)
     row_us: float = option(22.0, "additional time of a step per decoding request, in us", low=0, high=1e6)
     token_us: float = option(27.0, "additional time of a step per prompt token, in us", low=0, high=1e6)
-    storm: int = option(200_000, "scheduler turns to simulate under injected faults (0: none)", low=0, high=10**10)
+    storm: int = option(200_000, "scheduler turns to simulate under injected faults (0: no simulation)", low=0, high=10**10)
     allow_starvation: bool = option(False, "report starvation of requests as a warning instead of an error")
     timeout_s: int = option(300, "time limit for the simulation of one policy, in seconds", low=1, high=86_400)
     seed: int = option(0, "random seed of the synthetic requests", low=0, high=2**31 - 1)

@@ -231,7 +231,7 @@ def main(run: Run) -> None:
     options = run.options
     options.seed = options.seed or secrets.randbelow(1 << 31)
     print(f"seed {options.seed}", flush=True)
-    # A machine that others use, too, lags behind; a 503 for that is no fault.
+    # A machine that others use, too, lags behind; a 503 for that is not a fault.
     command = Command("serve", "--device", "null", "--port", "0", "--log-level", "error", "--max-lag-ms", "20000")
     try:
         port = int(command.find(ADDRESS)[1])

@@ -1,7 +1,7 @@
 """Lines with code and tokens of Python, by folder: `make lint` prints them.
 
-A line counts if it holds a token that is no comment and no docstring. Tokens per line show how dense lines are, so that joining
-lines gains nothing.
+A line counts if it holds a token that is neither a comment nor a docstring. Tokens per line show how dense lines are,
+so joining lines gains nothing.
 
     python tools/sizes.py [--against COMMIT]
 """

@@ -22,7 +22,7 @@ SECTIONS = {
 }
 # Functions and exceptions that take a message for a user, by section. The longest string among the arguments is the message.
 TAKERS = {
-    "options": ("ConfigError", "PolicyError", "section.error", "group.error", "require_packages"),
+    "options": ("ConfigError", "PolicyError", "section.error", "group.error"),
     "http": (
         *("ApiError", "bad_request", "unavailable", "busy", "ChatError", "GrammarError", "GrammarTooLargeError"),
         *("GrammarTooSlowError", "GrammarTooHeavyError", "_stop", "_invalid", "_refuse", "refuse", "EngineUnavailableError"),
@@ -61,14 +61,8 @@ def messages_of(source: str, folder: str) -> Iterator[Message]:
             for node in own_nodes(function):
                 if isinstance(node, ast.Call) and (section := section_of(node, folder)):
                     texts = [" ".join(text.split()) for argument in arguments(node) for text in texts_of(argument, local)]
-                    subject = SUBJECTS.get(ast.unparse(node.func), "")
+                    subject = subject_of(node, local)
                     yield from (Message(section, folder, subject + text) for text in texts if " " in text)
-
-
-def assignments(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    for node in own_nodes(scope):
-        if isinstance(node, ast.Assign):
-            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
 
 
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -87,7 +81,19 @@ def section_of(call: ast.Call, folder: str) -> str | None:
     return SECTION_OF.get(name) or SECTION_OF.get(name.rpartition(".")[2])
 
 
+def subject_of(call: ast.Call, local: dict[str, ast.expr]) -> str:
+    """The text that a function puts in front of its message, or the name of a check."""
+    name = ast.unparse(call.func)
+    if name == "Finding" and len(call.args) > 2:
+        return next((f"{text}: " for text in texts_of(call.args[1], local)), "")
+    return SUBJECTS.get(name, "")
+
+
 def arguments(call: ast.Call) -> list[ast.expr]:
+    """The arguments that may be the message, without values of a log line."""
+    name = ast.unparse(call.func)
+    if name.startswith("logger.") or name == "Finding":
+        return call.args[:1] if name != "Finding" else call.args[2:]
     named = [keyword.value for keyword in call.keywords if keyword.arg not in ("code", "limit", "param", "kind")]
     return [*call.args, *named]
 

@@ -415,7 +415,7 @@ def record_of(answer: Answer, request: Request, began: float, closed: bool) -> R
         if "error" in event:
             errors.append(f"error event: {str(event['error'])[:80]}")
         for choice in event.get("choices", ()):
-            # Text may be empty, when a token is half a character; an end that brings nothing is no token.
+            # Text may be empty, when a token is half a character; an end that brings nothing is not a token.
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text or ("text" in choice and choice.get("finish_reason") is None):
                 times.append(when - began)

@@ -94,7 +94,7 @@ class Client:
 
     def waits_s(self, length: int, samples: int, gap_s: float) -> list[float]:
         """Times of latency-sensitive prompts while steps of `length` tokens of best effort run. gap_s: mean time between two."""
-        times, due = list[float](), time.perf_counter() + 1.0  # the first steps are no sample
+        times, due = list[float](), time.perf_counter() + 1.0  # the first steps are not counted
         while len(times) < samples:
             if self.open[1] < QUEUED:
                 self.submit(length, 1)

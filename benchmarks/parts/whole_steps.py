@@ -170,7 +170,7 @@ def measured(
 
 def check_tokens(logits: torch.Tensor, sampled: torch.Tensor, what: str) -> None:
     """Raise WrongAnswer unless logits float32 [rows, vocab] are numbers and sampled int32 [rows] are the largest of each row."""
-    check(bool(torch.isfinite(logits).all()), f"{what}: logits are no numbers")
+    check(bool(torch.isfinite(logits).all()), f"{what}: logits are not numbers")
     check(bool(((sampled >= 0) & (sampled < logits.shape[1])).all()), f"{what}: tokens that the vocabulary doesn't have")
     chosen = logits.gather(1, sampled.long()[:, None])[:, 0]
     check(torch.equal(chosen, logits.max(1).values), f"{what}: tokens are not the likeliest")

@@ -107,7 +107,7 @@ def read_decode(path: Path, context_ns: float) -> tuple[tuple[int, float], ...]:
         context = found["prompt"] + found["new"] / 2
         rows = {int(rows): step["step_us"]["p50"] / 1000 for rows, step in found["rows"].items() if "step_us" in step}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no result of benchmarks/parts/decode_step.py: {error}") from error
+        raise UsageError(f"{path} is not a result of benchmarks/parts/decode_step.py: {error}") from error
     return tuple((n, ms - 1e-6 * context_ns * context * n) for n, ms in sorted(rows.items()))
 
 

@@ -75,7 +75,7 @@ def figures(
 
 
 def machine_of(choice: str, options: argparse.Namespace, times: StepTimes) -> TimedMachine:
-    """Raises UsageError for what is no option of the model."""
+    """Raises UsageError for an option that the model lacks."""
     sizes = BASE | {name: getattr(options, name) for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "num_pages")}
     sizes |= {"suspend_steps": SUSPEND_STEPS, "cut_step_tokens": 0, "border_us": options.border_us}
     known = {field.name: field.type for field in dataclasses.fields(TimedMachine)}
@@ -84,7 +84,7 @@ def machine_of(choice: str, options: argparse.Namespace, times: StepTimes) -> Ti
         try:
             sizes[name] = (float if known[name] is float else int)(value)
         except (KeyError, ValueError) as error:
-            raise UsageError(f"--choice {choice}: {word} is no option of a server, with a number") from error
+            raise UsageError(f"--choice {choice}: {word} is not an option of a server, with a number") from error
     return TimedMachine(**sizes, times=times)
 
 

@@ -53,10 +53,12 @@ def check_needs(needs: Needs, warps: int, what: str) -> None:
     """
     limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], needs.registers(warps)
     if needs.shared > limit:
-        raise ConfigError(f"{what} needs {needs.shared:,} bytes of shared memory, and a program has at most {limit:,}")
+        raise ConfigError(f"{what} needs {needs.shared:,} bytes of shared memory, but the limit is {limit:,}")
     most = min(THREAD_REGISTERS, REGISTERS // (warps * WARP))
     if registers > most:
-        raise ConfigError(f"{what} needs at least {registers} registers a thread, and a thread of {warps} warps has {most}")
+        raise ConfigError(
+            f"{what} needs at least {registers} registers per thread, but with {warps} warps a thread has only {most}"
+        )
 
 
 FOLDER = Path(__file__).parent / "configs"
@@ -130,7 +132,7 @@ class ConfigTable(Generic[T]):
             words = f"unknown field {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"{path}: entry {name!r} of {cls.section!r}: {words}; remove the entry, or measure it again "
-                f"(docs/gpu-loop.md): other shapes have defaults"
+                f"(docs/gpu-loop.md): shapes without an entry use defaults"
             ) from error
         return checked
 

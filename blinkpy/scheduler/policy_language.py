@@ -496,7 +496,7 @@ class FunctionWriter:
 
     def membership(self, node: ast.Compare, op: ast.cmpop, elements: list[ast.expr], known: set[str]) -> Value:
         if any(isinstance(part, ast.Call) for part in ast.walk(node.left)):
-            raise self.error("a call can't stand on the left of `in`: assign its result to a variable first", node)
+            raise self.error("a call can't be on the left of `in`: assign its result to a variable first", node)
         each = [self.compared(node, ast.Eq(), self.expression(node.left, known), self.expression(e, known)) for e in elements]
         found = each[0] if len(each) == 1 else ast.BoolOp(ast.Or(), each)
         return Value(found if isinstance(op, ast.In) else ast.UnaryOp(ast.Not(), found), "truth")
@@ -508,7 +508,7 @@ class FunctionWriter:
         try:
             name, length = self.program.array(self.value_of(table, known))
         except (ValueError, TypeError) as error:
-            text = f"{ast.unparse(table)} is not a row of integers: a tuple or array of the module, in one dimension"
+            text = f"{ast.unparse(table)} must be a one-dimensional tuple or array of integers, defined in the module"
             raise self.error(text, node) from error
         where = self.guarded(G.element, [self.integer(index, node), ast.Constant(length)], node)
         read = ast.Subscript(ast.Name(name, ast.Load()), where, ast.Load())
@@ -587,7 +587,7 @@ class FunctionWriter:
             return value.node
         if (value.kind, kind) == ("truth", "integer"):
             return self.integer(value, node)
-        raise self.error(f"{what} {A_KIND[kind]} in one place and {A_KIND[value.kind]} here", node)
+        raise self.error(f"{what} {A_KIND[kind]} elsewhere but {A_KIND[value.kind]} here", node)
 
     def integer(self, value: Value, node: ast.AST) -> ast.expr:
         match value.kind:

@@ -144,10 +144,10 @@ class Trial:
         path = Path(function.__code__.co_filename)
         ranks, findings = within(path, lambda: call_in_python(function, requests))
         self.require(*findings)
-        self.require(*within(path, lambda: call_again(function, requests, ranks, "when asked again")))
+        self.require(*within(path, lambda: call_again(function, requests, ranks, "when computed again")))
         if self.policy not in SHIPPED:
             self.require(*call_guarded(function, requests, ranks))
-        text = f"{len(requests):,} requests: every rank is an integer, and the same when asked again"
+        text = f"{len(requests):,} requests: every rank is an integer, and the same when computed again"
         self.report(Finding("fine", "calls", text))
         self._send({"digest": policy_digest(function)})
         return function, requests, ranks
@@ -285,7 +285,7 @@ def call_again(function: Policy, requests: list[RequestFields], ranks: list[int]
     for request, rank in zip(reversed(requests), reversed(ranks), strict=True):
         again = function(request)
         if again != rank:
-            text = f"{show(request)} has rank {rank} first and {again} {when}: a rank may depend only on the request"
+            text = f"{show(request)} has rank {rank} at first, but {again} {when}: a rank may depend only on the request"
             return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
     return []
 

@@ -148,7 +148,7 @@ def vetted_policy(name: str) -> Policy:
     policy = load_policy(name, source)
     if policy_digest(policy) != digest:
         raise ConfigError(
-            f"policy {name}: its file gives another policy each time it is loaded; constants must not depend on time, random "
+            f"policy {name}: its file defines a different policy at each load; constants must not depend on time, random "
             "numbers or the process"
         )
     return policy

@@ -87,7 +87,9 @@ class EngineLoop:
         return future.result(timeout_s)
 
     async def _start(self) -> None:
-        self._watched = WatchedTasks(lambda: self.engines.fail_all(ApiError(500, "The link to the engine has failed.")))
+        self._watched = WatchedTasks(
+            lambda: self.engines.fail_all(ApiError(500, "The link to the engine has failed; try again."))
+        )
         self.engines.start(self._watched)
 
     async def _end(self) -> None:

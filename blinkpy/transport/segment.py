@@ -122,7 +122,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     except OSError as error:
         os.close(fd)
         if error.errno == errno.ENOSPC:
-            reason = f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
+            reason = f"{FOLDER} has no space for {total >> 20} MiB of queues: make it larger, or use fewer workers"
             raise TransportError(error.errno, reason) from error
         raise
     finally:

@@ -17,7 +17,7 @@ from benchmarks.serving.attack_grammar import NEIGHBOUR, STRANGER, Attack
 from benchmarks.serving.attack_kinds import KINDS
 
 MOST_TIMES, STRANGER_TIMES = 3.0, 2.0  # the P99 gap to the quiet one
-LEAST_GAP_S = 0.06  # a P99 below three steps is no finding
+LEAST_GAP_S = 0.06  # a P99 below three steps is not a finding
 MARGIN = 64  # slots of the victim and of prompts that take several
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 BURST_GAP_S, LONGEST_GAP_S = 0.1, 1.0  # the longest gap: with clients that connect only once, and with other clients

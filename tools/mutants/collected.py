@@ -91,7 +91,7 @@ def live_function(module: Any, function: str, file: Path) -> FunctionType:
         names = ("fn",) if type(found).__name__ == "InterpretedFunction" else ("__func__", "fget", "__wrapped__")
         found = next((inner for name in names if (inner := getattr(found, name, None))), None)
         if found is None:
-            raise LookupError(f"{function} of {module.__name__} is no plain function")
+            raise LookupError(f"{function} of {module.__name__} is not a plain function")
     if found.__code__.co_qualname != function:
         raise LookupError(f"{function} of {module.__name__} is {found.__code__.co_qualname}")
     return found

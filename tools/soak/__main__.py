@@ -51,7 +51,7 @@ END_S = 60.0
 OPTIONS = (
     *("--device", "null", "--null-step-us", "2000", "--workers", str(WORKERS), "--slots", "20", "--num-pages", "192"),
     *("--lease-ms", str(LEASE_MS), "--engine-timeout-ms", str(TIMEOUT_MS), "--log-level", "warning", "--no-access-log"),
-    *("--max-lag-ms", "20000"),  # a machine that others use, too, lags behind; a 503 for that is no fault
+    *("--max-lag-ms", "20000"),  # a machine that others use, too, lags behind; a 503 for that is not a fault
 )
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 
 MODULUS = 2**31 - 1
-CUT = "\ufffd"  # in place of bytes that are no character
+CUT = "\ufffd"  # instead of invalid bytes
 
 
 class ExpectedText:

@@ -176,7 +176,7 @@ class Admission:
             self._settle(now)
             self._update(bucket, tenant, now)
             if bucket.level <= 0:
-                raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
+                raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens per minute", bucket.retry_s())
 
     def _update(self, bucket: TokenBucket, tenant: Tenant, now: float) -> None:
         bucket.update(now, self.table.total(tenant.number, "tokens"))

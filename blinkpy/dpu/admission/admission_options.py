@@ -14,14 +14,14 @@ class AdmissionOptions:
     share_prefixes: bool = option(False, "let all keys share the prefix cache, unless the file of --api-keys says otherwise")
     max_waiting_tokens: int = option(
         1 << 22,
-        "maximum tokens (prompt plus max_tokens) of a worker's requests that wait for a slot; more get "
-        "a 429 (0: no request may wait)",
+        "maximum tokens (prompt plus max_tokens) of a worker's requests that wait for a slot; beyond it the "
+        "request gets a 429 (0: no request may wait)",
         low=0,
         high=1 << 40,
     )
     max_flex_requests: int = option(
         0,
-        "maximum choices in flight per worker for requests of service tier flex; further ones wait (0: as many as slots)",
+        "maximum choices in flight per worker for requests of service tier flex; further choices wait (0: as many as slots)",
         low=0,
         high=1 << 20,
     )

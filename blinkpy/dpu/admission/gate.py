@@ -150,7 +150,7 @@ class Gate:
         try:
             run()
         except Exception:
-            logger.exception("a piece of work on the event loop failed")
+            logger.exception("work on the event loop failed")
         took = self._clock() - began
         self._spent += took
         if ask.asker.stranger:

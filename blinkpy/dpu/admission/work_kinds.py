@@ -27,7 +27,7 @@ WORK_KINDS = (
     WorkKind("accept", SOCKETS, "open a connection and send nothing", False),
     WorkKind("handshake", LOOP, "begin a TLS handshake, and end it or not", False),
     WorkKind("head", LOOP, "send headers, whole or in pieces", False, "GET", "/livez"),
-    WorkKind("invalid", LOOP, "send bytes that are no HTTP", False),
+    WorkKind("invalid", LOOP, "send bytes that are not HTTP", False),
     WorkKind("probe", LOOP, "ask for a small prepared answer", False, "GET", "/health"),
     WorkKind("page", MEMORY, "ask for a large prepared answer, and leave it unread", False, "GET", "/openapi.json"),
     WorkKind("metrics", THREAD, "ask for the metrics of all workers", False, "GET", "/metrics"),

@@ -15,8 +15,8 @@ class FleetOptions:
 
     max_moves: int = option(
         3,
-        "maximum times that a request may move to another engine after losing its own; then it ends "
-        "with an error (0: it never moves)",
+        "maximum number of moves of a request to another engine after a failure of its engine; beyond it the request ends "
+        "with an error (0: no moves)",
         low=0,
         high=1000,
     )

@@ -90,7 +90,7 @@ def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tup
     _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
     kept, number = np.sort(first), np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
     if not np.array_equal(table[:, kept][:, number], table):
-        raise RuntimeError("columns of one class differ")
+        raise RuntimeError("internal error: columns of one class differ")
     return table[:, kept], number[class_of]
 
 
@@ -147,7 +147,7 @@ def _quotient(
     targets = np.where(table >= 0, block[table], -1)
     merged = targets[first]
     if not (np.array_equal(merged[block], targets) and np.array_equal(finals[first][block], finals)):
-        raise RuntimeError("states of one block differ")
+        raise RuntimeError("internal error: states of one block differ")
     # The start must be block 0: swap.
     start = int(block[0])
     swap = np.arange(len(first))

@@ -146,7 +146,7 @@ class SchemaCompiler:
                 return byte_nfa.nothing
             most = None if most is not None and most >= len(named) else most
         elif least > needed + 1:
-            message = "'minProperties' is supported up to one above the number of required members, where others may follow."
+            message = "'minProperties' may exceed the number of required members by at most 1 if unnamed members are allowed."
             raise GrammarError(message, keyword="minProperties")
         return object_of(named, others, 0 if least <= needed else least, most)
 

@@ -104,7 +104,7 @@ class App:
         except ApiError as error:
             exchange.refuse(error)
         except Exception:
-            logger.exception("a request failed")
+            logger.exception("answering a request failed")
             exchange.refuse(internal_error())
         if exchange.complete and exchange.logged:
             self._access_log.ended(exchange, exchange.asker.stranger and exchange.status >= 400)
@@ -135,7 +135,7 @@ class App:
         except ClientGone:
             raise
         except Exception:
-            logger.exception("a request failed")
+            logger.exception("answering a request failed")
             await exchange.drained()
             exchange.refuse(internal_error())
 
@@ -276,7 +276,7 @@ class App:
         request, prompts = await self._prepare(kind, exchange)
         for hidden in set(request.hidden_tools) - self._told:
             self._told.add(hidden)
-            logger.warning("clients list tools of type %s: these are no functions, and hidden from the model", hidden)
+            logger.warning("clients list tools of type %s, which are not functions: they are hidden from the model", hidden)
         if exchange.own_id and request.request_id is None:
             request.request_id = exchange.request_id
         elif not exchange.own_id:

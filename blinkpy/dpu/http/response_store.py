@@ -63,7 +63,7 @@ class ResponseStore:
         if len(body) > CONVERSATION_BYTES:
             if b'"previous_response_id"' in body:
                 limit = f"at most {CONVERSATION_BYTES} bytes"
-                message = f"A request with previous_response_id may have {limit}: send the conversation without it."
+                message = f"A request with previous_response_id may have {limit}: send the whole conversation instead."
                 raise ApiError(400, message, param="previous_response_id", code="request_too_large")
             return None
         try:

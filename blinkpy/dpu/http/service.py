@@ -135,7 +135,7 @@ class Service:
             param, message = error.told(field.param)
             raise ApiError(400, message, param=param, code="invalid_grammar", limit=error.limit) from error
         except GrammarBusyError as error:
-            raise busy("too many grammars are waiting for compilation") from error
+            raise busy("too many grammars are waiting for compilation; try again") from error
 
     def _unfit(self, request: Request, error: ValueError) -> ApiError:
         """The error for a grammar or token rules that exceed the engine's limits."""

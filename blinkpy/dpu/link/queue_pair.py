@@ -350,7 +350,9 @@ class QueuePair:
         # Relies on O2 of docs/verification.md: entries before the head were read, so they may be overwritten.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
-            raise EngineLostError(f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}")
+            raise EngineLostError(
+                f"the engine reports {head} consumed entries, but {self._sq_head} to {self._sq_tail} are possible"
+            )
         self._sq_head = head
         while self._unconsumed and self._unconsumed[0][0] <= head:
             _, prompt_tail, hash_tail = self._unconsumed.popleft()

@@ -19,7 +19,7 @@ SECOND, THOUGHT = "probe_of_a_second_call", "probe_of_a_thought"
 NINE = 9  # characters of a call's id, where templates insist on a length
 LONG_IDS = ("call_0123456789abcdef01234567", "call_123456789abcdef012345678")
 SHORT_IDS = ("abcdefghi", "jklmnopqr")
-WRAPPED = "arguments"  # the name for arguments that are no object, if a template needs an object
+WRAPPED = "arguments"  # the name for arguments that are not an object, if a template needs an object
 _FUNCTION = {"name": TOOL, "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _FUNCTION | {"description": ""}}]
 _QUESTION: dict[str, Any] = {"role": "user", "content": "x"}
@@ -307,8 +307,8 @@ def text_of(content: str | list[dict[str, str]] | None) -> str:
 
 
 def as_object(written: str) -> dict[str, Any]:
-    """Arguments that are no object, as an object: empty for an empty text, otherwise with the value, or with the text if it is no
-    JSON."""
+    """Arguments as an object: empty for an empty text; otherwise an object with the JSON value, or with the text if it
+    is not JSON."""
     if not written.strip():
         return {}
     try:

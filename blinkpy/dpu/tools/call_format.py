@@ -61,7 +61,7 @@ class CallFormat:
     # A regular expression: the parser may find a call at each match. {names}: names of the tools. With ^, only at the start of an
     # answer.
     begins: str = ""
-    id_length: int = 0  # characters of an id, if the format's templates require it; 0: OpenAI's form
+    id_length: int = 0  # length of an id, if templates require one; 0: OpenAI's form.
     # Only if the format covers the whole answer: (name, mark) of the special tokens that the parser sees as marks.
     marks: tuple[tuple[str, str], ...] = ()
     ends: tuple[str, ...] = ()  # tokens that end an answer, in addition to those of the model's folder

@@ -1,6 +1,6 @@
 """DeepSeek V3 and R1: calls between tags, each with its kind, its name, and a block of JSON. V3.1: with name and JSON
 only."""
-# ruff: noqa: RUF001 - the bars of these tags are no ASCII
+# ruff: noqa: RUF001 - the bars of these tags are not ASCII
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.json_call import NAME, stream_arguments

@@ -59,7 +59,7 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in PYTHON_QUOTES}
 
 
 class NotACall(Exception):
-    """The text at the mark is no call."""
+    """The text at the mark is not a call."""
 
 
 @lru_cache(maxsize=64)
@@ -74,7 +74,7 @@ class OutputSource:
     """Text between its producer (push, finish, take) and parsers (the rest)."""
 
     def __init__(self) -> None:
-        self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
+        self.kind: type[Content] | type[Reasoning] = Content  # of the text that is not a call
         self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the type of reasoning events
         self.allowed: frozenset[str] | None = None  # the functions that may be called; None: any
         self.schemas: Mapping[str, Mapping[str, Any]] = {}  # of the tools' arguments, by the tool's name
@@ -128,7 +128,7 @@ class OutputSource:
             self._events.append(CallArguments(text))
 
     def mark(self, limit: int | None = HEAD_CHARACTERS) -> None:
-        """Set the mark here. limit: characters after which the text is no call, unless committed."""
+        """Set the mark here. limit: characters after which the text is not a call, unless committed."""
         self._mark, self._limit = self._at, limit
 
     def allow(self, limit: int) -> None:

@@ -215,7 +215,9 @@ def check_block_n(config: LinearConfig, shape: LinearShape, least: int = 16) -> 
 def check_block_k(config: LinearConfig, shape: LinearShape) -> None:
     """Raise ConfigError if a step over K would cross a boundary of block scales."""
     if shape.fp8 and shape.blocks and config.block_k > BLOCK:
-        raise ConfigError(f"linear configuration: block_k {config.block_k} is over {BLOCK}, the inputs that share a scale")
+        raise ConfigError(
+            f"linear configuration: block_k {config.block_k} exceeds {BLOCK}, the number of inputs that share a scale"
+        )
 
 
 def check_tile(config: LinearConfig, shape: LinearShape) -> None:

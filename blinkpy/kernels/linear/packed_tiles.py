@@ -189,7 +189,9 @@ def check(config: LinearConfig, shape: LinearShape) -> None:
         )
     floats = partial_floats(config, shape)
     if not shape.partials and floats > PARTIAL_FLOATS:
-        raise ConfigError(f"linear configuration: {floats:,} partial sums of {config} for {shape} are over {PARTIAL_FLOATS:,}")
+        raise ConfigError(
+            f"linear configuration: {config} for {shape} needs {floats:,} partial sums, but the limit is {PARTIAL_FLOATS:,}"
+        )
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:

@@ -245,7 +245,9 @@ def check_splits(config: LinearConfig, shape: LinearShape) -> None:
     check_tile(config, shape)
     floats = partial_floats(config, shape)
     if not shape.partials and floats > PARTIAL_FLOATS:
-        raise ConfigError(f"linear configuration: {floats:,} partial sums of {config} for {shape} are over {PARTIAL_FLOATS:,}")
+        raise ConfigError(
+            f"linear configuration: {config} for {shape} needs {floats:,} partial sums, but the limit is {PARTIAL_FLOATS:,}"
+        )
 
 
 def partial_floats(config: LinearConfig, shape: LinearShape) -> int:

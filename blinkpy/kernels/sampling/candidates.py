@@ -23,7 +23,7 @@ from blinkpy.queues import byte_automaton, submission, token_rules
 NO_KEY = tl.constexpr(-1)
 """Below every key."""
 LAST_FINITE = tl.constexpr((0x7F7FFFFF << 32) | 0x7FFFFFFF)
-"""Above the key of every candidate with a finite distance; tokens of logit -inf are no candidates."""
+"""Above the key of every candidate with a finite distance; tokens of logit -inf are not candidates."""
 PAST_ALL = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 """Above every key: padding of sorted keys."""
 

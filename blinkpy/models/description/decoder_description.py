@@ -138,9 +138,7 @@ class DecoderDescription:
         deltas = {layer.delta for layer in self.layers if layer.delta is not None}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
             if len(kinds) > 1:
-                raise ConfigError(
-                    f"{self.name}: layers may differ only in window, rope and head sizes, but they differ more: {kinds}"
-                )
+                raise ConfigError(f"{self.name}: layers may differ only in window, rope and head sizes, not as in {kinds}")
 
     @property
     def attention(self) -> Attention:

@@ -58,7 +58,7 @@ def biased_sigmoid_experts(c: HfConfig, *, shared: int, factor: float, normalize
     size, rest = divmod(experts.number, groups)
     if rest or kept > groups or (groups > 1 and size < 2) or kept * size < experts.top_k:
         raise ConfigError(
-            f"{c.where}: {groups} groups (n_group), {kept} of them per token (topk_group), do not fit "
-            f"{experts.number} experts, {experts.top_k} of them per token"
+            f"{c.where}: n_group {groups} and topk_group {kept} do not fit "
+            f"{experts.number} experts with {experts.top_k} per token"
         )
     return experts if groups > kept else experts._replace(groups=1, kept_groups=1)

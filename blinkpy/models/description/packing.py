@@ -80,9 +80,9 @@ class Packing:
     def misfit(self, rows: int, width: int) -> str:
         """Why a matrix of this shape can't be stored so, or ""."""
         if width % WORD or (self.group and width % self.group):
-            return f"{width} inputs are no multiple of {self.group or WORD}"
+            return f"{width} inputs are not a multiple of {self.group or WORD}"
         if rows % WORD and (self.layout in (Layout.AWQ, Layout.GPTQ) or self.zeros):
-            return f"{rows} outputs are no multiple of {WORD}"
+            return f"{rows} outputs are not a multiple of {WORD}"
         return ""
 
     def tensors(self, weight: str, rows: int, width: int) -> Iterator[StoredPart]:

@@ -77,7 +77,7 @@ def latent_attention(c: HfConfig, *, neighbours: bool) -> Attention:
     share = section.get("partial_rotary_factor") or c.get("partial_rotary_factor")
     rope = read_rope(c, turned if share in (None, 1) else plain + turned, partial=True, inert=INERT)
     if rope.rotary_dim != turned:
-        raise ConfigError(f"{c.where}: partial_rotary_factor {share} does not give qk_rope_head_dim {turned}")
+        raise ConfigError(f"{c.where}: partial_rotary_factor {share} does not match qk_rope_head_dim {turned}")
     scale = float((plain + turned) ** -0.5)
     if (section.get("rope_type") or section.get("type") or "default") != "default" and section.get("mscale_all_dim"):
         factor = section.number("factor", rope.factor)
@@ -134,8 +134,8 @@ def _in_groups(c: HfConfig, experts: Experts) -> Experts:
     size, rest = divmod(experts.number, groups)
     if rest or kept > groups or kept * size < experts.top_k:
         raise ConfigError(
-            f"{c.where}: {groups} groups (n_group), {kept} of them per token (topk_group), do not fit "
-            f"{experts.number} experts, {experts.top_k} of them per token"
+            f"{c.where}: n_group {groups} and topk_group {kept} do not fit "
+            f"{experts.number} experts with {experts.top_k} per token"
         )
     return experts._replace(groups=groups, kept_groups=kept) if groups > kept else experts
 

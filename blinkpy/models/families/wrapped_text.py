@@ -158,7 +158,7 @@ def _describe(wrapper: Wrapper, c: HfConfig) -> DecoderDescription:
     kind = wrapper.text if flat else values.get("model_type") or wrapper.text
     found = _text_family(kind) if isinstance(kind, str) else None
     if found is None:
-        raise ConfigError(f"{where}: model_type {kind!r:.80} is not supported as the text of {c.name}")
+        raise ConfigError(f"{where}: model_type {kind!r:.80} is not supported as the text model of {c.name}")
     text_family, defaults = found
     tied = {"tie_word_embeddings": wrapper.tied}
     text = c.section(

@@ -52,7 +52,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             text = file.read(length)
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
-    header = parse_json(text, f"{path} is no safetensors file: its header")
+    header = parse_json(text, f"{path} is not a safetensors file: its header")
     header.pop("__metadata__", None)
     for name, entry in header.items():
         try:
@@ -372,7 +372,7 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:
-            raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}")
+            raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}")
         if tensor.dtype not in kinds[name]:
             allowed = f"{', '.join(kinds[name])}{' (no quantization)' if kinds[name] == NUMBERS else ''}"
             raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {allowed}")
@@ -399,7 +399,7 @@ def _find_scales(model: DecoderDescription, found: dict[str, StoredTensor]) -> d
         name = next((name for name in tensor.names if name in found), "")
         if name and found[name].shape not in tensor.shapes:
             shapes, stored = " or ".join(str(list(shape)) for shape in tensor.shapes), found[name]
-            raise ConfigError(f"{stored.path}: {name} has shape {list(stored.shape)}, but config.json makes it {shapes}")
+            raise ConfigError(f"{stored.path}: {name} has shape {list(stored.shape)}, but config.json requires {shapes}")
         if name and found[name].dtype not in (*NUMBERS, POWERS):
             raise ConfigError(f"{found[name].path}: {name} is {found[name].dtype}; supported: {', '.join((*NUMBERS, POWERS))}")
         result[tensor.names[0]] = name

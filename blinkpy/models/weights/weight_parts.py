@@ -132,7 +132,7 @@ def _as_packed(part: Part, model: DecoderDescription, packing: Packing) -> Part:
     for name, (rows, width), _, _ in part.sources:
         misfit = packing.misfit(rows, width)
         if misfit:
-            raise ConfigError(f"{name.removesuffix('.weight')}: {misfit}, as {packing.text} needs")
+            raise ConfigError(f"{name.removesuffix('.weight')}: {misfit}, as {packing.text} requires")
     return replace(part, packing=packing, dequantised=part.field == "kv_b")
 
 
@@ -159,9 +159,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
     if kind.scales == Scales.BLOCK and any(size % BLOCK for run in part.runs for size in run):
-        raise ConfigError(
-            f"{names[0]} has rows to be reordered in other units than blocks of {BLOCK} rows: unsupported FP8 scales"
-        )
+        raise ConfigError(f"{names[0]} must be reordered in units other than {BLOCK} rows, which FP8 block scales do not support")
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
         raise ConfigError(

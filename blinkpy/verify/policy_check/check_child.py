@@ -151,7 +151,7 @@ def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFi
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()
     shares = tenant_shares(policy)
     served = ", ".join(f"{tokens:,.0f}" for tokens in shares.served)
-    text = f"three tenants that always wait were served {served} tokens per weight, up to {shares.apart:,.0f} apart"
+    text = f"three tenants with constant demand got {served} tokens per unit of weight (maximum difference {shares.apart:,.0f})"
     if shares.fair:
         return Finding("fine", "tenants", f"{text}, within the bound of {shares.bound:,.0f}")
     text += f", beyond the bound of {shares.bound:,.0f}: service does not follow the weights"

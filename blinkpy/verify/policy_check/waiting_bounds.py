@@ -70,7 +70,7 @@ def compile_for_gpu(function: Policy) -> Finding:
 
         register_cuda()
     except ImportError:
-        return Finding("note", "compiles", "for the CPU; not tried for a GPU, since numba-cuda is not installed")
+        return Finding("note", "compiles", "for the CPU; GPU not tried, since numba-cuda is not installed")
 
     rank_of = make_rank_of(function)
 

@@ -255,7 +255,7 @@ def run_record(options: RecordOptions) -> int:
         names = [path.name.removeprefix(LINK_PREFIX) for path in FOLDER.glob(f"{LINK_PREFIX}*") if path.exists()]
         if len(names) != 1:
             raise ConfigError(
-                f"several engines record; give one name: {'; '.join(map(_described, sorted(names)))}"
+                f"several engines are recording; give the name of one: {'; '.join(map(_described, sorted(names)))}"
                 if names
                 else "no engine records on this machine"
             )

@@ -157,7 +157,7 @@ def test_a_configuration_of_another_variant_is_refused() -> None:
                 check_config(config, shape)
         else:
             check_config(config, shape)
-    with pytest.raises(ConfigError, match="block_k 256 is over 128"):
+    with pytest.raises(ConfigError, match="block_k 256 exceeds 128"):
         check_config(LinearConfig("triton", block_k=256), shape._replace(dtype=FP8, blocks=True))
 
 

@@ -195,4 +195,4 @@ def test_several_engines_are_listed_with_model_and_port(tmp_path, monkeypatch) -
         with pytest.raises(ConfigError) as error:
             replay_command.run_record(RecordOptions())
     listed = f"mine (engine other/model --served-model-name x); serve-{processes[0].pid}-ab (serve demo --port 8123); third"
-    assert str(error.value) == f"several engines record; give one name: {listed}"
+    assert str(error.value) == f"several engines are recording; give the name of one: {listed}"

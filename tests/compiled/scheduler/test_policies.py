@@ -154,7 +154,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         ("def rank(request):\n    f = lambda x: x\n    return f(1)\n", "line 2.: rank uses a function inside the function"),
         ("def rank(request):\n    return 1 << 62 if request else 'a'\n", "line 2.: the request can't be a condition"),
         ("def rank(request):\n    return 'a'\n", "line 2.: rank uses a string"),
-        ("T = ((1, 2), (3, 4))\ndef rank(request):\n    return T[0]\n", "line 3.: T is not a row of integers"),
+        ("T = ((1, 2), (3, 4))\ndef rank(request):\n    return T[0]\n", "line 3.: T must be a one-dimensional tuple"),
         ("def rank(request):\n    return 1 << 64 | 99999999999999999999\n", "line 2.: 99999999999999999999 does not fit into 64"),
         ("def rank(request):\n    return {}[request.arrival].lower()\n", "line 2.: .*which policies do not support"),
     ],

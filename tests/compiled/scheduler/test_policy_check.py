@@ -102,7 +102,7 @@ def test_a_rank_that_remembers_earlier_calls_is_found(tmp_path: Path) -> None:
     body = "SEEN = []\ndef rank(request):\n    SEEN.append(1)\n    return len(SEEN) // 40\n"
     function, requests = read_policy(policy_file(tmp_path, body)), sample_requests(40, 1)
     ranks, _ = call_in_python(function, requests)
-    assert [f.part for f in call_again(function, requests, ranks, "when asked again")] == ["determinism"]
+    assert [f.part for f in call_again(function, requests, ranks, "when computed again")] == ["determinism"]
 
 
 def test_compiled_code_must_give_pythons_ranks(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
         ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", r"line 3: rank calls `random.getrandbits\(9\)`"),
         (
             "import random\nSALT = random.getrandbits(60)\ndef rank(r):\n    return SALT\n",
-            "gives another policy each time it is loaded",
+            "defines a different policy at each load",
         ),
     ],
 )

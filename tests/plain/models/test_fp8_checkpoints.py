@@ -178,7 +178,7 @@ def replaced(name: str, value: torch.Tensor | None) -> Callable[[dict[str, torch
 BAD_TENSORS: list[tuple[str, torch.Tensor | None, str]] = [
     (f"{Q}.weight_scale", None, f"lacks {Q}.weight_scale"),
     (f"{Q}.input_scale", None, f"lacks {Q}.input_scale"),
-    (f"{Q}.weight_scale", torch.ones(64), f"{Q}.weight_scale has shape .64., but config.json makes it .. or .1."),
+    (f"{Q}.weight_scale", torch.ones(64), f"{Q}.weight_scale has shape .64., but config.json requires .. or .1."),
     (f"{Q}.input_scale", torch.ones(2), f"{Q}.input_scale has shape"),
     (f"{Q}.weight_scale", torch.ones(1, dtype=torch.int64), f"{Q}.weight_scale is I64"),
     (f"{Q}.weight", torch.ones(64, 64), f"{Q}.weight is F32; supported: F8_E4M3"),

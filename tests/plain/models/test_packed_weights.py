@@ -182,7 +182,7 @@ def test_nvfp4(of_modelopt: bool, tmp_path: Path, rng: np.random.Generator) -> N
         ("awq", {"version": "gemv"}, "version 'gemv' is not supported"),
         ("awq", {"zero_point": False}, "zero_point 'False' is not supported"),
         ("awq", {"group_size": 48}, "group_size '48' is not supported"),
-        ("awq", {"group_size": 128}, "96 inputs are no multiple of 128"),
+        ("awq", {"group_size": 128}, "96 inputs are not a multiple of 128"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
         ("gptq", {"unheard_of": 5}, "unheard_of not supported"),
         ("round-awq", {"packing_format": "auto_round:other"}, "packing_format 'auto_round:other' is not supported"),

@@ -59,7 +59,7 @@ def test_a_quantization_within_the_text_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ({"model_type": "mamba2"}, "text_config: model_type 'mamba2' is not supported as the text of Llava"),
+        ({"model_type": "mamba2"}, "text_config: model_type 'mamba2' is not supported as the text model of Llava"),
         ({"model_type": "llava"}, "text_config: model_type 'llava' is not supported as the text"),
         ({"model_type": 5}, "text_config: model_type 5 is not supported"),
         ("qwen3", "text_config must be an object, not qwen3"),

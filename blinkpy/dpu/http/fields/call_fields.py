@@ -135,8 +135,7 @@ class CustomResultItem(_Result, tag="custom_tool_call_output"):
 
 
 def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:
-    """A call for templates, with its arguments as an object. Arguments that are no object stay text: an answer may have been cut
-    off within them."""
+    """A call for templates, with its arguments as an object. Other arguments, such as incomplete JSON, stay text."""
     written = json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given or ""
     arguments: Any = written
     for _ in range(2):  # some clients write the text of an object as a string of JSON

@@ -200,7 +200,7 @@ class NamespaceTool(Body, tag_field="type", tag="namespace"):
 
 
 class Hosted(Struct):
-    """A tool that is no function, and that OpenAI's agents list with their functions by default. The model does not see it."""
+    """A tool that is not a function, and that OpenAI's agents list with their functions by default. The model does not see it."""
 
 
 class WebSearch(Hosted, tag_field="type", tag="web_search"):

@@ -88,7 +88,7 @@ class SocketTransport:
             self._close()
             return
         except Exception:
-            logger.exception("a connection failed")
+            logger.exception("handling a connection failed")
             self._close()
             return
         if data == b"":

@@ -62,7 +62,7 @@ def test_heads_of_a_program_divide_all() -> None:
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="bytes of shared memory"):
         check_plan(DecodePlan(1, 1, 256, 8, 2), 64, 576, 512, torch.float32)
-    with pytest.raises(ConfigError, match="registers a thread"):
+    with pytest.raises(ConfigError, match="registers per thread"):
         check_plan(DecodePlan(1, 1, 16, 2, 2), 64, 576, 512, torch.bfloat16)
 
 
