@@ -208,7 +208,7 @@ class AnthropicMetadata(Body):
 class CountTokensBody(Body, kw_only=True):
     """The body of /v1/messages/count_tokens."""
 
-    model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
+    model: Annotated[str | None, doc("the served name; other names cause a 404", "the served model")] = None
     messages: Annotated[
         Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), rule(f"1 to {MAX_MESSAGES} messages")],
         doc(

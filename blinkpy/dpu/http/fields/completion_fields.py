@@ -112,7 +112,7 @@ _NoImages = Annotated[Any, only({}, why=NO_IMAGES)]
 class TokenizeBody(Body):
     """The body of /tokenize."""
 
-    model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
+    model: Annotated[str | None, doc("the served name; other names cause a 404", "the served model")] = None
     prompt: Annotated[str | None, doc("a text")] = None
     messages: Annotated[Messages | None, doc("instead of `prompt`: a conversation")] = None
     add_special_tokens: Annotated[
@@ -133,7 +133,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     tokens: Annotated[list[TokenId], doc("token ids; special ones become their texts")]
-    model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
+    model: Annotated[str | None, doc("the served name; other names cause a 404", "the served model")] = None
 
 
 def parse_tokenize(body: bytes | bytearray) -> tuple[Request, bool]:

@@ -122,7 +122,7 @@ else:
 class Generation(_Sampling):
     """The fields of all endpoints that generate."""
 
-    model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
+    model: Annotated[str | None, doc("the served name; other names cause a 404", "the served model")] = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None,
         doc(
