@@ -77,4 +77,4 @@ def test_the_numbers_of_seeded_bugs_are_right() -> None:
     assert f"the same over worlds of the simulator, `tests/verified/test_fleet_worlds.py` | {len(WORLD_BUGS)} |" in PAGE
     assert f"| HTTP model, `tests/verified/test_http_oracle.py` | {len(HTTP_BUGS)} |" in PAGE
     fleet = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
-    assert f"finds {len(FLEET_BUGS)} bugs" in fleet and f"finds {len(WORLD_BUGS)} bugs" in fleet
+    assert f"finds {len(FLEET_BUGS)} seeded bugs" in fleet and f"finds {len(WORLD_BUGS)} seeded bugs" in fleet

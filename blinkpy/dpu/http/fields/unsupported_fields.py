@@ -1,7 +1,8 @@
 """Fields of the APIs of OpenAI and vLLM that have no support here, with the values that ask for nothing.
 
-Clients send such a value by default, so it is accepted. Any other value causes a 400 with the reason. A field outside all tables is
-unknown, and refused with any value. tests/plain/front_end/test_api_fields.py compares with the official client's types.
+Clients send such a value by default, so it is accepted. Any other value causes a 400 with the reason. A field outside
+all tables is unknown, and refused with any value. tests/plain/front_end/test_api_fields.py compares with the official
+client's types.
 """
 
 from typing import Annotated, Any, NamedTuple
