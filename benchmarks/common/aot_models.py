@@ -42,7 +42,7 @@ W4A16 = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
 KEPT = [f"linear_attn.in_proj_{kind}" for kind in ("a", "b", "ba")]  # strengths and decays of gated delta nets
 ONE, FEW, MANY, MIXED = StepShape(1, 1, False), StepShape(8, 8, False), StepShape(64, 64, False), StepShape(2048, 256, True)
-STEPS = (ONE, FEW, MANY, MIXED, replace(ONE, whole=True), replace(MIXED, whole=True))
+STEPS = (ONE, FEW, MANY, MIXED, replace(FEW, drafted=True), replace(ONE, whole=True), replace(MIXED, whole=True))
 """What is launched of each model in each form; those that are whole by a batch-invariant decoder."""
 
 

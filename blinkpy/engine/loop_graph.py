@@ -75,8 +75,7 @@ class LoopGraph:
     table: words of their table, int64, with the addresses of the queues and of the scheduler's state.
     steps: step graphs, kept as long as the loop.
     cut: step graphs in groups of layers; the largest has limits.step_groups.
-    graph_of: index of a batch's graph, int32 [buckets, 2 or 3], by bucket and kind: 0 only decode rows, 1
-        with prefill chunks, 2 cut. Cut graphs are numbered after the others.
+    graph_of: index of a batch's graph, int32 [buckets, kinds of a batch]. Cut graphs are numbered after the others.
     keep: the owners of the table's addresses.
     trace_rows: turns whose times are recorded, for benchmarks, together with the start and end of each step.
     Raises CudaError if the graph can't be built.
@@ -106,13 +105,15 @@ class LoopGraph:
         self._trace_rows = trace_rows
         if len(graph_of) > MAX_BUCKETS:
             raise ValueError(f"{len(graph_of)} buckets; the loop supports at most {MAX_BUCKETS}")
+        if graph_of.shape[1] != GRAPHS_OF_BUCKET:
+            raise ValueError(f"graphs of {graph_of.shape[1]} kinds of batch; the loop has {GRAPHS_OF_BUCKET}")
         self._copies = copies
         # A copy of the state before the last one, which is idle.
         self._branches = len(steps) + len(cut) + 1 + (copies is not None)
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._most_groups = max(map(len, cut), default=0)
         self._parts = torch.zeros(max(1, len(cut) * self._most_groups), dtype=torch.int64, device="cuda")  # handles of IF nodes
-        self._table = torch.from_numpy(np.concatenate([table, graph_words(graph_of)])).cuda()
+        self._table = torch.from_numpy(np.concatenate([table, graph_of.astype(np.int64).ravel()])).cuda()
         self.kernel_resources = {name: read_cubin(part.cubin).kernels[part.entry] for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
@@ -261,15 +262,6 @@ class LoopGraph:
             call = driver.cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, self._capturing.cuda_stream, parameters, 0)
             check_cuda(call, "add a kernel to the loop")
         return G.only([node for node in G.nodes_of(graph) if int(node) not in before])
-
-
-def graph_words(graph_of: np.ndarray) -> np.ndarray:
-    """The words after the kernels' table, int64: three for each bucket.
-
-    graph_of: as of LoopGraph.
-    """
-    columns = graph_of if graph_of.shape[1] == GRAPHS_OF_BUCKET else np.hstack([graph_of, graph_of[:, 1:]])
-    return columns.astype(np.int64).ravel()
 
 
 def overlap_anchors(

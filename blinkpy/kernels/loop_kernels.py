@@ -23,7 +23,7 @@ from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
 from blinkpy.device.tables import TableType, cuda_table_reader, make_table
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import Limits
+from blinkpy.kv.limits import Limits, step_kind
 from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases, make_phases
@@ -75,7 +75,7 @@ WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
 OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
 PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
 SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, HANDLES, WORDS, TRACE, uint64, uint64, int64)
-GRAPHS_OF_BUCKET = 3  # only decode rows, with prefill chunks, and cut
+GRAPHS_OF_BUCKET = len(S.STEP_KINDS)
 STAMP_SIGNATURE = types.void(WORDS, TRACE, int64)
 AFTER_COPY_SIGNATURE = types.void(HANDLES, WORDS, WORDS, uint64, int64)
 
@@ -166,8 +166,8 @@ def ask_for_copy(loop, position):
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `schedule`. Its arguments:
 
-    table: int64 [words + 3 * buckets], the table, then the index of the step graph by bucket and kind of
-        batch. Kinds: 0 only decode rows, 1 with prefill chunks, 2 cut.
+    table: int64 [words + GRAPHS_OF_BUCKET * buckets], the table, then the index of the step graph by bucket and
+        kind of batch (step_kind).
     repeat: uint64 [graphs + 1], handles of the WHILE nodes around each graph; the last one is for turns
         without a step.
     parts: uint64, handles of the IF nodes around the groups of each cut graph, limits.step_groups places for
@@ -201,10 +201,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         counts = engine.state.batch.counts
         graph = step = int64(repeat.shape[0] - 1)  # without a step
         if bucket >= 0:
-            kind = 1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0
-            if counts[S.GROUPS] > 1:
-                kind = 2
-            graph = shared[words + GRAPHS_OF_BUCKET * bucket + kind]
+            graph = shared[words + GRAPHS_OF_BUCKET * bucket + step_kind(counts)]
             step = graph
             if due != 0 and counts[S.GROUP] == 0:
                 graph = copy_graph

@@ -191,6 +191,21 @@ def groups_of_step(step_groups, tokens, most):
     return (step_groups * tokens + most - 1) // most
 
 
+@device
+def step_kind(counts):
+    """The kind of a batch (STEP_KINDS), by its counts. A chunk of one token is like a draft: its key must be cached before
+    another row reads it.
+    """
+    kind = S.MIXED_STEP
+    if counts[S.GROUPS] > 1:
+        kind = S.CUT_STEP
+    elif counts[S.DECODE_ROWS] == counts[S.ROWS]:
+        kind = S.DECODE_STEP
+    elif counts[S.TOKENS] == counts[S.ROWS]:
+        kind = S.DRAFTED_STEP
+    return kind
+
+
 def _pace_ns(target_ms: float) -> int:
     return int(target_ms * (1_000_000 - PACE_MARGIN_PPM))
 

@@ -60,6 +60,8 @@ COUNTS = 19
 ) = range(8)
 BATCH_COUNTS = 8
 DRAFT = 2  # Batch.emits of a draft's row
+DECODE_STEP, MIXED_STEP, CUT_STEP, DRAFTED_STEP = STEP_KINDS = range(4)
+"""Kinds of a batch: only decode rows; with prefill chunks; the same in layer groups; rows of one token with drafts."""
 
 # Forecast.rows
 (

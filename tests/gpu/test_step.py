@@ -41,6 +41,23 @@ def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch
     assert error < ((3e-2 if exact else 0.15) if fp8 else 1e-4 if exact else 3e-2)
 
 
+RECURRENT = ("Qwen3Next", "Qwen3_5")  # their states can't go back behind a wrong draft
+DRAFTED_STEPS = [
+    *((name, torch.float32, {}) for name, (kind, _) in model_zoo.ZOO.items() if not kind.startswith(RECURRENT)),
+    *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "gpt-oss", "gemma4-moe", "deepseek-v3")),
+    *((name, torch.bfloat16, FP8_CACHE | GRAPHS) for name in ("llama3", "gemma2")),
+    *((name, torch.float32, {"invariant": True}) for name in ("llama3", "qwen3-moe", "deepseek-v3")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "options"), DRAFTED_STEPS)
+def test_drafts(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Rows of one request read the keys of the rows before them."""
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=16, drafts=True, **options)
+    exact, fp8 = dtype == torch.float32, "fp8_cache" in options
+    assert error < ((3e-2 if exact else 0.15) if fp8 else 1e-4 if exact else 3e-2)
+
+
 FP8_STEPS = [
     ("llama-biased-mqa", torch.float32, {}, {}),
     ("llama-biased-mqa", torch.float32, {"blocks": True, "kept": ("gate_up",)}, {"table": step_cases.SPLIT_TABLE}),

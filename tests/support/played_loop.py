@@ -32,18 +32,20 @@ def graphs_of(limits: Limits, buckets: list[tuple[int, int]]) -> tuple[list[Step
     """A step graph for each kind of batch, those that are cut behind the others; and which of them a batch gets, [buckets,
     kinds]. An engine has fewer (blinkpy.models.gpu.step_shapes): here no two kinds have one in common."""
     shapes, table = list[StepShape](), np.zeros((len(buckets), K.GRAPHS_OF_BUCKET), np.int64)
-    for kind in range(K.GRAPHS_OF_BUCKET):
+    for kind in (S.DECODE_STEP, S.MIXED_STEP, S.DRAFTED_STEP, S.CUT_STEP):
         for bucket, (tokens, rows) in enumerate(buckets):
-            groups = groups_of_step(limits.step_groups, tokens, limits.tokens) if kind == K.GRAPHS_OF_BUCKET - 1 else 1
-            if kind < K.GRAPHS_OF_BUCKET - 1 or groups > 1:
+            groups = groups_of_step(limits.step_groups, tokens, limits.tokens) if kind == S.CUT_STEP else 1
+            if kind != S.CUT_STEP or groups > 1:
                 table[bucket, kind] = len(shapes)
-                shapes.append(StepShape(tokens, rows, mixed=kind > 0, groups=groups))
+                mixed, drafted = kind in (S.MIXED_STEP, S.CUT_STEP), kind == S.DRAFTED_STEP
+                shapes.append(StepShape(tokens, rows, mixed=mixed, groups=groups, drafted=drafted))
     return shapes, table
 
 
 class PlayedLoop:
     """See the module. patch: for the kernels' module, which is patched from the first turn on. copy_every: words of the recorder
-    between two copies of the state. budget_ns: after which the loop ends by itself. steps, groups, copies: that there were."""
+    between two copies of the state. budget_ns: after which the loop ends by itself. steps, groups, drafted, copies: that
+    there were."""
 
     def __init__(self, patch: pytest.MonkeyPatch, policy: Policy, copy_every: int = NEVER, budget_ns: int = 0):
         self._patch, self._phases, self._every, self._budget = patch, make_phases(policy), copy_every, budget_ns
@@ -52,7 +54,7 @@ class PlayedLoop:
         self._now = self._bucket = 0
         self._chosen = False  # what the last turn decided has not been done
         self.words = np.zeros(L.LOOP_WORDS, np.int64)
-        self.steps = self.groups = self.copies = self._copied_at = 0
+        self.steps = self.groups = self.drafted = self.copies = self._copied_at = 0
 
     def __call__(self, limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
         """A turn: the bucket, or why there is no step."""
@@ -133,9 +135,12 @@ class PlayedLoop:
     def _step(self, own: int, group: int) -> Iterator[None]:
         """A step, or a group of one that is cut: its graph is one that was captured for such a batch."""
         counts, shape = self._state.batch.counts, self._shapes[own]
-        buckets, chunks = self._state.buckets, bool(counts[S.DECODE_ROWS] < counts[S.ROWS])
+        buckets, others = self._state.buckets, bool(counts[S.DECODE_ROWS] < counts[S.ROWS])
         assert counts[S.BUCKET] == self._bucket >= 0
-        assert shape == StepShape(buckets.tokens[self._bucket], buckets.rows[self._bucket], chunks, groups=counts[S.GROUPS])
+        drafted = others and counts[S.TOKENS] == counts[S.ROWS] and counts[S.GROUPS] == 1
+        kind: dict[str, Any] = {"mixed": others and not drafted, "groups": counts[S.GROUPS], "drafted": drafted}
+        assert shape == StepShape(buckets.tokens[self._bucket], buckets.rows[self._bucket], **kind)
+        self.drafted += S.DRAFT in list(self._state.batch.emits)[: counts[S.ROWS]]
         assert group == counts[S.GROUP]
         self.steps += 1
         self.groups += shape.groups > 1

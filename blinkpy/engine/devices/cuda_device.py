@@ -131,8 +131,6 @@ class CudaDevice:
             return f"--queue-memory {way} needs --control gpu: a scheduler on the host reads its queues in host memory"
         if config.scheduler.step_groups > 1 and config.engine.control == "host":
             return "--step-groups needs --control gpu: a step that the host launches is not cut"
-        if config.scheduler.speculative != "off":
-            return f"--speculative {config.scheduler.speculative} needs --device cpu or null: steps on a GPU take no drafts"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
         missing = missing or fp8_problem(config.cache.kv_cache_dtype)
         if missing:
@@ -229,7 +227,9 @@ class CudaDevice:
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
         buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         limits, invariant, page_size = setup.limits, setup.config.engine.batch_invariant, sizes.page_size
-        shapes, graph_of = step_shapes(buckets, whole=invariant, groups=limits.step_groups, cut_tokens=limits.cut_tokens)
+        drafts = limits.draft_tokens > 0
+        cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
+        shapes, graph_of = step_shapes(buckets, whole=invariant, drafts=drafts, **cut)
         tables = KernelTables.load(torch.cuda.get_device_name())
         tables.require(model, dtype, {rows for shape in shapes for rows in (shape.tokens, shape.rows)}, invariant=invariant)
         logger.info("%s", tables.describe(model, dtype, invariant=invariant))

@@ -104,7 +104,8 @@ class AttentionStage:
         if rings is not None:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, self.scales[index])
-        fused = not (shape.mixed or self.invariant)  # decode attention includes rotation and caching; prefill needs them before
+        # Decode attention includes rotation and caching, unless a row reads keys of the same step.
+        fused = not (shape.mixed or shape.drafted or self.invariant)
         if not fused:
             rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
         if last_tokens_only:
@@ -120,7 +121,7 @@ class AttentionStage:
             self.workspace,
             new if fused else None,
             layer.sinks,
-            last_tokens_only,
+            last_tokens_only or (shape.drafted and not self.invariant),
             pdl,
             block.softcap,
             block.chunked,

@@ -108,6 +108,11 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
     return slots * per_sequence + pages * (PER_PAGE_STATE + 4 * page_size) + (1 << 20)
 
 
+def draft_bytes(config: Config, max_model_len: int) -> int:
+    """Upper bound of the index from which drafts come, for all request slots."""
+    return 8 * config.all_slots * max_model_len if config.scheduler.speculative != "off" else 0
+
+
 def grammar_bytes(config: Config, model: DecoderDescription) -> int:
     """Upper bound of the grammars, including the bytes of all tokens."""
     engine = config.engine
@@ -133,7 +138,9 @@ def plan_memory(
     parts = {
         "weights": weight_bytes(model, itemsize),
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
-        "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
+        "scheduler state": (
+            state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model) + draft_bytes(config, length)
+        )
         * (2 if config.engine.record_steps else 1),
         "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
         "recurrent states": pool_bytes(config, model, itemsize),

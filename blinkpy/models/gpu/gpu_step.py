@@ -25,6 +25,7 @@ from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
 from blinkpy.kv import state as S
+from blinkpy.kv.limits import step_kind
 from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
@@ -207,8 +208,7 @@ class HostDrivenStep:
         """
         counts = batch.counts
         slots = batch.row_slots[: counts[S.ROWS]]
-        mixed = 1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0
-        graph = int(self._graph_of[counts[S.BUCKET], mixed])
+        graph = int(self._graph_of[counts[S.BUCKET], step_kind(counts)])
         require_fit(self._step.shapes[graph], counts)
         with torch.cuda.stream(self._stream):
             for target, source in self._inputs:

@@ -99,7 +99,7 @@ class LatentStage:
             shape.rows,
             decoder.model.attention.score_scale,
             self.workspace,
-            last_tokens_only,
+            last_tokens_only or (shape.drafted and not self.invariant),
             pdl,
         )
         plans = self.plans[shape.rows]

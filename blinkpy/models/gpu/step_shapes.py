@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import groups_of_step
 
 SMALLEST_MIXED = 64
@@ -20,6 +21,7 @@ class StepShape:
 
     tokens, rows: maximum tokens and rows.
     mixed: it has prefill chunks.
+    drafted: rows have one token each, and one request may have several rows (docs/speculation.md).
     whole: the last layer computes every token.
     groups: layer groups; each has a separate graph, after which the step may be suspended.
     """
@@ -29,11 +31,12 @@ class StepShape:
     mixed: bool
     whole: bool = False
     groups: int = 1
+    drafted: bool = False
 
     @property
     def name(self) -> str:
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
-        return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}{groups}"
+        return f"{'mixed' if self.mixed else 'drafted' if self.drafted else 'decode'} {self.tokens}x{self.rows}{groups}"
 
     @property
     def last_tokens_only(self) -> bool:
@@ -73,38 +76,40 @@ def mlp_follows(layers: int, groups: int, group: int) -> bool:
 
 
 def step_shapes(
-    buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0
+    buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0, drafts: bool = False
 ) -> tuple[list[StepShape], NDArray[np.int32]]:
-    """The step graphs for the buckets, and the table int32 [buckets, 2] from (bucket, mixed) to the index of
-    a graph.
+    """The step graphs for the buckets, and the table int32 [buckets, kinds] from a bucket and the kind of a batch
+    (blinkpy.kv.limits.step_kind) to the index of a graph.
 
     whole: of all shapes.
-    groups, cut_tokens: of Limits. With several groups, the table has a third column for cut batches, whose
-        graphs come after all others.
+    groups, cut_tokens: of Limits. Graphs of cut batches come after all others.
+    drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
 
-    A batch of decode rows has equal numbers of tokens and rows, so it never needs more tokens than the
-    largest number of rows.
+    Batches of decode rows and of drafts have equal numbers of tokens and rows, so they never need more tokens
+    than the largest number of rows. Buckets without a batch of some kind have another graph of theirs, or 0 if no
+    batch is cut.
     """
     most_rows = buckets[-1][1]
     shapes: list[StepShape] = []
-    table = np.zeros((len(buckets), 2), np.int32)
+    table = np.zeros((len(buckets), len(S.STEP_KINDS)), np.int32)
     for index, (tokens, rows) in enumerate(buckets):
         if tokens <= most_rows:
             shapes.append(StepShape(tokens, rows, mixed=False, whole=whole))
-        # Larger batches of only decode rows don't exist; their entry repeats the largest graph.
-        table[index, 0] = len(shapes) - 1
+        table[index, S.DECODE_STEP] = len(shapes) - 1
     wanted = [i for i, (tokens, _) in enumerate(buckets) if tokens >= SMALLEST_MIXED] or [len(buckets) - 1]
     for index in wanted:
         shapes.append(StepShape(*buckets[index], mixed=True, whole=whole))
-        table[index, 1] = len(shapes) - 1
+        table[index, S.MIXED_STEP] = len(shapes) - 1
     for index in range(wanted[0]):
-        table[index, 1] = table[wanted[0], 1]
-    if groups == 1:
-        return shapes, table
-    cut = np.zeros((len(buckets), 1), np.int32)
+        table[index, S.MIXED_STEP] = table[wanted[0], S.MIXED_STEP]
+    table[:, S.DRAFTED_STEP] = table[:, S.MIXED_STEP]
+    for index, (tokens, rows) in enumerate(buckets):
+        if drafts and tokens <= most_rows:
+            shapes.append(StepShape(tokens, rows, mixed=False, whole=whole, drafted=True))
+            table[index, S.DRAFTED_STEP] = len(shapes) - 1
     for index, (tokens, _) in enumerate(buckets):
         own = groups_of_step(groups, tokens, buckets[-1][0])
         if tokens > cut_tokens and own > 1:  # the scheduler cuts a batch by its bucket, even if a larger graph runs it
             shapes.append(StepShape(*buckets[max(index, wanted[0])], mixed=True, whole=whole, groups=own))
-            cut[index] = len(shapes) - 1
-    return shapes, np.hstack([table, cut])
+            table[index, S.CUT_STEP] = len(shapes) - 1
+    return shapes, table

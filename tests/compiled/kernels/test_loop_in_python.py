@@ -21,7 +21,7 @@ from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
 TURNS = 120
-LEAST = {"steps": 500, "groups": 300, "suspensions": 60, "copies": 60, "drained": 1, "stopped": 1}
+LEAST = {"steps": 500, "groups": 300, "drafted": 20, "suspensions": 60, "copies": 60, "drained": 1, "stopped": 1}
 
 
 def test_the_loop_does_what_turns_do(seed: int) -> None:
@@ -38,7 +38,7 @@ def test_the_loop_does_what_turns_do(seed: int) -> None:
             simulation = Simulation(one, TURNS, policy, scheduler=loop, world=world)
             outcome = simulation.run()
         assert not outcome.failure, outcome.failure
-        seen += Counter(steps=loop.steps, groups=loop.groups, copies=loop.copies)
+        seen += Counter(steps=loop.steps, groups=loop.groups, drafted=loop.drafted, copies=loop.copies)
         seen += Counter(suspensions=simulation.counters()["suspensions"])
         seen += Counter(drained=loop.words[LOOP_RESULT] == S.DRAINED, stopped=loop.words[LOOP_RESULT] == S.STOPPED)
 

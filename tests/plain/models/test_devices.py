@@ -33,11 +33,6 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make_engine(Config().with_options({"device": "cuda"}))
 
 
-def test_drafts_are_refused_on_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="--speculative ngram needs --device cpu or null: steps on a GPU take no drafts"):
-        make_engine(Config().with_options({"device": "cuda", "speculative": "ngram"}))
-
-
 @pytest.mark.parametrize("device", ["cpu", "null"])
 def test_the_gpu_can_not_control_another_device(device: str) -> None:
     with pytest.raises(ConfigError, match=f"--control gpu needs --device cuda; the engine would run on {device}"):

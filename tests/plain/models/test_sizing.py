@@ -11,6 +11,7 @@ import pytest
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.family import describe_config
@@ -29,15 +30,20 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
     sizes = QueueSizes(1, rows, 1 << max(1, (rows - 1).bit_length()), 64, 64, 1)
     facts = EngineFacts(1, 70001, 70003, 64, 100, 16, 64, rows, 5000)
     make_state(make_limits_by_name(sizes, facts, max_num_batched_tokens=tokens), buckets)  # the scheduler accepts them
-    shapes, table = step_shapes(buckets)
-    assert table.shape == (len(buckets), 2)
+    drafts = bool(rng.integers(2))
+    shapes, table = step_shapes(buckets, drafts=drafts)
+    assert table.shape == (len(buckets), len(S.STEP_KINDS))
     assert len(set(shapes)) == len(shapes)
     for _ in range(300):
         batch_rows = int(rng.integers(1, rows + 1))
         mixed = bool(rng.integers(2)) and tokens > batch_rows
         batch_tokens = int(rng.integers(batch_rows + 1, tokens + 1)) if mixed else batch_rows
         bucket = next(i for i, (t, r) in enumerate(buckets) if t >= batch_tokens and r >= batch_rows)
-        shape = shapes[table[bucket, int(mixed)]]
+        shape = shapes[table[bucket, S.MIXED_STEP if mixed else S.DECODE_STEP]]
+        if not mixed:
+            found = shapes[table[bucket, S.DRAFTED_STEP]]
+            assert (found.drafted, found.mixed) == (drafts, not drafts) and found.tokens >= batch_tokens <= found.rows
+            assert not drafts or dataclasses.replace(found, drafted=False) == shape
         assert shape.tokens >= batch_tokens
         assert shape.rows >= batch_rows
         assert shape.mixed == mixed
@@ -52,7 +58,7 @@ def test_smaller_steps_are_cut_into_fewer_groups(cut_tokens: int) -> None:
     shapes, table = step_shapes(buckets, groups=9, cut_tokens=cut_tokens)
     whole = len(step_shapes(buckets)[0])
     assert all((shape.groups > 1) == (i >= whole) for i, shape in enumerate(shapes))
-    for (tokens, rows), (_, mixed, cut) in zip(buckets, table.tolist(), strict=True):
+    for (tokens, rows), (_, mixed, cut, _) in zip(buckets, table.tolist(), strict=True):
         groups = math.ceil(9 * tokens / 512)
         if tokens > cut_tokens and groups > 1:
             assert shapes[cut] == dataclasses.replace(shapes[mixed], groups=groups)
@@ -113,6 +119,25 @@ def test_four_bit_experts_take_four_bits() -> None:
     experts = 24 * 32 * 3 * 2880 * 2880
     assert parts[1] == 2 * 20_914_757_184
     assert parts[1] - parts[0] == 2 * experts - experts // 2 - experts // 32
+
+
+def test_the_index_of_drafts_is_in_the_plan(rng: np.random.Generator) -> None:
+    """At least as large as the arrays of a real state, for any context."""
+    model = describe_config(MODELS[0].config)
+    for _ in range(20):
+        length, slots = int(rng.integers(16, 5000)), int(rng.integers(2, 20))
+        options = {"max_model_len": length, "slots": slots, "num_pages": 400}
+        off, drafts = (Config().with_options(options | {"speculative": kind}) for kind in ("off", "ngram"))
+        planned = [plan_memory(one, model, 2, 1 << 20, 1 << 38, 1 << 38).parts["scheduler state"] for one in (off, drafts)]
+        sizes = QueueSizes(1, slots, 1 << max(1, (slots - 1).bit_length()), 64, 64, 1)
+        facts = EngineFacts(1, 70001, 70003, length, 100, 16, 400, slots, 5000)
+        made = make_state(
+            make_limits_by_name(
+                sizes, facts, max_num_batched_tokens=2048, speculative="ngram", speculative_tokens=7, speculative_match=8
+            ),
+            bucket_shapes(slots, 2048),
+        ).drafts
+        assert sum(array.nbytes for array in made) <= planned[1] - planned[0] + 64 * slots
 
 
 def test_arrays_as_kernel_arguments() -> None:

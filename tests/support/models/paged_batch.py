@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
+from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, DRAFT, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, neutral_entries
 from blinkpy.queues.words import LOGPROB_ENTRIES
 
@@ -69,14 +69,19 @@ class PagedBatches:
         self.free = sequence.pages + self.free
         sequence.pages, sequence.computed = [], 0
 
-    def batch(self, work: list[tuple[Sequence, int]]) -> Batch:
+    def batch(self, work: list[tuple[Sequence, int]], drafts: dict[int, list[int]] | None = None) -> Batch:
         """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
+
+        drafts: by slot, of sequences that decode. They are rows of their own behind the sequence's row, after all decode rows.
 
         A row emits if it computes the sequence's last known token. What is behind the rows is filled with rubbish where
         the contract allows it.
         """
-        rows = sorted(work, key=lambda item: not item[0].decodes(item[1]))
-        decode_rows = sum(sequence.decodes(count) for sequence, count in rows)
+        self.drafts = drafts or {}
+        work = sorted(work, key=lambda item: not item[0].decodes(item[1]) or item[0].slot in self.drafts)
+        decode_rows = sum(sequence.decodes(count) and sequence.slot not in self.drafts for sequence, count in work)
+        rows = [(one, count, 0) for one, count in work if one.slot not in self.drafts]
+        rows += [(one, 1, k) for one, _ in work for k in range(1 + len(self.drafts.get(one.slot, ()))) if one.slot in self.drafts]
         batch = Batch(
             token_ids=np.zeros(self.max_tokens, np.int32),
             positions=np.zeros(self.max_tokens, np.int32),
@@ -91,21 +96,22 @@ class PagedBatches:
             counts=np.zeros(BATCH_COUNTS, np.int64),
         )
         at = 0
-        for row, (sequence, count) in enumerate(rows):
-            first, end = sequence.computed, sequence.computed + count
-            assert end <= len(sequence.tokens)
+        for row, (sequence, count, draft) in enumerate(rows):
+            first, end = sequence.computed + draft, sequence.computed + draft + count
+            tokens = sequence.tokens + self.drafts.get(sequence.slot, [])
+            assert end <= len(tokens)
             while len(sequence.pages) * self.page_size < end:
                 sequence.pages.append(self.free.pop())
             slot = sequence.slot
             self.requests.page_table[slot] = -1
             self.requests.page_table[slot, : len(sequence.pages)] = sequence.pages
-            self.requests.tokens[slot, : len(sequence.tokens)] = sequence.tokens
+            self.requests.tokens[slot, : len(tokens)] = tokens
             self.requests.length[slot] = len(sequence.tokens)
             self.requests.computed[slot] = sequence.computed
             self.requests.prompt_length[slot] = sequence.prompt_length
             positions = np.arange(first, end)
             span = slice(at, at + count)
-            batch.token_ids[span] = sequence.tokens[first:end]
+            batch.token_ids[span] = tokens[first:end]
             batch.positions[span] = positions
             pages = np.array(sequence.pages)[positions // self.page_size]
             batch.cache_slots[span] = pages * self.page_size + positions % self.page_size
@@ -113,19 +119,24 @@ class PagedBatches:
             batch.row_slots[row] = slot
             batch.query_starts[row] = at
             batch.context_lengths[row] = end
-            batch.emits[row] = end == len(sequence.tokens)
+            batch.emits[row] = DRAFT if draft > 0 else end == len(sequence.tokens)
             at += count
         batch.query_starts[len(rows) :] = at
         batch.counts[[ROWS, TOKENS, DECODE_ROWS]] = len(rows), at, decode_rows
         batch.counts[MAX_CONTEXT] = batch.context_lengths.max()
-        batch.counts[EMITS] = batch.emits.sum()
-        self.rows = [sequence for sequence, _ in rows]
-        self.work = rows
+        batch.counts[EMITS] = (batch.emits > 0).sum()
+        self.rows = [sequence for sequence, _, _ in rows]
+        self.work = [(sequence, count) for sequence, count, _ in rows]
+        self._row_drafts = [draft for _, _, draft in rows]
         return batch
 
     def commit(self, batch: Batch) -> None:
-        """Take over the results of the last batch: tokens are computed, sampled ones appended."""
-        for row, (sequence, count) in enumerate(self.work):
+        """Take over the results of the last batch: tokens are computed, sampled ones appended, up to the first wrong draft."""
+        for row, ((sequence, count), draft) in enumerate(zip(self.work, self._row_drafts, strict=True)):
+            if draft > 0 and sequence.computed + 1 != batch.context_lengths[row]:
+                continue
+            if draft > 0 and sequence.tokens[-1] != self.drafts[sequence.slot][draft - 1]:
+                continue
             sequence.computed += count
             if batch.emits[row]:
                 sequence.tokens.append(int(batch.sampled[row]))

@@ -17,7 +17,8 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable, quantises
 from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertTable
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
+from blinkpy.kv.limits import step_kind
+from blinkpy.kv.state import DRAFT, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -48,7 +49,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False, fp8_cache: bool = False,
+        rings: bool = False, fp8_cache: bool = False, drafts: bool = False,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -60,7 +61,7 @@ class OnDevice:
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
-        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant)
+        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant, drafts=drafts)
         sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
@@ -81,7 +82,7 @@ class OnDevice:
             getattr(self.requests, name).copy_(torch.from_numpy(getattr(requests, name)))
         counts = batch.counts
         bucket = next(i for i, (t, r) in enumerate(self.buckets) if t >= counts[TOKENS] and r >= counts[ROWS])
-        return self.shapes[self.graph_of[bucket, 1 if counts[DECODE_ROWS] < counts[ROWS] else 0]]
+        return self.shapes[self.graph_of[bucket, step_kind(counts)]]
 
 
 def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
@@ -138,14 +139,16 @@ def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
+    drafts: bool = False,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
+    drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save)
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts)
     model, batches = as_stored(describe_model(folder), folder), on.batches
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
@@ -163,7 +166,7 @@ def step_case(
     if stream is not None:
         on.step.capture(stream)
     running: list[Sequence] = []
-    worst = 0.0
+    worst, drafted = 0.0, 0
     for number in range(steps):
         if waiting and len(running) < rows and number != 1:  # in the second step the first request decodes alone
             running.append(waiting.pop(0))
@@ -172,8 +175,9 @@ def step_case(
             count = min(len(sequence.tokens) - sequence.computed, 13, budget)
             budget -= count
             work.append((sequence, count))
-        batch = batches.batch(work)
+        batch = batches.batch(work, draw_drafts(rng, work, rows, model.vocab_size) if drafts else None)
         shape, given = on.give(batch), batch.logprobs.copy()
+        drafted += shape.drafted and bool((batch.emits == DRAFT).any())
         buffers = on.step.decoder.buffers
         for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
             buffer.fill_(float("nan"))
@@ -208,7 +212,19 @@ def step_case(
         found = [tensor for one in on.cache.states.layers if one is not None for tensor in one]
         for ours, theirs in zip(found, states, strict=True):
             assert kernel_reference.relative_error(ours[taken].cpu(), theirs[taken]) < limit
+    assert drafted > 0 or not drafts, "no step had drafts"
     return worst
+
+
+def draw_drafts(rng: np.random.Generator, work: list[tuple[Sequence, int]], rows: int, vocabulary: int) -> dict[int, list[int]]:
+    """Random drafts by slot; none in a step with chunks."""
+    drafts, left = dict[int, list[int]](), rows - len(work)
+    for sequence, _ in work if all(one.decodes(count) for one, count in work) else []:
+        most = min(left, LENGTH - len(sequence.tokens) - 1, 5)
+        if most > 0 and (rng.integers(2) or not drafts):
+            drafts[sequence.slot] = rng.integers(0, vocabulary, int(rng.integers(1, most + 1))).tolist()
+            left -= len(drafts[sequence.slot])
+    return drafts
 
 
 def as_computed(decoder: GpuDecoder, shape: StepShape, weights: Weights) -> Weights:
@@ -286,7 +302,7 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
-    fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
+    fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: bool = False,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     if save is None:
@@ -296,7 +312,8 @@ def on_device(
     model = as_stored(describe_model(folder), folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
     weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2
-    return OnDevice(rng, model, weights, slots=slots, limits=limits, table=table, invariant=invariant, fp8_cache=fp8_cache)
+    options: dict[str, Any] = {"table": table, "invariant": invariant, "fp8_cache": fp8_cache, "drafts": drafts}
+    return OnDevice(rng, model, weights, slots=slots, limits=limits, **options)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

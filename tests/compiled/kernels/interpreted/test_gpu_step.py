@@ -93,6 +93,21 @@ def test_mixed_steps(
     assert narrowed.call_count == (steps - 1 if rows < step_cases.TOKENS_AT_MOST else 0)
 
 
+DRAFTED_STEPS = [  # model, steps: the second step has one request, the last ones of eight have four
+    ("llama3", 8), ("gpt-oss", 3), ("deepseek-v3", 3), ("gemma4-moe", 3), ("smollm3-window", 8), ("qwen3-moe", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "steps"), third(DRAFTED_STEPS))
+@pytest.mark.parametrize("options", [{}, {"invariant": True}, {"fp8_cache": True}], ids=["plain", "invariant", "fp8 cache"])
+def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, steps: int, options: dict[str, Any]) -> None:
+    """Rows of one request read the keys of the rows before them."""
+    if options.get("fp8_cache") and name == "deepseek-v3":
+        options = {}  # latent vectors have no FP8 form
+    error = step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=4, drafts=True, **options)
+    assert error < (3e-2 if options.get("fp8_cache") else 1e-4)
+
+
 FP8_STEPS = {
     "rows": ({}, "default", False),
     "blocks": ({"blocks": True}, "default", False),

@@ -1,0 +1,44 @@
+"""Drafts in the engine on the GPU: the same tokens with and without them, with both kinds of control."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.drafted_requests import NGRAM, outputs, requests_of
+from support.models import model_zoo
+
+
+@pytest.mark.parametrize(
+    ("family", "control", "cache"),
+    [
+        ("llama3", "gpu", "auto"),
+        ("llama3", "host", "auto"),
+        ("qwen3", "gpu", "fp8_e4m3"),
+        ("gpt-oss", "gpu", "auto"),
+        ("deepseek-v3", "gpu", "auto"),
+    ],
+)
+def test_drafts_change_no_token(family: str, control: str, cache: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Batch-invariant, so that the number of rows in a step changes no bit."""
+    model_zoo.save_model(family, tmp_path, int(rng.integers(2**31)))
+    requests = requests_of(rng)
+    options = {"control": control, "kv_cache_dtype": cache, "dtype": "float32", "batch_invariant": True, "num_pages": 128}
+    without, before = outputs(tmp_path, requests, **options)
+    drafted, after = outputs(tmp_path, requests, **options, **NGRAM)
+    assert drafted == without
+    assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
+
+
+def test_right_drafts_save_steps(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Not batch-invariant: the step graphs of batches with drafts."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    requests = requests_of(rng)
+    without, before = outputs(tmp_path, requests, dtype="float32", num_pages=128)
+    drafted, after = outputs(tmp_path, requests, dtype="float32", num_pages=128, **NGRAM)
+    same = sum(ours == theirs for ours, theirs in zip(drafted, without, strict=True))
+    print(
+        f"{same} of {len(requests)} outputs are equal; {after['draft_tokens_accepted']} of {after['draft_tokens']} drafts were right"
+    )
+    assert same > len(requests) // 2  # another order of sums may choose another token
+    assert after["draft_tokens_accepted"] > 0
+    assert after["steps"] < before["steps"]
