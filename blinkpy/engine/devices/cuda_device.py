@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from blinkpy.config import STEP_TOKENS, TARGETS, Config, ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from blinkpy.engine.devices.gpu_loop import GpuLoop
+    from blinkpy.kernels.sampling.sampler import SamplingCall
     from blinkpy.kv.state import Batch, Grammars, Requests
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
@@ -109,15 +110,24 @@ class CudaDevice:
     trace_rows: number of turns whose times the loop records.
     pdl: whether kernels are chained by programmatic dependent launch.
     loop: replaces GpuLoop.
+    sample: replaces sample_tokens.
     """
 
     name, gpu, reads_weights = "cuda", True, True
 
-    def __init__(self, *, trace_rows: int = 0, pdl: bool = True, loop: type[GpuLoop] | None = None):
+    def __init__(
+        self,
+        *,
+        trace_rows: int = 0,
+        pdl: bool = True,
+        loop: type[GpuLoop] | None = None,
+        sample: Callable[[SamplingCall], None] | None = None,
+    ):
         self.plan: MemoryPlan
         self._trace_rows = trace_rows
         self._pdl = pdl
         self._loop = loop
+        self._sample = sample
 
     def auto_rank(self) -> int:
         return 2 if gpu_usable() else 0
@@ -217,6 +227,7 @@ class CudaDevice:
         import torch
 
         from blinkpy.kernels.sampling.candidates import GrammarView
+        from blinkpy.kernels.sampling.sampler import sample_tokens
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
         from blinkpy.models.gpu.kernel_tables import KernelTables
@@ -252,7 +263,7 @@ class CudaDevice:
                 model, weights, cache, batch, requests, shapes, length, table, self._pdl,
                 expert_table=tables.experts, invariant=invariant,
             )  # fmt: skip
-            step = GpuStep(decoder, GrammarView.of(grammars, requests))
+            step = GpuStep(decoder, GrammarView.of(grammars, requests), self._sample or sample_tokens)
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))
             return step

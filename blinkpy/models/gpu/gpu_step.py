@@ -73,12 +73,13 @@ class GpuStep:
     batch.
 
     grammars: of the decoder's requests.
+    sample: launches the sampling kernels.
     This object owns all memory of the captured graphs: keep it while a graph may run.
     """
 
-    def __init__(self, decoder: GpuDecoder, grammars: GrammarView):
+    def __init__(self, decoder: GpuDecoder, grammars: GrammarView, sample: Callable[[SamplingCall], None] = sample_tokens):
         self.decoder, self.shapes = decoder, decoder.shapes
-        self._grammars = grammars
+        self._grammars, self._sample = grammars, sample
         rows, vocab = decoder.buffers.logits.shape
         self._sampling = SamplingWorkspace.allocate(rows, vocab, str(decoder.weights.device))
         self.graphs: list[StepGraph] = []  # of the uncut shapes, which come first
@@ -95,7 +96,7 @@ class GpuStep:
         logits, requests = decoder.output(shape), RequestView.of(decoder.requests)
         results = batch.sampled, batch.logprobs
         call = SamplingCall(logits, requests, self._grammars, decoder.view, *results, self._sampling, decoder.pdl)
-        sample_tokens(call)
+        self._sample(call)
         write_logprobs(call)
 
     def capture(self, stream: torch.cuda.Stream, progress: Callable[[float], None] = lambda share: None) -> list[StepGraph]:

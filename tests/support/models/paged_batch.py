@@ -72,10 +72,11 @@ class PagedBatches:
     def batch(self, work: list[tuple[Sequence, int]], drafts: dict[int, list[int]] | None = None) -> Batch:
         """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
 
-        drafts: by slot, of sequences that decode. Each one is a row behind the row of its sequence; these rows follow all decode rows.
+        drafts: by slot, of sequences that decode. Each one is a row behind the row of its sequence. These rows follow
+            all decode rows.
 
-        A row emits if it computes the sequence's last known token. What is behind the rows is filled with rubbish where
-        the contract allows it.
+        A row emits if it computes the sequence's last known token. Entries after the rows are filled with rubbish if the
+        contract allows it.
         """
         self.drafts = drafts or {}
         work = sorted(work, key=lambda item: not item[0].decodes(item[1]) or item[0].slot in self.drafts)
