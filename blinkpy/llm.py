@@ -305,7 +305,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate all outputs.
 
-        shown: of OutputCount.
+        shown: see OutputCount.
         expected: of chats, the permitted parts of each answer in addition to content.
         """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]

@@ -133,7 +133,7 @@ class OutputCount:
     shown: whether to show it; None: on a terminal, elsewhere a line each 10 s; or a factory such as tqdm, called with `total`
         and `desc`, whose result has update(n) and close().
     total: 0 shows nothing.
-    logger, clock: as of Progress.
+    logger, clock: see Progress.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of LONGEST go first. Of all others, those of front ends, which wait, are spread among those that compute."""
+    """Run the tests of LONGEST first, and spread the tests of front ends, which wait, among those that compute."""
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [path for path in files if path.parent.name == "front_end"]
     computing = [path for path in files if path.parent.name != "front_end"]
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests left out of this run."""
+    """Report the tests omitted from this run."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, told in report.user_properties:
             if name == "left out":
@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """To be called with what a test leaves out of this run, in words: the end of the run tells it."""
+    """Call it with a description of the omitted test: the end of the run reports it."""
     return partial(record_property, "left out")
 
 

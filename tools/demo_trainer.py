@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Stream:
-    """A row of tokens, and the positions where a window may begin.
+    """A row of tokens, and the positions at which a window may begin.
 
-    A position is the token before a paragraph, which the window replaces by `<|begin|>`, or the `<|begin|>`
-    of a chat.
+    A position is the token before a paragraph, which the window replaces by `<|begin|>`, or the `<|begin|>` of a chat.
     """
 
     tokens: Tensor  # int32 [n], on the training device

@@ -37,7 +37,7 @@ from benchmarks.serving.process_memory import open_files, resident, worker_below
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 KEPT = Path("build/fuzz-http")
-ANSWER_S = 0.2  # until a client takes its request for incomplete and half-closes
+ANSWER_S = 0.2  # until a client considers its request incomplete, and half-closes
 HANG_S = 20.0  # until an answer, or the end of a half-closed connection
 LEAK_MIB, LEAK_FILES = 64, 8  # of a worker, over a run
 WARM_SHARE = 0.1  # of a run, before its memory counts
@@ -87,7 +87,7 @@ class Clients:
                 async with asyncio.timeout(ANSWER_S):
                     while len(STATUS.findall(answer)) < answers and (piece := await reader.read(1 << 16)):
                         answer += piece
-            if not writer.transport.is_closing():  # uvloop refuses it where the server has closed
+            if not writer.transport.is_closing():  # uvloop refuses it after the server has closed
                 writer.write_eof()
             while piece := await reader.read(1 << 16):
                 answer += piece
@@ -220,7 +220,7 @@ def schemathesis(options: Any, url: str) -> dict[str, Any]:
     command += ["run", f"{url}/openapi.json", "--seed", str(options.seed)]
     command += ["--checks", "not_a_server_error", "--max-time", str(int(options.schemathesis_s))]
     KEPT.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=KEPT)  # where it keeps examples
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=KEPT)  # the folder of its examples
     print(done.stdout, flush=True)
     check(done.returncode == 0, "schemathesis found something")
     found = re.search(r"([\d,]+) generated", done.stdout)
@@ -231,7 +231,7 @@ def main(run: Run) -> None:
     options = run.options
     options.seed = options.seed or secrets.randbelow(1 << 31)
     print(f"seed {options.seed}", flush=True)
-    # A machine that others use, too, lags behind; a 503 for that is not a fault.
+    # On a shared machine the worker may lag behind, and such a 503 is not a fault.
     command = Command("serve", "--device", "null", "--port", "0", "--log-level", "error", "--max-lag-ms", "20000")
     try:
         port = int(command.find(ADDRESS)[1])

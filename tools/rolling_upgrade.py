@@ -58,7 +58,7 @@ class Load:
     ended: bool = False
 
     async def run(self, at_once: int) -> None:
-        """Ask until `ended`."""
+        """Send requests until `ended` is set."""
         await asyncio.gather(*(self._client(kept=bool(number % 2)) for number in range(at_once)))
 
     @property
@@ -176,14 +176,14 @@ class Upgrades:
         check(not found, f"the log has {found[:5]}")
 
     async def run(self, wanted: Any) -> None:
-        """One round after another, as long as they are wanted, and one at least."""
+        """Replace all parts, repeatedly until stopped, and at least once."""
         while not self.replaced["front ends"] or wanted():
             for name in self._names:
                 await self.replace_engine(name)
             await self.replace_front_end()
 
     async def end(self) -> None:
-        """All in order."""
+        """Stop all processes in order."""
         await self._count_moves()
         await self._end(self._front, "front end")
         for command in self._engines.values():
@@ -198,7 +198,7 @@ class Upgrades:
 
 
 async def roll(run: Run, upgrades: Upgrades) -> Load:
-    """Load and upgrades beside each other, until there were enough requests and the round has ended."""
+    """Run load and upgrades concurrently, until there were enough requests and the round has ended."""
     options = run.options
     rng = np.random.default_rng(options.seed)
     vocabulary = json.loads((DEMO_FOLDER / "config.json").read_text())["vocab_size"]

@@ -39,7 +39,8 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def field_table(name: str) -> str:
-    """Fields that have a meaning here; those that differ in nothing share a row, as do those of chats in the table of tokens."""
+    """Fields that have a meaning here. Fields with equal entries share a row, as do those of chats in the table of
+    tokens."""
     rows: dict[tuple[str, str], list[str]] = {}
     for field, row in TABLES[name].items():
         if row.supported:
@@ -49,7 +50,7 @@ def field_table(name: str) -> str:
 
 
 def unsupported_table() -> str:
-    """Fields without support by what is accepted; an endpoint is named where another one supports the field."""
+    """Fields without support, by their accepted values. An endpoint is named if another one supports the field."""
     supported = {name for fields in GENERATING.values() for name, row in fields.items() if row.supported}
     rows: dict[str, set[str]] = {}
     for where, fields in GENERATING.items():
@@ -69,7 +70,7 @@ def endpoint_table() -> str:
 
 
 def written(page: str) -> str:
-    """The page with its tables, each between a comment with its name and an empty line, made anew."""
+    """The page with new tables, each between a comment with its name and an empty line."""
     made = {f"{name} fields": field_table(name) for name in TABLES}
     for name, text in {"endpoints": endpoint_table(), **made, "fields without support": unsupported_table()}.items():
         mark = f"<!-- {name}, by make docs -->\n"

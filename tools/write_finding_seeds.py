@@ -1,5 +1,7 @@
-"""Writes tests/support/finding_seeds.py again: of each bug that the first seeds don't find, the one that finds it with the fewest
-turns. A seed makes another world when the simulator's draws change; a hunt that begins with an old one takes longer.
+"""Writes tests/support/finding_seeds.py again: for each bug that the first seeds don't find, the seed that finds it
+within the fewest turns.
+
+A seed makes another world when the simulator's draws change; a hunt that begins with an old seed takes longer.
 
     PYTHONPATH=.:tests python tools/write_finding_seeds.py --processes 2
 """
@@ -15,13 +17,13 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug
 
 FILE = Path(__file__).parents[1] / "tests" / "support" / "finding_seeds.py"
 BEGIN = "FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {\n"
-SOON = 1000  # turns: who is found within these needs no seed
-FEW = 150  # turns, with which a seed is good enough
-SEEDS, MOST_SEEDS = 30, 400  # to try, after the first finding and before it
+SOON = 1000  # turns: a bug found within these needs no seed
+FEW = 150  # turns within which a seed is good enough
+SEEDS, MOST_SEEDS = 30, 400  # seeds to try, after the first finding and before it
 
 
 def finding_seed(bug: Bug) -> int:
-    """The seed to begin with, or 0: the first one will do, or none of them finds it."""
+    """The seed to begin with, or 0: the first seed is good enough, or no seed finds the bug."""
     turns, found, worlds = 0, list[tuple[int, int]](), SimulatorHunt(bug)
     try:
         with endless_calls_end(CALL_S, UNDER_TEST):

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
 
 def rows() -> list[tuple[str, ...]]:
-    """A row for each model that is supported; those that are alike in all share one."""
+    """A row for each supported model; models with equal values share one."""
     found: dict[tuple[str, ...], list[str]] = {}
     for one in MODELS:
         if one.refusal:
@@ -33,7 +33,7 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def slots(fits: GpuFit) -> str:
-    """If they are fewer than usual."""
+    """The slots, if they are fewer than usual."""
     return "" if fits.slots == DEFAULT_SLOTS else f", {fits.slots} slots"
 
 

@@ -20,7 +20,7 @@ FAILED = {"failure", "error"}
 
 
 def cases_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """By model, form and type of the cache."""
+    """Cases by model, form and type of the cache."""
     found = {}
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         said = {it.get("name", ""): it.get("value", "") for it in case.iter("property")}

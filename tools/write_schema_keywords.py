@@ -26,7 +26,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def written(page: str) -> str:
-    """The page with its table made anew."""
+    """The page with a new table."""
     page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table(), page)
     if found != 1:
         raise SystemExit(f"{PAGE} must have one line {MARK!r}")

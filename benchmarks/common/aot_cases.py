@@ -59,9 +59,8 @@ def meta_requests() -> RequestView:
 
 
 def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
-    """(label, launch) of the declared cases of every registered variant, in bfloat16, including cases that no
-    model uses yet.
-    """
+    """(label, launch) of the declared cases of every registered variant, in bfloat16, including cases that no model
+    uses yet."""
     for name, linear_variant in LINEARS.items():
         for linear_case in linear_variant.cases:
             yield f"case of {name}", linear_launch(*linear_case)
@@ -126,7 +125,7 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
 
 
 def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
-    """64 decode rows, chunks or last tokens, by the variant of a plan."""
+    """Attention of 64 decode rows, chunks or last tokens, depending on the variant of a plan."""
     tokens, heads, kv_heads, head_dim = 64, 32, 8, 128
     q, out = meta(tokens, heads, head_dim, dtype=dtype), meta(tokens, heads * head_dim, dtype=dtype)
     cache, ids = meta(1024, kv_heads, 16, head_dim, dtype=dtype), meta(tokens + 1)

@@ -129,13 +129,13 @@ class Recorded(NamedTuple):
         return {names[place[0]]: value for place, value in self.constants.items() if len(place) == 1}
 
     def formula(self) -> tuple[int, int] | None:
-        """As of Variant."""
+        """See Variant."""
         warps, stages = self.options["num_warps"], self.options["num_stages"]
         needs = formula(self.function.__name__, self.named, [*map(str, self.signature.values())], warps, stages)
         return None if needs is None else (needs.shared, needs.registers(warps))
 
 
-COMPILE_ONLY = SimpleNamespace(  # stands where Triton's CUDA driver stands; launches nothing
+COMPILE_ONLY = SimpleNamespace(  # replaces Triton's CUDA driver; launches nothing
     get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: TARGET
 )
 

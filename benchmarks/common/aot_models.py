@@ -136,7 +136,7 @@ def steps_of(form: Form) -> Iterator[MetaStep]:
 
 
 def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
-    """Weights as from a checkpoint of the model."""
+    """Weights like those of a checkpoint of the model."""
 
     def parts(described: list[Part]) -> dict[str, Any]:
         return {part.field: meta_weight(part, dtype) for part in described}

@@ -16,7 +16,7 @@ from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTile, tile_ne
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
 LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv", "_packed_tiles": "packed"}
-MOST_SHARED = 1.4  # times the formula, and MORE_SHARED bytes: what the ends of kernels keep beside the buffers
+MOST_SHARED = 1.4  # times the formula, plus MORE_SHARED bytes: memory that kernels keep at their ends in addition to the buffers
 MORE_SHARED = 10_240
 LONG = 640  # inputs of the least published layer
 

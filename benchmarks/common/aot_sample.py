@@ -1,9 +1,9 @@
-"""Which kernels are compiled, of all that launches ask for, where not all of them are.
+"""The selection of kernels to compile, if not all requested kernels are compiled.
 
-A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. Sizes of a model's
-layers do so seldom. A sample has each *fact*: each value of each flag of each kernel, and each kernel with defaults and with each
-table that has entries for it. A seed draws the models whose steps are looked at, and further kernels: runs after each other see
-all.
+A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. The
+sizes of a model's layers rarely do. A sample has each *fact*: each value of each flag of each kernel, and each kernel
+with defaults and with each table that has entries for it. A seed draws the models whose steps are examined, and
+further kernels: successive runs cover all.
 """
 
 import random
@@ -14,24 +14,24 @@ from typing import Any, NamedTuple
 from benchmarks.common.aot_models import STEPS, MetaStep, tables
 from blinkpy.kernels.config_files import gpus_with_tables
 
-# Constants that a model gives to any kernel: whether one is 0 is a choice, and nothing else of it. Others are choices.
+# Constants that a model passes to any kernel: only whether one is 0 is a choice. Other constants are choices.
 SIZES = frozenset(
     (
         *("N", "K", "E", "H", "KVH", "D", "HIDDEN", "WIDTH", "OUT_STRIDE", "ROTARY", "WINDOW"),
         *("ALPHA", "FACTOR", "LIMIT", "SOFTCAP", "GROWTH", "PERIOD"),
     )
 )
-FLAGS = ("SCALES", "SWIGLU")  # numbers that say which of a few ways a kernel computes
-TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
+FLAGS = ("SCALES", "SWIGLU")  # numbers that select one of a few algorithms of a kernel
+TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: the contents of configuration files
 MOST = 84  # kernels of a sample
-DRAWN = 8  # of which the one with most new choices is taken
+DRAWN = 8  # the candidate with most new choices is taken
 
 Fact = tuple[Any, ...]
 
 
 class AskedFor(NamedTuple):
-    """A kernel that a launch asks for. key: tells it from all others. facts: what each sample has of it, itself and its flags.
-    others: its other choices, and pairs of flags."""
+    """A kernel that a launch requests. key: identifies it. facts: its facts in each sample, with its flags. others:
+    its other choices, and pairs of flags."""
 
     key: str
     facts: frozenset[Fact]
@@ -57,8 +57,11 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
 
 
 def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
-    """Steps of a sample: of each model class in each form those of one model, each with one kind of cache; and of one form that a
-    table has entries for, of each kind, all steps with that table."""
+    """Steps of a sample.
+
+    For each model class in each form: the steps of one model, each with one kind of cache. For each kind of form with
+    entries in a table: all steps of one form, with that table.
+    """
     draw = random.Random(seed)
     groups: dict[tuple[str, str], list[Any]] = {}
     for form in forms:
@@ -79,8 +82,8 @@ def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
 
 
 def choose(asked: dict[str, AskedFor], seed: int) -> set[str]:
-    """The keys of those to compile: together they have each fact, and further ones are drawn, up to MOST in all, of which every
-    second one brings most other choices among a few."""
+    """The keys of the kernels to compile: together they have each fact. Further ones are drawn, up to MOST in all;
+    every second one adds most other choices among a few."""
     order = sorted(asked)
     draw = random.Random(seed)
     draw.shuffle(order)

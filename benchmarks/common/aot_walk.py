@@ -38,7 +38,7 @@ class Walk(NamedTuple):
 
 
 def identity(recorded: Recorded) -> str:
-    """A name of the kernel's source, constants, types and options, the same in each process."""
+    """A name from the kernel's source, constants, types and options, the same in each process."""
     text = f"{recorded.asked.key} {recorded.function.cache_key} {triton.__version__}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -58,9 +58,9 @@ def rare_first(recorded: Iterable[Recorded]) -> list[Recorded]:
 def walk(
     recorded: Iterable[Recorded], journal: Path, seconds: float, compile_one: Callable[[Recorded], Variant] = compiled_of
 ) -> Walk:
-    """Compile kernels that the journal lacks, until no time is left, and append each to the journal.
+    """Compile kernels that the journal lacks until the time is over, and append each to the journal.
 
-    journal: one JSON object a line; a last line that was cut off is compiled again.
+    journal: one JSON object per line; an incomplete last line is compiled again.
     seconds: no kernel is begun later.
     """
     ends = time.monotonic() + seconds

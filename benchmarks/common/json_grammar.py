@@ -20,7 +20,7 @@ SCHEMA: dict[str, Any] = {
     },
     "required": ["name", "born", "city", "amount", "tags", "address"],
 }
-# For servers that know JSON Schema alone: 64 towns are more than 250 of the tokens that shapes have.
+# For servers that support only JSON Schema: 64 towns are more than 250 of the tokens that shapes have.
 LONG_OBJECT = {
     "type": "object",
     "properties": {
@@ -35,7 +35,7 @@ LONG_OBJECT = {
 
 
 def endless_objects() -> ByteAutomaton:
-    """Consecutive objects of SCHEMA. A NUL byte, which is in no token of the tokenizer below, ends them."""
+    """Consecutive objects of SCHEMA. A NUL byte, which no token of the tokenizer below contains, ends them."""
     objects = {"repeat": {"schema": SCHEMA}, "low": 0, "high": None}
     return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
 

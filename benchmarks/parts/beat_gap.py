@@ -33,7 +33,7 @@ LARGE, SMALL = 8 << 20, 64 << 10  # bytes
 
 
 def beats(stop: Callable[[], bool]) -> float:
-    """Beat until stop(); the longest time between two beats, s."""
+    """Beat until stop(). Returns the longest time between two beats, s."""
     longest, last = 0.0, time.monotonic()
     while not stop():
         time.sleep(BEAT_S)
@@ -43,7 +43,7 @@ def beats(stop: Callable[[], bool]) -> float:
 
 
 def beat_process(stop: Any, result: Any) -> None:
-    """The same, in a process of its own."""
+    """`beats` in a separate process."""
     result.value = beats(stop.is_set)
 
 

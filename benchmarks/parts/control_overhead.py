@@ -38,8 +38,8 @@ from blinkpy.transport.segment import create_segment
 
 TARGETS_US = {64: 100.0, 256: 300.0}  # medians
 VOCAB, MODEL_LEN, PAGE = 4096, 8192, 16
-PROMPT_TOKENS = (64, 192)  # of a steady request
-PREFIXES, PREFIX_TOKENS, TAIL_TOKENS = 8, 64, (16, 96)  # of a churning one
+PROMPT_TOKENS = (64, 192)  # tokens of a steady request
+PREFIXES, PREFIX_TOKENS, TAIL_TOKENS = 8, 64, (16, 96)  # tokens of a churning request
 MEAN_OUTPUT, LONGEST_OUTPUT = 64, 512
 CANCELLED = 0.02  # share of the churning requests
 WEIGHTS = 16 << 20  # bytes that the synthetic step reads
@@ -115,7 +115,7 @@ class World:
         self.pair.submit(prompt, RequestParameters(max_tokens=max_tokens, seed=owner.seed), owner)
 
     def take(self, churn: bool) -> None:
-        """Take completions; check what has ended; replace it if the load churns."""
+        """Take completions, check the requests that ended, and replace them if the load churns."""
         for request, token, flags in self.pair.poll():
             owner: Owner = request.owner
             if flags & HAS_TOKEN:
@@ -142,7 +142,7 @@ class World:
     # ---- the engine's loop
 
     def fake_step(self) -> None:
-        """What the model would do: tokens into batch.sampled."""
+        """The model's part of a step: tokens into batch.sampled."""
         batch, requests = self.state.batch, self.state.requests
         rows = int(batch.counts[ROWS])
         slots = batch.row_slots[:rows]
@@ -150,7 +150,7 @@ class World:
         batch.sampled[:rows] = token_of(seeds, batch.context_lengths[:rows].astype(np.int64))
 
     def steps(self, count: int, *, cold: bool, churn: bool) -> NDArray[np.float64]:
-        """Run steps; the time of each scheduler call, us."""
+        """Run steps. Returns the time of each scheduler call, us."""
         times = np.empty(count)
         schedule, clock = self.scheduler.turn, time.perf_counter_ns
         for i in range(count):
@@ -170,7 +170,7 @@ class World:
         return np.array([self.finished, self.views.engine[COUNTER["prefix_hit_tokens"]]])
 
     def drain(self) -> None:
-        """Let everything end by cancelling it, and look whether all pages came back and the state is sound."""
+        """Cancel all requests, and check that all pages are free and the state is valid."""
         for request in self.pair.live():
             self.pair.cancel(request)
         for _ in range(4):

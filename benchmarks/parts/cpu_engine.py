@@ -35,11 +35,11 @@ PROMPT_TOKENS = 48
 RATE_RATIO, STEP_RATIO = 3.0, 1.3
 ATTACH_S, ANSWER_S = 30.0, 600.0
 POLL_S = 0.5
-COMPARED, COMPARED_TOKENS = 2, 8  # answers whose first tokens are compared with the bare forward's
+COMPARED, COMPARED_TOKENS = 2, 8  # answers whose first tokens are compared with those of the bare forward
 MOST_BEHIND = 0.02  # of the largest logit: some roundings of bfloat16
 LEASE_MS = 600_000
-SETTLE = 16  # steps that are not measured
-APART = 16  # tokens, that the contexts of the streams may differ by in a measured step
+SETTLE = 16  # warm-up steps
+APART = 16  # maximum difference of the streams' contexts in a measured step, in tokens
 
 
 def bare_model(rows: int, room: int) -> Any:
@@ -57,8 +57,11 @@ def bare_model(rows: int, room: int) -> Any:
 
 
 def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:
-    """How far the answers' tokens are, at most, behind the most likely ones of the bare forward, which is fed with them one
-    after another: the difference of their logits, relative to the largest. Sums in another order may give other tokens."""
+    """The maximum distance of the answers' tokens from the most likely tokens of the bare forward.
+
+    The bare forward gets the answers' tokens one by one. The distance is the difference of the logits, relative to the
+    largest. Sums in another order may give other tokens.
+    """
     model = bare_model(len(given), PROMPT_TOKENS + len(answers[0]))
     tokens = torch.tensor([[*prompt.tolist(), *answer] for prompt, answer in zip(given, answers, strict=True)])
     behind = 0.0
@@ -71,7 +74,7 @@ def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:
 
 
 class Watch:
-    """A step around the engine's, that takes the time and may run the bare forward after it."""
+    """The engine's step, timed, optionally followed by the bare forward."""
 
     def __init__(self, inner: Any, rows: int, bare: Any = None):
         self._inner, self._rows, self._bare = inner, rows, bare
@@ -84,7 +87,7 @@ class Watch:
         done = time.perf_counter()
         rows, context = int(batch.counts[ROWS]), int(batch.counts[MAX_CONTEXT])
         full = rows == self._rows == int(batch.counts[DECODE_ROWS])
-        # The engine may begin before all are submitted: they are then a few tokens apart, which is nothing against a context.
+        # The engine may begin before all are submitted. Their contexts then differ by a few tokens, which is negligible.
         if not full or context - int(batch.context_lengths[:rows].min()) > APART:
             self._left = 0.0
             return
@@ -98,7 +101,8 @@ class Watch:
 
 
 def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
-    """Let the engine's loop answer streams; the samples of Watch, float64 [n, 4], and of some streams (prompt, tokens)."""
+    """Let the engine's loop answer streams. Returns the samples of Watch, float64 [n, 4], and (prompt, tokens) of some
+    streams."""
     from blinkpy.engine.engine import make_engine
 
     name = f"serve-benchmark-{os.getpid()}-{streams}-{int(bare)}"
@@ -157,7 +161,7 @@ def rates(run: Run) -> dict[str, Any]:
 
 
 def steps(run: Run) -> dict[str, Any]:
-    """Steps of the engine next to the bare forward."""
+    """Compare steps of the engine with the bare forward."""
     run.progress("engine steps next to the bare forward")
     samples, _ = decode(run, STEP_STREAMS, run.options.step_tokens, run.options.temperature, True)
     scheduling, step, bare, contexts = samples.T

@@ -53,7 +53,7 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 class Spinning(GpuLoop):
-    """Every step is a kernel that spins, and its tokens are all the same."""
+    """Every step is one spinning kernel, and its tokens are constant."""
 
     cycles = 0
 
@@ -64,7 +64,7 @@ class Spinning(GpuLoop):
             graph.capture_begin(capture_error_mode="relaxed")
             torch.cuda._sleep(1)  # a step's first kernel
             torch.cuda._sleep(self.cycles)
-            for _ in range(4):  # with the spinning one, as many kernels as a model's output has
+            for _ in range(4):  # with the spinning kernel, as many kernels as a model's output has
                 state.batch.sampled.fill_(7)
             graph.capture_end()
         self.step.graphs[:] = [StepGraph(graph, layers=1)] * len(self.step.graphs)
@@ -74,7 +74,7 @@ class Spinning(GpuLoop):
 def drive(
     engine: Engine, sizes: list[int], prompt: int, new: int, grammar: ByteAutomaton | None, out: dict[int, dict[str, float]]
 ) -> None:
-    """The client: for each batch size as many requests at once; wall-clock TPOT as a client sees it."""
+    """The client: for each batch size, that many concurrent requests. Returns the client's TPOT by wall clock."""
     try:
         rng = np.random.default_rng(1)
         pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
@@ -93,7 +93,7 @@ def drive(
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
-        # Without a grammar it is of no use here, but part of a model's folder.
+        # Needed only for grammars, but part of a model's folder.
         vocab_size = int(SHAPES[arguments.shape]["vocab_size"])
         (Path(folder) / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size) if arguments.grammar else "{}")
         grammar = endless_objects() if arguments.grammar else None
@@ -165,10 +165,10 @@ def _measure(
 
 
 def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-    """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
+    """Times of the scheduler in the chosen turns. turn, following: rows of the trace, and the row after each."""
     times = (turn[:, L.TRACE_END] - turn[:, L.TRACE_BEGIN]) / 1e3
     gap = (following[:, L.TRACE_STEP_BEGIN] - turn[:, L.TRACE_STEP_END]) / 1e3
-    chosen = chosen & (turn[:, L.TRACE_STEP_END] > turn[:, L.TRACE_STEP_BEGIN])  # else its stamp came too late
+    chosen = chosen & (turn[:, L.TRACE_STEP_END] > turn[:, L.TRACE_STEP_BEGIN])  # otherwise its stamp came too late
     steady = turn[:, L.TRACE_FAST_PATH] == 1
     result: dict[str, Any] = {}
     for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):

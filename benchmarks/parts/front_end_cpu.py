@@ -36,14 +36,15 @@ TARGET_US = 15.0
 FRONT_CORE, OTHER_CORE = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 TURNOVER_TOKENS = 64
 LEAD_S = 1.5  # of a load before it is measured
-DRAIN_S = 60.0  # longest time for the answers to end
+DRAIN_S = 60.0  # maximum time until the answers end
 START_S, STOP_S = 600.0, 20.0
 WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night", "went", "said", "to", "with", "river", "long")
 
 
 @contextlib.contextmanager
 def child(name: str, config: Config, core: int, report: ProgressCallback) -> Iterator[tuple[Child, dict[str, Any]]]:
-    """A process of `blinkpy serve` ("engine" or "frontend"), pinned to a core; gives what it said when it was ready, too."""
+    """A process of `blinkpy serve` ("engine" or "frontend"), pinned to a core; also yields the lines that it prints
+    when ready."""
     with on_cores([core]):
         process = Child(name, config)
     try:
@@ -54,7 +55,7 @@ def child(name: str, config: Config, core: int, report: ProgressCallback) -> Ite
 
 @contextlib.contextmanager
 def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int]]:
-    """A null engine and a front end with one worker, each on its core; gives (port, process id of the worker)."""
+    """A null engine and a front end with one worker, each on its core; yields (port, process id of the worker)."""
     name = f"serve-benchmark-{os.getpid()}-{secrets.token_hex(4)}"
     values = {"name": name, "model": "demo", "device": "null", "load_format": "dummy", **options}
     config = find_model(Config().with_options(values), report)
@@ -71,7 +72,8 @@ def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int
 
 
 def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Keep streams busy, each with rounds answers; the figures of a window, which must end before the answers do."""
+    """Keep streams busy with `rounds` answers each. Returns the figures of a window, which must end before the
+    answers."""
     rng = random.Random(seed)
     prompts = [" ".join(rng.choice(WORDS) for _ in range(30)) for _ in range(streams * rounds)]
     marks: list[tuple[float, float]] = []  # (seconds since the start, CPU seconds) at both ends of the window
@@ -109,7 +111,7 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
 def benchmark(run: Run) -> None:
     options = run.options
     check(FRONT_CORE != OTHER_CORE, "this benchmark needs two cores")
-    # The answers outlast the window, by half as much again and a second; the null engine has no model that could limit them.
+    # The answers outlast the window by a half and a second. The null engine has no model that could limit them.
     steps = int(1.5 * (options.seconds + 2 * LEAD_S) / (options.step_ms / 1000)) + 50
     answers = -(-steps // TURNOVER_TOKENS)
     kinds = {"paced": (1, steps), "turnover": (answers, TURNOVER_TOKENS)}  # answers of a stream, and their tokens

@@ -68,7 +68,7 @@ OWN: list[tuple[dict[str, Any], str]] = [  # with a document that each allows
 
 
 def schemas(folder: str, most: int) -> list[tuple[Any, str]]:
-    """(schema, a document that it allows, or "") in random order. most: of them."""
+    """(schema, a valid document or "") in random order. most: maximum number."""
     if not folder:
         return [({"title": f"{i}"} | OWN[i % len(OWN)][0], OWN[i % len(OWN)][1]) for i in range(most)]
     found = []
@@ -84,7 +84,7 @@ def schemas(folder: str, most: int) -> list[tuple[Any, str]]:
 
 
 async def measure(run: Run, work: list[tuple[Any, str]]) -> tuple[list[float], list[ByteAutomaton], Counter[str]]:
-    """Milliseconds and automata of the accepted ones, refusals by reason."""
+    """Milliseconds and automata of the accepted schemas, and the refusals by reason."""
     compiler = GrammarCompiler(COMPILE_S, COMPILE_BYTES, 1 << 20)
     times, automata, refused = [], [], Counter[str]()
     try:
@@ -110,7 +110,7 @@ async def measure(run: Run, work: list[tuple[Any, str]]) -> tuple[list[float], l
 
 
 class Sent(NamedTuple):
-    """One request: microseconds of submit(), milliseconds to its end, and bytes of its automaton that were written."""
+    """One request: microseconds of submit(), milliseconds to its end, and the written bytes of its automaton."""
 
     submit_us: float
     end_ms: float
@@ -118,7 +118,7 @@ class Sent(NamedTuple):
 
 
 def send(pair: QueuePair, grammar: ByteAutomaton | None) -> Sent:
-    """A request of one token, alone in the engine."""
+    """Send a request of one token, alone in the engine."""
     start = time.perf_counter()
     request = pair.submit(PROMPT, RequestParameters(max_tokens=1), grammar=grammar)
     submitted = time.perf_counter()
@@ -130,7 +130,7 @@ def send(pair: QueuePair, grammar: ByteAutomaton | None) -> Sent:
 
 
 def install(run: Run, automata: list[ByteAutomaton]) -> dict[str, list[Sent]]:
-    """Each automaton to a null engine: a request without it, the first one with it, and the second one."""
+    """Send each automaton to a null engine: a request without it, the first one with it, and the second one."""
     name = f"serve-benchmark-{os.getpid()}"
     command = [sys.executable, "-m", "blinkpy", "engine", "demo", "--device", "null", "--name", name, "--slots", "4"]
     engine = subprocess.Popen(command, stdout=subprocess.DEVNULL)

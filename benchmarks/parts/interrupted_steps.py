@@ -49,7 +49,7 @@ LEVELS = (50, 90, 99)
 
 
 class Client:
-    """A client whose requests ask for one token each, and that notes when it submitted one and when its token came."""
+    """A client whose requests generate one token each. It records the times of submissions and tokens."""
 
     def __init__(self, pair: QueuePair, vocabulary: int):
         self._pair, self._vocabulary, self._rng = pair, vocabulary, np.random.default_rng(1)
@@ -67,7 +67,7 @@ class Client:
         self.open[best_effort] += 1
 
     def poll(self) -> list[tuple[int, float, float]]:
-        """(class, when it was submitted, when its token came) of each that has ended."""
+        """(class, time of submission, time of the token) of each request that has ended."""
         ended = []
         for request, _, flags in self._pair.poll():
             now = time.perf_counter()
@@ -93,7 +93,8 @@ class Client:
         return float(np.median(times))
 
     def waits_s(self, length: int, samples: int, gap_s: float) -> list[float]:
-        """Times of latency-sensitive prompts while steps of `length` tokens of best effort run. gap_s: mean time between two."""
+        """Times of latency-sensitive prompts during best-effort steps of `length` tokens. gap_s: mean time between two
+        prompts."""
         times, due = list[float](), time.perf_counter() + 1.0  # the first steps are not counted
         while len(times) < samples:
             if self.open[1] < QUEUED:
@@ -107,7 +108,7 @@ class Client:
         return times
 
     def step_s(self, length: int, steps: int) -> float:
-        """Time of a step of best effort that nobody interrupts."""
+        """Time of a best-effort step without interruption."""
         while self.open.total():
             self.poll()
         tokens = list[float]()
@@ -119,7 +120,7 @@ class Client:
 
 
 def measure(config: Config, groups: int, vocabulary: int, run: Run) -> dict[str, Any]:
-    """The figures of one engine. Raises ConfigError where it can't be had."""
+    """The figures of one engine. Raises ConfigError if the engine is not possible."""
     options = run.options
     length = config.scheduler.max_num_batched_tokens - 1  # and a token that it leads to
     run.progress(f"{groups} groups: starting", 0, 3)

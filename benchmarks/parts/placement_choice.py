@@ -22,7 +22,7 @@ from blinkpy.dpu.fleet.placement import Placement
 
 TARGET_US, TARGET_ENGINES, TARGET_TOKENS = 5.0, 4, 1000
 WARM, STARTS, SHARED, PAGE_SIZE = 1000, 256, 0.75, 16
-PUBLISHED_EVERY = 4  # choices; engines publish each step
+PUBLISHED_EVERY = 4  # choices; engines publish after each
 
 
 def times_us(engines: int, tokens: int, choices: int, seed: int) -> NDArray[np.float64]:

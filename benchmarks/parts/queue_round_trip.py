@@ -34,16 +34,16 @@ from blinkpy.transport.segment import create_segment, segment_path
 TARGET_US = 5.0
 SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)
 FACTS = EngineFacts(secrets.randbits(62) | 1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
-SILENCE_NS = 20_000_000_000  # after which the engine's side gives up
+SILENCE_NS = 20_000_000_000  # timeout of the engine's side
 READY_S = 60.0
 DEADLINE_S = 5.0  # of one round trip
-WARM = 200  # round trips that are not measured
+WARM = 200  # warm-up round trips
 FLAGS = HAS_TOKEN | FINISH_LENGTH
 
 
 @njit(nogil=True)
 def serve(queues, cq_entries):  # type: ignore[no-untyped-def]
-    """The engine's side: answer each doorbell with one completion, until told to stop."""
+    """The engine's side: answer each doorbell with one completion, until the stop signal."""
     head = 0
     last = now_ns()
     turns = 0
@@ -64,7 +64,7 @@ def serve(queues, cq_entries):  # type: ignore[no-untyped-def]
 
 
 def engine_process(name: str, core: int, ready: Any) -> None:
-    """The other process: makes the segment and answers until it is told to stop."""
+    """The other process: creates the segment, and answers until the stop signal."""
     os.sched_setaffinity(0, {core})
     segment = create_segment(name, SIZES, FACTS)
     views = segment.views()
@@ -79,7 +79,7 @@ def engine_process(name: str, core: int, ready: Any) -> None:
 
 @contextlib.contextmanager
 def engine(core: int) -> Iterator[ShmTransport]:
-    """The other process, on a core; gives the transport to it."""
+    """Start the other process on a core; yields the transport to it."""
     context = multiprocessing.get_context("spawn")
     name, ready = f"serve-benchmark-{secrets.token_hex(6)}", context.Event()
     process = context.Process(target=engine_process, args=(name, core, ready), daemon=True)

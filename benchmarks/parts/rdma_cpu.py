@@ -46,7 +46,8 @@ HEARTBEAT_EVERY = 100  # requests
 
 
 class Card:
-    """Stands in for a network card and its driver: pyverbs' queue pair and completion queue. What is posted is done at once."""
+    """Replaces a network card and its driver (pyverbs' queue pair and completion queue). Posted work completes
+    immediately."""
 
     def __init__(self) -> None:
         self.qp = self.cq = self
@@ -98,7 +99,7 @@ def stand_in_for_verbs() -> None:
 
 
 def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
-    """A transport to a segment of this process. pairs: address of its queue pairs, where that is not in the segment."""
+    """A transport to a segment of this process. pairs: address of its queue pairs, if they are not in the segment."""
     stand_in_for_verbs()
     layout = segment.layout
     base = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
@@ -115,14 +116,14 @@ def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
 
 
 class Answers:
-    """The engine's side: grants the pair, and answers each request with one completion; outside of what is measured."""
+    """The engine's side, which is not measured: grants the pair, and answers each request with one completion."""
 
     def __init__(self, segment: Segment):
         self._views, self._made = segment.views(), 0
         self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
-        """What the front end is going to ask for."""
+        """Prepare the grant for the front end's next claim."""
         self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def one(self, slot: int, prompt: NDArray[np.int32]) -> None:
@@ -147,7 +148,7 @@ def benchmark(run: Run) -> None:
         pair = QueuePair(connect(segment, Card()))
         answers.grant()
         pair.attach(1.0)
-        for round_ in range(options.rounds + 1):  # the first is for warming up
+        for round_ in range(options.rounds + 1):  # the first run is a warm-up
             run.progress("requests", round_, options.rounds)
             for length in PROMPTS:
                 prompts = rng.integers(0, FACTS.vocab_size, (options.count, length), dtype=np.int32)

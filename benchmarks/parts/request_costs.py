@@ -79,11 +79,11 @@ def largest(make: Make) -> bytearray:
 
 
 def cost_ms(reader: RequestReader, kind: str, body: bytearray, times: int) -> float:
-    """The least of several times."""
+    """The minimum of several runs."""
     least = float("inf")
     for _ in range(times):
         began = time.thread_time()
-        with contextlib.suppress(ApiError):  # a refusal is a cost, too
+        with contextlib.suppress(ApiError):  # a refusal costs time, too
             JOBS[kind](reader, bytearray(body), EngineLimits(1 << 17, VOCABULARY))
         least = min(least, time.thread_time() - began)
     return 1000 * least

@@ -40,15 +40,15 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 
-DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
+DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # decode rows and tokens: in separate steps, and together with a chunk
 TOKENS = (256, 448, 512, 1024, 2048, 4096, 8192)
 PROMPTS = ((1, 512), (1, 2048), (1, 8192), (64, 128))  # number, length
-CACHED, CACHED_STEP = 4000, 1024  # a chunk behind this many tokens of its prompt, and the tokens of its step
-MOST_ROWS, LONGEST = 256, 8192  # max_num_seqs and max_model_len, of the model's if that is less
+CACHED, CACHED_STEP = 4000, 1024  # a chunk after this many tokens of its prompt, and the tokens of its step
+MOST_ROWS, LONGEST = 256, 8192  # max_num_seqs and max_model_len, or the model's if those are less
 WARM_S = 0.3
-GROUP_S = 0.05  # steps between two events, together
-AHEAD = 2  # groups that are submitted before the GPU has done them, so that it never waits for the host
-PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; of these to one of the clock
+GROUP_S = 0.05  # steps between two events
+AHEAD = 2  # groups submitted ahead of the GPU, so that it never waits for the host
+PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; readings of it per reading of the clock
 SIZES = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size", "num_pages")
 
 
@@ -72,7 +72,8 @@ class Case(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Replays of one graph, and nothing else, from began to ended (time.perf_counter()). group_ms: of each group, ms a step."""
+    """Uninterrupted replays of one graph, from began to ended (time.perf_counter()). group_ms: ms per step of each
+    group."""
 
     steps: int
     group_ms: list[float]
@@ -81,14 +82,14 @@ class Timing(NamedTuple):
 
 
 class NoLoop(GpuLoop):
-    """Stops at the step graphs; the loop around them is not built, and run() is not for use."""
+    """Builds only the step graphs, without the loop; run() is not available."""
 
     def build_loop(self, queues: Any) -> None:
         return None
 
 
 def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tokens: int) -> list[Case]:
-    """What is measured. Raises UsageError when a step asked for does not fit into most_tokens, or leaves none for a chunk."""
+    """The measured cases. Raises UsageError if a requested step exceeds most_tokens, or leaves no room for a chunk."""
     if not 0 <= decodes < MOST_ROWS or not all(1 <= rows <= MOST_ROWS for rows in decode_rows):
         raise UsageError(f"a step has 1 to {MOST_ROWS} rows, that of a chunk among them")
     if not all(decodes + 1 < tokens <= most_tokens for tokens in step_tokens):
@@ -103,7 +104,7 @@ def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tok
 
 
 def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
-    """Replay a graph for some seconds, and for those before that warm the GPU up."""
+    """Replay a graph for some seconds, after some seconds of warm-up."""
 
     def event() -> Any:
         result = torch.cuda.Event(enable_timing=True)
@@ -136,7 +137,7 @@ def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
 def measured(
     engine: Any, a: DecoderDescription, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray
 ) -> dict[str, Any]:
-    """One case on an engine that has started. pages: int32, of the pool, in the order in which rows take them."""
+    """One case on a started engine. pages: int32, of the pool, in the order in which rows take them."""
     step, state, rows = engine.runner.step, engine.runner.device_state, case.rows
     index = graph_index(step, rows)
     shape = step.shapes[index]
@@ -202,10 +203,10 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
-    """All cases, one after another, on an engine that has started."""
+    """All cases in turn, on a started engine."""
     step, sizes = engine.runner.step, engine.sizes
     for tensor in (*step.decoder.cache.keys, *step.decoder.cache.values):
-        tensor.normal_(std=DUMMY_RANGE * (a.hidden_size / 3) ** 0.5)  # as the random weights make them of a normed token
+        tensor.normal_(std=DUMMY_RANGE * (a.hidden_size / 3) ** 0.5)  # as random weights make them from a normed token
     for index in {graph_index(step, case.rows) for case in chosen}:
         step.graphs[index].graph.instantiate()
     pages = np.random.default_rng(1).permutation(sizes.num_pages).astype(np.int32)

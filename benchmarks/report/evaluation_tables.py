@@ -1,4 +1,4 @@
-"""The evaluation's measured cells as tables: for each card and table, the loads beside each other for all systems."""
+"""The evaluation's measured cells as tables: for each card and table, the loads of all systems side by side."""
 
 import json
 from pathlib import Path

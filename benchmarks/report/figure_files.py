@@ -1,5 +1,5 @@
-"""Figures of matplotlib: made without a display, kept as files that say which result they show; and those of predictions, of
-the soak and of attacks."""
+"""Figures of matplotlib, made without a display and stored with a digest of their results; and the figures of
+predictions, the soak test and attacks."""
 
 import hashlib
 from itertools import cycle
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# Of curves, in turn: where the numbers stand beside its points, in points, and which of their ends is there.
+# For the curves in turn: the position of the numbers relative to the points, in points, and their alignment.
 LABELS = (((4, 3), "left"), ((-4, 3), "right"), ((4, -9), "left"), ((-4, -9), "right"))
 
 
@@ -34,7 +34,7 @@ def plain_log(ax: Any, which: str, base: int = 10) -> None:
 
 
 def save_figure(figure: Any, path: Path, source: str) -> None:
-    """Write a figure as a PNG that says what it was made from (see digest), and close it."""
+    """Write a figure as a PNG with the digest of its sources, and close it."""
     import matplotlib.pyplot as plt
 
     figure.savefig(path, dpi=110, metadata={"Software": None, "Source": source})
@@ -42,18 +42,21 @@ def save_figure(figure: Any, path: Path, source: str) -> None:
 
 
 def digest(results: list[Path]) -> str:
-    """Names the content of result files."""
+    """A digest of the content of result files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in results)).hexdigest()
 
 
 def shows(path: Path, results: list[Path]) -> bool:
-    """Whether a PNG is there and was made from what the result files hold."""
+    """Whether a PNG exists and was made from the current result files."""
     return path.exists() and digest(results).encode() in path.read_bytes()
 
 
 def draw_predictions(document: dict[str, Any]) -> Any:
-    """The tails against each other: one line for each policy and kind of steps, one panel for each rate. Three sizes of steps are
-    left out: they differ from two where short prompts come together, which no open loop of conversations shows."""
+    """Draw the tails of latencies: one line for each policy and kind of steps, one panel for each rate.
+
+    Three sizes of steps are omitted: they differ from two only when short prompts arrive together, which no open loop
+    of conversations shows.
+    """
     loads = [load for load in document["results"]["loads"] if load["rate"]]
     figure, axes = figure_row(len(loads))
     for ax, load in zip(np.atleast_1d(axes), loads, strict=True):
@@ -111,7 +114,7 @@ def draw_soak(document: dict[str, Any]) -> Any:
 
 
 def draw_attacks(document: dict[str, Any]) -> Any:
-    """P99 of the gaps of streams, quiet and beside each attack, and the worker's memory."""
+    """P99 of the gaps of streams, without and during each attack, and the worker's memory."""
     rows = document["results"]["attacks"]
     names, places = [row["attack"] for row in rows], np.arange(len(rows))
     figure, axes = figure_row(2, height=3.6)
@@ -136,7 +139,8 @@ def draw_attacks(document: dict[str, Any]) -> Any:
 
 
 def draw_rings(document: dict[str, Any]) -> Any:
-    """The cache of one sequence, and how many sequences a GPU holds, of each model with all tokens kept and with rings."""
+    """The cache of one sequence, and the number of sequences on a GPU, for each model with all tokens kept and with
+    rings."""
     found = document["results"]
     names = [model["model"] for model in found["models"]]
     figure, axes = figure_row(2, height=3.4)

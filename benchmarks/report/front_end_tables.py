@@ -66,7 +66,7 @@ def circumstances(found: Document) -> dict[str, str]:
 
 
 def held_against(found: Document) -> str:
-    """The targets of a result, in words."""
+    """The comparison of a result with its targets, in words."""
     return "; ".join(
         f"{name} {'at most' if target['at_most'] else 'at least'} {number(target['limit'], target['unit'])}, "
         f"measured {number(target['value'], target['unit'])}{'' if target['met'] else ' (**missed**)'}"

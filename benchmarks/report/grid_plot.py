@@ -1,4 +1,5 @@
-"""The grid's results as one page of plots: each figure against the rate, isolated on the left, beside neighbours on the right."""
+"""The grid's results as one page of plots: each figure against the rate, isolated on the left, with neighbours on the
+right."""
 
 import itertools
 import math
@@ -10,7 +11,7 @@ from benchmarks.report.figure_files import figure_row, plain_log
 from benchmarks.report.grid_summary import FIGURES, Document, Figure, cells_of, counts, placement, series, systems
 from benchmarks.serving.load_figures import MODES
 
-STYLES = {  # colour (Okabe and Ito, told apart by the colour-blind too) and marker; the same on every page
+STYLES = {  # colour (Okabe and Ito, distinguishable for colour-blind readers) and marker; the same on every page
     "blinkpy": ("#0072B2", "o"),
     "blinkpy-host": ("#E69F00", "s"),
     "blinkpy-8192": ("#56B4E9", "v"),
@@ -18,7 +19,7 @@ STYLES = {  # colour (Okabe and Ito, told apart by the colour-blind too) and mar
     "vllm": ("#D55E00", "D"),
 }
 OTHERS = (("#CC79A7", "P"), ("#000000", "X"), ("#999999", "h"))
-UNANSWERED = 0.01  # share of requests without an answer, above which a point is hollow: its percentiles are those of the others
+UNANSWERED = 0.01  # share of unanswered requests above which a point is hollow, since its percentiles exclude these
 LATENCIES = {"P99 TTFT": "ttft_ms", "P99 TPOT": "tpot_ms"}
 MARKS: dict[str, dict[str, Any]] = {
     "hollow: more than 1 % not answered": {"linestyle": "none", "marker": "o", "markerfacecolor": "white"},
@@ -61,8 +62,10 @@ def draw(document: Document) -> Any:
 
 
 def draw_claim(documents: dict[str, Document]) -> Any:
-    """P99 TPOT of blinkpy and vllm against the rate, one panel for each model's title: beside neighbours; wide and pale, without,
-    so that both are seen where they are the same."""
+    """P99 TPOT of blinkpy and vllm against the rate, one panel for each model's title.
+
+    The wide, pale curves are without neighbours, so that both are visible if they coincide.
+    """
     figure, axes = figure_row(len(documents), 5.2, 3.2)
     value = FIGURES["P99 TPOT"][1]
     for ax, (title, document) in zip(np.atleast_1d(axes), documents.items(), strict=True):
@@ -89,13 +92,14 @@ class Curves:
         self.rates = sorted({cell["cell"]["rate"] for cell in document["cells"] if cell["cell"]["rate"]})
 
     def line(self, ax: Any, name: str, mode: str, value: Figure, **style: Any) -> None:
-        """Through the cells that count, with a gap where a rate is missing that another system has."""
+        """Draw a line through the valid cells, with a gap at a missing rate that another system has."""
         found = series(self.document, name, mode, value)
         heights = [found.get(rate, math.nan) for rate in self.rates]
         ax.plot(self.rates, heights, color=self.styles[name][0], zorder=self._above(name), **style)
 
     def points(self, ax: Any, name: str, mode: str, title: str, value: Figure) -> None:
-        """Every cell: a latency with its interval; hollow if many requests had no answer; a cross if it doesn't count."""
+        """Draw every cell: a latency with its interval; hollow if many requests had no answer; a cross if it is
+        invalid."""
         colour, marker = self.styles[name]
         for cell in cells_of(self.document, system=name, mode=mode, streams=0, front_end=placement(self.document)):
             rate, height = cell["cell"]["rate"], value(cell)
@@ -112,19 +116,19 @@ class Curves:
                 ax.vlines(rate, level["low"], level["high"], color=colour, linewidth=3, alpha=0.3)
 
     def rate_axis(self, ax: Any) -> None:
-        """Ticks at the rates, but for those that would lie on each other."""
+        """Ticks at the rates, without those that would overlap."""
         most = max(self.rates, default=1.0)
         ax.set_xlim(0, 1.05 * most)
         ax.set_xticks([rate for i, rate in enumerate(self.rates) if i == 0 or rate - self.rates[i - 1] >= most / 20])
         ax.xaxis.set_major_formatter("{x:g}")
 
     def legend(self) -> list[Any]:
-        """The systems, and what the marks mean."""
+        """The systems, and the meaning of the marks."""
         from matplotlib.lines import Line2D
 
         names = [Line2D([], [], color=style[0], marker=style[1], markersize=5, label=name) for name, style in self.styles.items()]
         return names + [Line2D([], [], color="grey", label=label, **style) for label, style in MARKS.items()]
 
     def _above(self, name: str) -> int:
-        """Of systems that lie on each other the first is on top."""
+        """Draw overlapping systems so that the first is on top."""
         return 9 - list(self.styles).index(name)

@@ -38,14 +38,14 @@ MAKERS = {  # of a result file, by the beginning of its name
     **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-", "refactoring-"), "serving.grid"),
     "steps-": "parts.whole_steps",
 }
-CHOICES = {  # that are shown, with what they are called here
+CHOICES = {  # names of the shown systems
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
     "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
 }
 MUTANTS = ("killed", "survived", "unknown")  # what becomes of them
 MUST_DIE_EACH = 0.9  # share of a module's mutants, as in tools/mutants
-LOAD = "16 requests/s"  # that is shown
-LIKE_OTHERS = (  # steps that are not shown
+LOAD = "16 requests/s"  # shown seed
+LIKE_OTHERS = (  # omitted steps
     *(f"decode, {rows} rows at 256" for rows in (8, 32, 128)),
     *(f"30 rows at 1,100, chunk of {tokens}" for tokens in ("226", "418", "994", "4,066")),
     "a prompt of 512",

@@ -1,6 +1,6 @@
-"""Carries out attacks: the connections of one attack, each reopened when it ends, within bounds of time and number.
+"""Carries out attacks: the connections of one attack, each reopened when it ends, within limits of time and number.
 
-Everything goes to loopback addresses. `seen` counts the answers.
+All targets are loopback addresses. `seen` counts the answers.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Goal:
 
 
 class Assault:
-    """An attack that is ready to begin: its requests are made."""
+    """A prepared attack: its requests are ready."""
 
     def __init__(self, attack: Attack, goal: Goal, seed: str, seen: Seen | None = None):
         self._attack, self._goal, self._rng = attack, goal, random.Random(seed)
@@ -168,8 +168,8 @@ class Assault:
 
 
 def attacker(pipe: Pipe) -> None:
-    """The process of an attacker. For each (attack, goal, seed): "ready", then until a given time the attack, then what it saw.
-    None ends it."""
+    """The process of an attacker. For each (attack, goal, seed) it sends "ready", attacks until the given time, and
+    sends the counts. None ends it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     while (asked := pipe.recv()) is not None:

@@ -16,7 +16,7 @@ WHOLE, PIPELINED, DRIPPED, CHUNKED, STALLED = PACES = ("whole", "pipelined", "dr
 READS, SLOWLY, NEVER = READING = ("at once", "slowly", "never")
 STAYS, MIDWAY, IMMEDIATELY, RESET = LEAVES = ("at the end", "midway", "immediately", "by reset")
 MOST_CONNECTIONS, MOST_SIZE = 3000, 1 << 20
-HEAVY_BYTES = 1 << 30  # connections times bytes of a body, at most: the attacker's own memory and time
+HEAVY_BYTES = 1 << 30  # maximum connections times bytes of a body: the attacker's memory and time
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Attack:
     reading: str = READS
     leaves: str = STAYS
     addresses: int = 1  # of the clients, in 127.0.0.0/8
-    rounds: int = 0  # times that each connection is opened; 0: no limit
+    rounds: int = 0  # maximum number of times that each connection is opened; 0: no limit
     prepared: int = 16  # different requests, made before the attack
 
     @classmethod
@@ -53,7 +53,7 @@ class Attack:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """An attack as JSON keeps it. Raises TypeError for unknown fields, ValueError for unknown words."""
+        """An attack from its JSON form. Raises TypeError for unknown fields, ValueError for unknown words."""
         attack = cls(**values)
         words = (
             (attack.work, KINDS),
@@ -67,7 +67,7 @@ class Attack:
         return attack.bounded()
 
     def bounded(self) -> Self:
-        """With as many connections as the attacker's memory allows."""
+        """The attack with at most as many connections as the attacker's memory allows."""
         most = max(1, HEAVY_BYTES // min(LARGEST, self.size * 16))
         return replace(self, connections=max(1, min(self.connections, MOST_CONNECTIONS, most)), size=min(self.size, MOST_SIZE))
 

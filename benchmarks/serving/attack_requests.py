@@ -61,7 +61,7 @@ def fresh(value: Any, rng: random.Random, field: str = "") -> Any:
 
 
 def nested(depth: int) -> bytes:
-    """A JSON text deeper than a writer of JSON goes."""
+    """A JSON text that is nested deeper than JSON writers allow."""
     return b'{"max_tokens":1,"prompt":' + b"[" * depth + b"]" * depth + b"}"
 
 
@@ -91,7 +91,8 @@ def client_hello() -> bytes:
 
 
 def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
-    """The pieces that one client sends; a pause follows each piece of DRIPPED. A kind without a path has no request."""
+    """The pieces that one client sends, with a pause after each piece of DRIPPED. A kind without a path has no
+    request."""
     kind = KINDS[attack.work]
     if not kind.path:
         made = {"handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}.get(kind.name, b"")

@@ -19,12 +19,12 @@ CAPS: dict[str, dict[str, Any]] = {"max_tokens": {"max_tokens": 1}, "max_output_
 
 
 def _deep(inner: Any, wrap: Callable[[Any], Any], depth: int) -> Any:
-    for _ in range(min(depth, 400)):  # a writer of JSON recurses
+    for _ in range(min(depth, 400)):  # JSON writers recurse
         inner = wrap(inner)
     return inner
 
 
-# A value of about so many bytes.
+# A value of about this many bytes.
 SHAPES: dict[str, Callable[[int], Any]] = {
     "text": lambda size: "word " * (size // 5),
     "one word": lambda size: "a" * size,

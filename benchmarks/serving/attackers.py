@@ -1,7 +1,7 @@
-"""The attacks of benchmarks.serving.attacks: each runs against a server until a time, in a process of its own. Most are of the
-grammar (attack_grammar.py); those that need more than connections have a function here.
+"""The attacks of benchmarks.serving.attacks: each runs against a server for a given time, in a separate process.
 
-They have valid keys where they need one, so that nothing but the limits stands before them. `seen` counts what came back.
+Most attacks are of the grammar (attack_grammar.py); attacks that need more than connections have a function here.
+Attackers have valid keys if needed, so only the limits stop them. `seen` counts the answers.
 """
 
 import asyncio
@@ -48,15 +48,18 @@ from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Endpoint
 
 MANY = 1000  # addresses of clients: one has too few ports
-PAUSE_S = 0.02  # after a connection that the server ended, and between two turns of a hostile front end: 0.1 ms there
+PAUSE_S = 0.02  # pause after a connection that the server closed; between two turns of a hostile front end it is 0.1 ms
 PATIENCE_S = 60.0  # for an answer, and for the end of a process
-GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # of a prompt: more than a page, and ids that the model has
+GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # tokens of a prompt: more than a page, with ids of the model
 
 
 @dataclass(frozen=True)
 class Site:
-    """What is attacked. key: a valid one; segment: of the engine; front_end: process id of the one that SIGTERM reaches; scale:
-    of the number of connections; victim: the key of another tenant."""
+    """The attacked server.
+
+    key: a valid key. segment: of the engine. front_end: process id that gets SIGTERM. scale: factor of the number of
+    connections. victim: the key of another tenant.
+    """
 
     port: int
     key: str
@@ -78,7 +81,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def answer_of(reader: asyncio.StreamReader, seen: Seen) -> None:
-    """Count the statuses until the server closes."""
+    """Count the statuses until the server closes the connection."""
     tail, found = b"", False
     while piece := await reader.read(1 << 16):
         for status in STATUS.findall(tail + piece):
@@ -90,7 +93,7 @@ async def answer_of(reader: asyncio.StreamReader, seen: Seen) -> None:
 
 @contextlib.asynccontextmanager
 async def listening(reader: asyncio.StreamReader, seen: Seen) -> AsyncIterator[asyncio.Task[None]]:
-    """Counts statuses beside the block, and at its end until the server closes."""
+    """Counts statuses during the block, and at its end until the server closes the connection."""
     answer = asyncio.create_task(answer_of(reader, seen))
     try:
         with contextlib.suppress(OSError):
@@ -103,7 +106,7 @@ async def listening(reader: asyncio.StreamReader, seen: Seen) -> AsyncIterator[a
 
 
 async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, talk: Talk) -> None:
-    """Hold this number of connections; each talks, and is opened anew when that or the connection ends."""
+    """Hold this number of connections. Each calls `talk`, and is reopened when that or the connection ends."""
 
     async def one() -> None:
         while time.monotonic() < until:
@@ -168,7 +171,7 @@ async def claiming_front_end(site: Site, until: float, seen: Seen) -> None:
 
 
 async def silent_handshakes(site: Site, until: float, seen: Seen) -> None:
-    """H7: 200 silent strangers at an engine's door, which has no card behind it, and a front end that shakes hands"""
+    """H7: 200 silent clients of an engine's handshake port without a card, and a front end that connects"""
     key, point = LinkKey(secrets.token_bytes(32)), Endpoint(17, 1, "::1", 3, 5, 16)
     welcome = Welcome(bytes(128), 0, point, Region(4096, 1, 4096), Region(8192, 1, 4096), Region(0, 1, 4096))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -192,7 +195,7 @@ async def silent_handshakes(site: Site, until: float, seen: Seen) -> None:
 
     log = logging.getLogger("blinkpy.engine")
     level = log.level
-    log.setLevel(logging.ERROR)  # a line for each stranger
+    log.setLevel(logging.ERROR)  # a log line for each client
     door.start()
     try:
         at_door = replace(site, port=listening.getsockname()[1])
@@ -227,10 +230,11 @@ async def killed_workers(site: Site, until: float, seen: Seen) -> None:
 
 
 async def guessed_prompts(site: Site, until: float, seen: Seen) -> None:
-    """guessed prompts: those of another tenant, by hits in the prefix cache and by the time of the first token"""
+    """guessed prompts: an attempt to detect another tenant's prompts, by prefix hits and by the time of the first
+    token"""
 
     async def ask(prompt: list[int], key: str) -> tuple[int, float]:
-        """Tokens that were found in the prefix cache, and seconds."""
+        """(tokens found in the prefix cache, seconds)."""
         body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
         began = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
@@ -260,7 +264,7 @@ async def guessed_prompts(site: Site, until: float, seen: Seen) -> None:
 
 
 async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
-    """drain: SIGTERM, and 20 clients that go on asking, on connections old and new"""
+    """drain: SIGTERM, while 20 clients continue to send requests, on old and new connections"""
     body = b'{"prompt":"the king","max_tokens":4}'
     request = site.head(len(body)) + body
     signalled = asyncio.get_running_loop().call_later(0.5, os.kill, site.front_end, signal.SIGTERM)
@@ -302,7 +306,7 @@ ATTACKS: dict[str, Attack | OwnAttack] = {
 
 
 async def carry_out(name: str, site: Site, until: float, seen: Seen) -> None:
-    """One of ATTACKS until a time of time.monotonic(); `seen` counts what came back."""
+    """Run one of ATTACKS until a time of time.monotonic(); `seen` counts the answers."""
     attack = ATTACKS[name]
     if isinstance(attack, Attack):
         scaled = replace(attack, connections=max(1, round(site.scale * attack.connections)))
@@ -312,7 +316,7 @@ async def carry_out(name: str, site: Site, until: float, seen: Seen) -> None:
 
 
 def attack(pipe: Pipe, name: str, site: Site, seconds: float) -> None:
-    """The process of an attack. It is ready, waits until it is told to begin, and says at the end what it saw."""
+    """The process of an attack: it sends "ready", waits for the start signal, and sends the counts at the end."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     seen: Seen = Counter()

@@ -32,17 +32,20 @@ from benchmarks.serving.null_server import MODEL, PAUSES_S, START_S, Probes, fro
 from benchmarks.serving.process_memory import Memory
 from benchmarks.serving.systems import Cores, Running, ServerError, running
 
-MOST_TIMES, MOST_MIB = 3.0, 512.0  # the P99 gap beside an attack to the quiet one; the worker's memory
+MOST_TIMES, MOST_MIB = 3.0, 512.0  # limits: P99 gap during an attack relative to the quiet time; the worker's memory
 DESCRIPTORS = 1024
 LEAD_S = 1.5  # of the streams before they are measured
-END_S = 60.0  # for an attacker to end when its time is over
-TRAIL_S = 1.0  # after an attack, in which a gap is still its doing
+END_S = 60.0  # time for an attacker to stop
+TRAIL_S = 1.0  # time after an attack in which gaps still count as its effect
 KEYS = '[victim]\nkey = "victim"\n[attacker]\nkey = "attacker"\n'
 
 
 class Assault:
-    """One attack beside the streams, in a process of its own, which waits until its time has come. tick(): called some times a
-    second, with the seconds since the start of the streams. began: of time.perf_counter(), 0 before."""
+    """One attack during the streams, in a separate process, which waits for its start.
+
+    tick(): called some times per second, with the seconds since the start of the streams. began: of
+    time.perf_counter(), 0 before.
+    """
 
     def __init__(self, name: str, site: Site, worker: int, options: Any):
         self.began = 0.0
@@ -61,7 +64,7 @@ class Assault:
             self._pipe.send("begin")
 
     def seen(self) -> dict[str, int]:
-        """What the attacker got, when it is over."""
+        """The attacker's counts, after its end."""
         check(self._pipe.poll(END_S), f"{self._name}: the attack does not end")
         found: dict[str, int] = self._pipe.recv()
         return found
@@ -71,14 +74,14 @@ class Assault:
 
 
 def described(name: str) -> str:
-    """An attack in a line."""
+    """A one-line description of an attack."""
     found = ATTACKS[name]
     return str(found) if isinstance(found, Attack) else (found.__doc__ or "").strip()
 
 
 def gaps(load: LoadResult, begin: float, end: float) -> list[float]:
-    """Seconds between two tokens of a stream, where at least a part lies within this time on time.perf_counter(). The end of the
-    load ends the last one."""
+    """Seconds between two tokens of a stream, for gaps that overlap this period of time.perf_counter(). The end of the
+    load ends the last gap."""
     found: list[float] = []
     for record in load.records:
         times = np.append(record.times, load.limit_s) + load.began
@@ -88,7 +91,7 @@ def gaps(load: LoadResult, begin: float, end: float) -> list[float]:
 
 
 def one_attack(name: str, server: Running, segment: str, options: Any) -> dict[str, Any]:
-    """An attack on a server that nobody else uses; its figures."""
+    """Run an attack on an otherwise idle server. Returns its figures."""
     assert server.process is not None
     assault = Assault(
         name, Site(server.port, "attacker", segment, server.process.pid, victim="victim"), worker_of(server), options
@@ -154,7 +157,7 @@ def benchmark(run: Run) -> None:
 
 
 def times_quiet(row: dict[str, Any]) -> float:
-    """How many times the P99 gap is beside an attack what it is without."""
+    """The ratio of the P99 gap during an attack to the P99 gap without."""
     return float(row["gap_ms"]["beside"]["p99"]["value"] / row["gap_ms"]["quiet"]["p99"]["value"])
 
 

@@ -22,20 +22,23 @@ from benchmarks.serving.systems import Cores, Model, Running, ServerError, Syste
 from benchmarks.serving.workload import closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
-START_S = 600.0  # longest start of a system
+START_S = 600.0  # maximum start time of a system
 WARM_TOKENS = 16  # of an answer
 WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
 WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
-MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
+MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, since servers' caches depend on it
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is offered. An open loop has a rate (requests a second) for some seconds, and drain_s more until the rest is
-    given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
-    the cores that the server shares, of these kinds. schema: all answers are JSON of one schema."""
+    """The offered load.
+
+    An open loop has a rate (requests per second) for some seconds, and drain_s more until the rest is cancelled. A
+    closed loop has streams, each sending `rounds` requests, within seconds + drain_s. per_core: neighbours of these
+    kinds on each core that the server shares. schema: all answers are JSON of one schema.
+    """
 
     data: str
     rate: float = 0.0
@@ -51,7 +54,7 @@ class Load:
 
 
 class Bench:
-    """What one run of a serving benchmark works with: model, systems, cores, client and meter."""
+    """The resources of one run of a serving benchmark: model, systems, cores, client and meter."""
 
     def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
         self.model, self.meter, self.progress = model, meter, progress
@@ -68,13 +71,13 @@ class Bench:
         self._log_count = 0
 
     def facts(self) -> dict[str, Any]:
-        """What all results of a run have in common."""
+        """The common facts of all results of a run."""
         gpu = self.meter.facts or {"missing": self.meter.missing}
         return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
 
     @contextlib.contextmanager
     def server(self, system: System) -> Iterator[Running]:
-        """A system, started, healthy and warm. Raises ServerError."""
+        """A started, healthy and warm system. Raises ServerError."""
         self._log_count += 1
         log = Path(self.options.logs) / f"{system.name}-{self._log_count}.log"
         with running(system, self.model, self.cores, log, START_S, self.progress) as server:
@@ -90,7 +93,7 @@ class Bench:
                 raise ServerError(f"{server.system.name} does not answer: {result.records[0].error}")
 
     def _offer(self, server: Running, load: Load, name: str) -> LoadResult:
-        """Raises UsageError when there is nothing to offer."""
+        """Raises UsageError for an empty load."""
         data = self._read_dataset(load.data, self.model.length)
         contents = load.seed, self.model.vocabulary, load.text or self.options.chat
         if load.streams:
@@ -114,8 +117,8 @@ class Bench:
         return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
     def measure(self, server: Running, load: Load, name: str, cores: Cores) -> dict[str, Any]:
-        """The figures of a load. name: for people; cores: how the server is placed. Raises UsageError as _offer(), ServerError
-        when the server has ended."""
+        """The figures of a load. name: for people; cores: placement of the server. Raises UsageError as _offer(), and
+        ServerError if the server has ended."""
         with Neighbours(load.kinds, load.per_core, cores.contended) as neighbours:
             result = self._offer(server, load, name)
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
@@ -151,11 +154,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
-    """The means of a benchmark, from its options."""
+    """The resources of a benchmark, from its options."""
     lists = options.server_cores, options.client_cores, options.frontend_cores
     server, client, front_end = map(parse_cores, lists)
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
-    with on_cores(cores.watching), EnergyMeter() as meter:  # away from the servers, and from the client's processes
+    with on_cores(cores.watching), EnergyMeter() as meter:  # separate from the servers, and from the client's processes
         yield Bench(options, find_model(options), cores, meter, progress)
 
 

@@ -33,7 +33,7 @@ service tier; with a priority number. Of Poisson arrivals with lengths from the 
 others and all requests of the bursts are of best effort. TTFT of the latency-sensitive ones counts prompts up to short_prompt
 tokens. Turnaround is from when a request was due to its last text; one that was given up counts until then. Throughput of best
 effort: its output tokens within the time of the arrivals. Intervals: 95%, block bootstrap."""
-ARMS: dict[str, Callable[[Request], Request]] = {  # how a server is told of the classes
+ARMS: dict[str, Callable[[Request], Request]] = {  # the ways in which a server learns the classes
     "one class": lambda request: replace(request, tier=""),
     "priority": lambda request: replace(request, tier="", priority=int(request.tier == BEST_EFFORT)),
     "classes": lambda request: request,
@@ -54,7 +54,8 @@ class Mix(NamedTuple):
 
 
 def class_figures(requests: Sequence[Request], result: LoadResult, window_s: float) -> dict[str, Any]:
-    """What became of each class. requests: as offered, with the tiers that they have or would have; window_s: of the arrivals."""
+    """The outcome of each class. requests: as offered, with the tiers that they have or would have; window_s: of the
+    arrivals."""
     pairs = list(zip(requests, result.records, strict=True))
     parts = {tier: [record for request, record in pairs if request.tier == tier] for tier in (SENSITIVE, BEST_EFFORT)}
     short = [record for request, record in pairs if request.tier == SENSITIVE and len(request.prompt) <= SHORT_PROMPT]
@@ -74,8 +75,8 @@ def class_figures(requests: Sequence[Request], result: LoadResult, window_s: flo
 
 
 def compared(cells: list[dict[str, Any]]) -> None:
-    """Add to each cell what it is against the first one of its mix: throughput and turnaround of best effort, and how many times
-    shorter the mean of first tokens is."""
+    """Add to each cell its ratios to the first cell of its mix: throughput and turnaround of best effort, and the
+    speed-up of the mean first token."""
     firsts: dict[Mix, dict[str, Any]] = {}
     for cell in cells:
         own, against = cell["classes"], {}
@@ -90,14 +91,14 @@ def compared(cells: list[dict[str, Any]]) -> None:
 
 
 def suspensions(server: Running) -> int | None:
-    """Steps that the server has suspended so far; None where it doesn't count them."""
+    """Steps that the server has suspended so far; None if it does not count them."""
     status, body = get(server.host, server.port, "/metrics")
     found = SUSPENSIONS.findall(body) if status == 200 else []
     return round(sum(map(float, found))) if found else None
 
 
 def measure(means: Bench, server: Running, mix: Mix, arm: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One cell. Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
+    """Measure one cell. Raises UsageError for an empty load, and ServerError if the server has ended."""
     data = read_dataset(options.data, means.model.length)
     bursts, vocabulary = bursts_of(options, means), means.model.vocabulary
     requests = two_classes(data, mix.rate, options.seconds, mix.sensitive, bursts, options.seed, vocabulary)
@@ -117,7 +118,7 @@ def measure(means: Bench, server: Running, mix: Mix, arm: str, options: argparse
 
 
 def bursts_of(options: argparse.Namespace, means: Bench) -> Bursts:
-    """Raises UsageError where a burst is not as its option says."""
+    """Raises UsageError if a burst does not match its option."""
     if options.burst == NO_BURSTS:
         return Bursts(0, 1, 1, options.burst_every_s)
     try:

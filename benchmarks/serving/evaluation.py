@@ -248,7 +248,7 @@ def measure_system(
 
 
 def measured_cell(means: Bench, server: Any, load: Load, name: str) -> dict[str, Any]:
-    """The figures of a cell, with all that a reader needs to judge them."""
+    """The figures of a cell, with all context that a reader needs."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found = means.measure(server, load, name, means.cores)
     return {"date": date, **origin(), "software": software(), **means.facts(), "server": server.facts, **found}

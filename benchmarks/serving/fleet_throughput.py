@@ -36,14 +36,14 @@ CLIENT_CORES = CORES[-CLIENTS:]
 LEAST_TOKENS, MOST_TOKENS = 16, 400  # of an answer, which takes a second between these
 LEAD_S, LATE_S, START_S, STOP_S = 2.0, 1.5, 600.0, 20.0
 UP = re.compile(rb"_each_engine_up\{[^}]*\} 1")
-CUT = {"unfinished", "not sent"}  # of answers that were under way, or not begun, when the window had ended
+CUT = {"unfinished", "not sent"}  # answers in progress, or not begun, at the end of the window
 ADDS_UP, LIMIT_SHARE = 0.95, 0.9
 WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night", "went", "said", "to", "with", "river", "long")
 
 
 @contextlib.contextmanager
 def engines(count: int, slots: int, step_us: int, report: ProgressCallback) -> Iterator[tuple[Config, list[str]]]:
-    """`count` of them, which start at the same time; gives the config that they share, and their names."""
+    """Start `count` engines at the same time; yields their common config, and their names."""
     values = {"model": "demo", "device": "null", "load_format": "dummy", "slots": slots, "null_step_us": step_us}
     config = find_model(Config().with_options({**values, "max_num_seqs": slots, "log_level": "warning"}), report)
     names = [f"throughput-{os.getpid()}-{secrets.token_hex(4)}" for _ in range(count)]
@@ -61,7 +61,8 @@ def engines(count: int, slots: int, step_us: int, report: ProgressCallback) -> I
 
 @contextlib.contextmanager
 def front_end(config: Config, names: list[str], report: ProgressCallback) -> Iterator[tuple[int, int]]:
-    """One with one worker, before some engines; gives (port, process id of the worker) when it has them all."""
+    """A front end with one worker for some engines; yields (port, process id of the worker) when it has attached to
+    all."""
     config = config.with_options({"engine": ",".join(names)} if len(names) > 1 else {"name": names[0]})
     check(len(engine_configs(config)) == len(names), "the front end has other engines")
     with on_cores([FRONT_CORE]):
@@ -83,7 +84,7 @@ def front_end(config: Config, names: list[str], report: ProgressCallback) -> Ite
 
 
 def throughput(port: int, pid: int, streams: int, seconds: float, per_s: float, seed: int) -> dict[str, Any]:
-    """Token events a second of that number of streams. per_s: tokens a second of one of them at most."""
+    """Token events per second of that number of streams. per_s: maximum tokens per second of one stream."""
     rng = random.Random(seed)
     tokens = max(LEAST_TOKENS, min(MOST_TOKENS, int(per_s)))
     rounds = int(1.5 * (seconds + 2 * LEAD_S) * per_s / tokens) + 2

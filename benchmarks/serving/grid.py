@@ -39,17 +39,17 @@ RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 QUICK_RATES = (2, 8, 16, 32)
 SMOKE_RATES = (4, 12)
 SECONDS, QUICK_SECONDS = 60.0, 20.0
-SAME = (  # what the cells of one result have in common
+SAME = (  # fields in which the cells of one result agree
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "seed"),
     *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "chat", "text"),
 )
-CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
+CELL_SPARE_S = 5.0  # time of a cell in addition to arrivals and drain: prompts, client processes, neighbours, and the figures
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An open loop with a rate, or a closed one with streams. front_end: own (has cores of its own) or shared (by neighbours).
-    schema: all answers are JSON of one schema."""
+    """An open loop with a rate, or a closed loop with streams. front_end: own (has separate cores) or shared (by
+    neighbours). schema: all answers are JSON of one schema."""
 
     system: str
     mode: str
@@ -72,7 +72,7 @@ class Cell:
 
 
 class State:
-    """The cells that are done, one file each. Raises UsageError when the folder belongs to another grid, machine or commit."""
+    """The measured cells, one file each. Raises UsageError if the folder belongs to another grid, machine or commit."""
 
     def __init__(self, folder: Path, plan: dict[str, Any]):
         self.folder = folder
@@ -88,7 +88,7 @@ class State:
         return (self.folder / cell.file).exists()
 
     def missing(self, cell: Cell, redo_invalid: bool) -> bool:
-        """Whether a cell is still to be measured. redo_invalid: one in which the client fell behind is."""
+        """Whether a cell is still to be measured. redo_invalid: also if its client fell behind."""
         return not self.done(cell) or (redo_invalid and not self.read(cell.file)["client"]["valid"])
 
     def keep(self, cell: Cell, found: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class State:
         return found
 
     def all(self, order: Sequence[str]) -> list[dict[str, Any]]:
-        """Every cell of the folder, those of earlier commands too. order: of the systems; others come after them by name."""
+        """Every cell of the folder, including those of earlier commands. order: of the systems; others follow by name."""
 
         def place(found: dict[str, Any]) -> tuple[Any, ...]:
             key = found["cell"]
@@ -115,8 +115,8 @@ class State:
 
 
 def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
-    """All cells, in order: of each system closed loops, those with and without a schema, the grid, the other placement of front
-    ends, the grid's repetitions."""
+    """All cells, in order. For each system: closed loops, closed loops with and without a schema, the grid, the other
+    placement of front ends, the grid's repetitions."""
     own = "own" if options.frontend_cores else "shared"
     cells = []
     for system in systems:
@@ -134,7 +134,7 @@ def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
 
 
 def settle(options: argparse.Namespace) -> None:
-    """Fill in what --smoke and --quick stand for. Raises UsageError."""
+    """Apply --smoke and --quick. Raises UsageError."""
     if options.smoke:
         options.rates, options.seconds, options.drain_s = SMOKE_RATES, 2.0, 10.0
         options.data, options.closed_data, options.per_core, options.rounds = "fixed:24:12", "fixed:16:8", 1, 2
@@ -189,7 +189,7 @@ def shown(cells: list[dict[str, Any]]) -> str:
 
 
 def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:
-    """Measure what is not done yet, until the deadline (time.monotonic()). Systems that failed are left out: errors by system."""
+    """Measure missing cells, until the deadline (time.monotonic()). Systems that failed are omitted: errors by system."""
     errors: dict[str, str] = {}
     needed = options.seconds + options.drain_s + CELL_SPARE_S
     for system in means.systems:
@@ -212,7 +212,7 @@ def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Nam
 def measured(
     means: Bench, server: Running, cells: list[Cell], options: argparse.Namespace, last_start: float
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Measure cells on a running server, one after another; none is started after last_start."""
+    """Measure cells on a running server in turn; none is started after last_start."""
     placed = ""
     for number, cell in enumerate(cells):
         if time.monotonic() > last_start:
@@ -227,7 +227,7 @@ def measured(
 
 
 def load_of(cell: Cell, options: argparse.Namespace) -> Load:
-    """What is offered in a cell; a closed loop may take as long as an open one."""
+    """The load of a cell; a closed loop may take as long as an open one."""
     per_core = options.per_core if cell.mode == MODES[1] else 0
     common: dict[str, Any] = {"seed": options.seed, "text": options.text, "per_core": per_core, "kinds": tuple(options.kinds)}
     if cell.streams:

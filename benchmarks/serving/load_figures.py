@@ -19,20 +19,23 @@ from benchmarks.common.nvml import EnergyMeter
 
 MODES = ("isolated", "interfered")  # without neighbours, and with
 LEVELS = (50.0, 90.0, 99.0)
-LAG_LIMIT_MS = 2.0  # that the lag's 99th percentile may always be
-LAG_SHARE = 0.05  # of a figure, that the lag may be
+LAG_LIMIT_MS = 2.0  # lag that the 99th percentile may always have
+LAG_SHARE = 0.05  # share of a figure that the lag may have
 
 
 class Slo(NamedTuple):
-    """What a request must keep to count for goodput, milliseconds."""
+    """The limits of a request that counts for goodput, milliseconds."""
 
     ttft_ms: float
     tpot_ms: float
 
 
 def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -> dict[str, Any]:
-    """The figures of one load. window_s: the time that throughput, goodput and energy are taken over, from the start; 0 (closed
-    loop): until the first stream had nothing more to ask."""
+    """The figures of one load.
+
+    window_s: the time, from the start, over which throughput, goodput and energy are taken; 0 (closed loop): until the
+    first stream has sent all its requests.
+    """
     records = result.records
     fine = [record for record in records if not record.error]
     window_s = window_s or _closed_window(records)
@@ -65,7 +68,8 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
 
 
 def waits_s(result: LoadResult) -> list[float]:
-    """TTFT of the requests that were answered or given up at the end; without these, a server could let requests wait."""
+    """TTFT of the requests that were answered or cancelled at the end; without the latter, a server could let requests
+    wait."""
     counted = [record for record in result.records if record.error in ("", UNFINISHED)]
     return [(record.times[0] if len(record.times) else result.limit_s) - record.due for record in counted]
 
@@ -76,7 +80,8 @@ def tpot_s(record: Record) -> float | None:
 
 
 def tokens_within(record: Record, window_s: float) -> float:
-    """Tokens that came within the window, spread evenly over an answer's events; one that was cut off counts by its events."""
+    """Tokens that arrived within the window, spread evenly over an answer's events. For an incomplete answer, the
+    events count."""
     if not len(record.times):
         return 0.0
     per_event = record.tokens / len(record.times) if record.tokens else 1.0
@@ -84,8 +89,10 @@ def tokens_within(record: Record, window_s: float) -> float:
 
 
 def steps_of(records: Sequence[Record], window_s: float) -> dict[str, float] | None:
-    """Steps a second within the window, and tokens in each, from the answers alone; None without any: while n requests receive
-    tokens, one every t seconds each, the server makes a step every t seconds, and n tokens in it."""
+    """Steps per second within the window, and tokens in each, derived from the answers; None without answers.
+
+    While n requests receive tokens, one every t seconds each, the server makes a step every t seconds, with n tokens.
+    """
     changes: list[tuple[float, int, float]] = []  # (seconds, requests more, tokens/s more)
     for record in records:
         if len(record.times) and (tpot := tpot_s(record)):
@@ -101,7 +108,7 @@ def steps_of(records: Sequence[Record], window_s: float) -> dict[str, float] | N
 
 
 def client_figures(result: LoadResult) -> dict[str, Any]:
-    """How well the client kept up."""
+    """The lag of the client."""
     lags = 1000 * result.lags_s if len(result.lags_s) else np.zeros(1)
     late = 1000 * np.array([record.sent - record.due for record in result.records])
     p50, p99 = (float(np.percentile(lags, level)) for level in (50, 99))
@@ -113,9 +120,12 @@ def client_figures(result: LoadResult) -> dict[str, Any]:
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """Whether a load counts, from its figures: "valid", and "why_invalid". No figure may be off by more than a twentieth.
-    Every event has the median lag, which is held against the medians of TTFT and TPOT; rare lags can add to rare waits only, so
-    the 99th percentile is held against that of TTFT. A load that a file excludes, and says why, doesn't count either."""
+    """Whether a load counts, from its figures: "valid", and "why_invalid".
+
+    No figure may be off by more than a twentieth. Every event has the median lag, which is compared with the medians
+    of TTFT and TPOT. Rare lags only add to rare waits, so the 99th percentile is compared with that of TTFT. A load
+    that a file excludes with a reason does not count either.
+    """
     lag, reasons = found["client"]["lag_ms"], []
     for level, name in (("p99", "ttft_ms"), ("p50", "ttft_ms"), ("p50", "tpot_ms")):
         limit = LAG_SHARE * found[name][level]["value"] if name in found else 0.0
@@ -135,7 +145,7 @@ def levels(cell: dict[str, Any], what: str) -> str:
 
 
 def _closed_window(records: list[Record]) -> float:
-    """Until the first stream ended its last request: the time in which all streams were busy."""
+    """Until the first stream ended its last request: the period in which all streams were busy."""
     ends = [float(record.times[-1]) for record in records if len(record.times)]
     last_sent = max((record.sent for record in records), default=0.0)
     after = [end for end in ends if end > last_sent]

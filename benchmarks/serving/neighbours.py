@@ -31,8 +31,8 @@ MODULES = ("argparse", "ast", "datetime", "difflib", "inspect", "doctest", "tarf
 
 
 class Neighbours:
-    """Processes that keep cores busy, within a with block: per_core for each of the cores, on all of which they may run. kinds
-    are dealt out in turn."""
+    """Processes that keep cores busy within a with block: per_core for each core, free to run on all of them. The
+    kinds alternate."""
 
     def __init__(self, kinds: tuple[str, ...], per_core: int, cores: tuple[int, ...]):
         self.kinds, self.cores = kinds, cores
@@ -71,7 +71,7 @@ class Neighbours:
         return self
 
     def _done(self) -> dict[str, float]:
-        """What the neighbours of each kind got done since their start, in UNITS."""
+        """The work of the neighbours of each kind since their start, in UNITS."""
         done = dict.fromkeys(self.kinds, 0.0)
         for i, units in enumerate(memoryview(self._counts)[: 8 * self.count].cast("d").tolist()):
             done[self.kinds[i % len(self.kinds)]] += units

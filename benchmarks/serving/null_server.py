@@ -1,4 +1,4 @@
-"""A null engine, front ends with one worker before it, and probes that ask them while others load them."""
+"""A null engine, front ends with one worker, and probes that send requests while other clients load them."""
 
 import contextlib
 import http.client
@@ -23,7 +23,8 @@ PAUSES_S = {"health": 0.04, "answer": 0.1}  # between two probes
 
 @contextlib.contextmanager
 def null_engine(run: Run, **options: Any) -> Iterator[str]:
-    """An engine that makes tokens up, with two queue pairs; the name of its segment. options: as of the engine."""
+    """An engine that generates synthetic tokens, with two queue pairs; the name of its segment. options: as of the
+    engine."""
     name = f"null-{os.getpid()}-{secrets.token_hex(4)}"
     values = {"name": name, "model": "demo", "device": "null", "load_format": "dummy", "workers": 2, "log_level": "error"}
     child = Child("engine", find_model(Config().with_options(values | options), run.progress))
@@ -35,7 +36,7 @@ def null_engine(run: Run, **options: Any) -> Iterator[str]:
 
 
 def front_end(segment: str, extra: str = "", before: str = "") -> System:
-    """A front end for an engine, with one worker. extra: its options; before: what its command begins with."""
+    """A front end for an engine, with one worker. extra: its options; before: the start of its command."""
     command = f"{before} {{python}} -m blinkpy frontend {{model}} --served-model-name {{name}} --port {{port}} --name {segment}"
     return System("blinkpy", f"{command} --workers 1 --no-access-log --log-level error {extra}")
 
@@ -47,8 +48,10 @@ def worker_of(server: Running) -> int:
 
 
 class Probes:
-    """Asks on a connection of its own each time, from a thread for each of PAUSES_S, until it is closed. samples:
-    (time.perf_counter() at the end, seconds, status) of each kind; status 0: nobody answered."""
+    """Sends requests on new connections, from a thread for each of PAUSES_S, until it is closed.
+
+    samples: (time.perf_counter() at the end, seconds, status) of each kind; status 0: no answer.
+    """
 
     def __init__(self, port: int, key: str = "none"):
         self.samples: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in PAUSES_S}
@@ -79,5 +82,5 @@ class Probes:
             self.samples[kind].append((now, now - began, status))
 
     def between(self, kind: str, begin: float, end: float) -> list[tuple[float, int]]:
-        """Those that ended in this time."""
+        """The samples that ended in this period."""
         return [(seconds, status) for when, seconds, status in self.samples[kind] if begin <= when < end]

@@ -21,7 +21,7 @@ def resident(pid: int, name: str) -> float:
 
 
 def proportional(pid: int) -> float:
-    """The memory of a process, MiB, with its share of what it has in common with others; 0 if it has just ended."""
+    """The memory of a process in MiB, with its share of shared pages; 0 if it has just ended."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
@@ -33,7 +33,8 @@ def open_files(pid: int) -> int:
 
 
 class Memory:
-    """Of a worker and its processes, MiB, from now on. look(): call it some times a second; what it saw last counts."""
+    """Peak memory of a worker and its child processes, MiB, from now on. Call look() several times per second; its
+    last value counts."""
 
     def __init__(self, worker: int):
         self._worker, self._before, self._family = worker, resident(worker, "VmRSS"), 0.0

@@ -86,7 +86,8 @@ SYSTEMS = {
 
 
 def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = (), front_ends: Sequence[str] = ()) -> System:
-    """The system of one --system, with what --extra, --env and --front-end say of it. Raises UsageError for an unknown name."""
+    """The system of one --system, with the changes by --extra, --env and --front-end. Raises UsageError for an unknown
+    name."""
     name, given, rest = text.partition("=")
     if not given:
         if name not in SYSTEMS:
@@ -110,8 +111,14 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
 
 @dataclass(frozen=True)
 class Model:
-    """What is served. folder: a path or what else the server understands; name: in the API and in results; length: longest
-    sequence; vocabulary: ids of random prompts lie below; shape: random weights."""
+    """The served model.
+
+    folder: a path, or another name that the server understands.
+    name: in the API and in results.
+    length: longest sequence.
+    vocabulary: ids of random prompts are below it.
+    shape: random weights.
+    """
 
     folder: str
     name: str
@@ -122,7 +129,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores by number. client: empty for any. front_end: of the server's front-end processes, if they get their own."""
+    """Cores by number. client: empty for any core. front_end: of the server's front-end processes, if they get
+    separate cores."""
 
     server: tuple[int, ...]
     client: tuple[int, ...] = ()
@@ -130,26 +138,27 @@ class Cores:
 
     @property
     def shared(self) -> Self:
-        """With the front ends among all others."""
+        """Cores for the front ends and all others together."""
         return replace(self, front_end=())
 
     @property
     def contended(self) -> tuple[int, ...]:
-        """Where neighbours run: the server's cores, without those that the front end has for itself."""
+        """The cores of neighbours: the server's, without those reserved for the front end."""
         return tuple(core for core in self.server if core not in self.front_end)
 
     @property
     def loading(self) -> tuple[int, ...]:
-        """Where client processes run: the client's cores without the last one, if it has several."""
+        """The cores of client processes: the client's without the last one, if it has several."""
         return self.client[:-1] or self.client
 
     def spare(self, processes: int) -> bool:
-        """Whether this number of client processes have a core each, and none of them is a server's: they may then spin."""
+        """Whether this number of client processes have a core each that is no server's: they may then spin."""
         return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
 
     @property
     def watching(self) -> tuple[int, ...]:
-        """Where the benchmark itself runs: reading the energy counter may hold a core for milliseconds, so no client is there."""
+        """The core of the benchmark itself. No client runs there, since reading the energy counter may block a core
+        for milliseconds."""
         return self.client[-1:]
 
 
@@ -167,7 +176,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 class Running:
-    """A server that answers. facts: what a result file says about it."""
+    """A running server. facts: its description in a result file."""
 
     def __init__(self, system: System, host: str, port: int, process: subprocess.Popen[bytes] | None):
         self.system, self.host, self.port, self.process = system, host, port, process
@@ -185,16 +194,16 @@ class Running:
         return get(self.host, self.port, "/health")[0] == 200
 
     def version(self) -> str:
-        """What the server says about itself; empty if nothing."""
+        """The version that the server reports; empty if it reports none."""
         with contextlib.suppress(ValueError, AttributeError):
             return str(json.loads(get(self.host, self.port, "/version")[1]).get("version", ""))
         return ""
 
     def place(self, cores: Cores) -> None:
-        """Put front-end processes on their cores and the others on theirs, with all their threads."""
+        """Pin front-end processes and the others to their cores, with all their threads."""
         pattern = re.compile(self.system.front_end) if self.system.front_end else None
         moved = 0
-        for pid in tree(self.process.pid) if self.process else ():  # else somebody started it
+        for pid in tree(self.process.pid) if self.process else ():  # otherwise another user has started it
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
             for task in Path(f"/proc/{pid}/task").glob("*"):
@@ -225,8 +234,10 @@ class Running:
 
 @contextlib.contextmanager
 def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: ProgressCallback) -> Iterator[Running]:
-    """Start a server, and end it afterwards, come what may. log: where its output goes. Raises ServerError with the end of the
-    log if it is not healthy within limit_s."""
+    """Start a server, and end it afterwards in any case. log: its output.
+
+    Raises ServerError with the end of the log if it is not healthy within limit_s.
+    """
     if system.url:
         parts = urllib.parse.urlsplit(system.url)
         server = Running(system, parts.hostname or "127.0.0.1", parts.port or 80, None)
@@ -278,7 +289,7 @@ def command_of(system: System, model: Model, port: int) -> list[str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server in order, and whatever it leaves behind by force; returns when all of it is gone, or STOP_S later."""
+    """End a server in order, and the rest of its processes by SIGKILL; returns when all have ended, or after STOP_S."""
     everybody = tree(process.pid)
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -292,7 +303,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is more than an entry that waits for its parent."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -300,7 +311,8 @@ def alive(pid: int) -> bool:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and its descendants, parents first. It reads every process's parent, since not every kernel lists children."""
+    """A process and its descendants, parents first. Reads every process's parent, since not every kernel lists
+    children."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -333,8 +345,11 @@ def process_title(pid: int) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the kernel gives to no connection either: a server may take its port minutes after
-    it is told, while another benchmark's client connects. Raises ServerError."""
+    """A free port outside the range that the kernel gives to connections.
+
+    A server may bind its port minutes after it gets the number, while another benchmark's client connects. Raises
+    ServerError.
+    """
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(PORT_TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What is asked of a server: lengths from a data set, arrival times, prompts.
+"""The offered load: lengths from a data set, arrival times, prompts.
 
-Lengths and arrivals follow from a seed, so that every system is offered the same; the prompts' contents are drawn anew for each
-run, so that no cache has met them.
+Lengths and arrivals follow from a seed, so every system gets the same load. The prompts' contents are new in each run,
+so no cache contains them.
 """
 
 import csv
@@ -62,7 +62,7 @@ def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Arrival times in [0, seconds) of independent arrivals, rate a second on average."""
+    """Arrival times in [0, seconds) of independent arrivals; rate: mean per second."""
     times = np.empty(0)
     while not len(times) or times[-1] < seconds:
         gaps = rng.exponential(1 / rate, int(rate * seconds) + 16)
@@ -71,15 +71,15 @@ def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np
 
 
 def open_loop(lengths: NDArray[np.int32], rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
-    """Requests at times of their own, Poisson, whether or not the server keeps up."""
+    """Requests at Poisson arrival times, independent of the server's progress."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
     due = poisson(rate, seconds, rng)
     return _requests(due, lengths[rng.integers(0, len(lengths), len(due))], vocabulary, text)
 
 
 class Bursts(NamedTuple):
-    """Best-effort requests that come at once: their number, the tokens of each, and the seconds to the next ones. The first come
-    after half of these."""
+    """Simultaneous best-effort requests: their number, the tokens of each, and the seconds between bursts. The first
+    burst is after half of these seconds."""
 
     requests: int
     prompt: int
@@ -90,8 +90,8 @@ class Bursts(NamedTuple):
 def two_classes(
     lengths: NDArray[np.int32], rate: float, seconds: float, sensitive: float, bursts: Bursts, seed: int, vocabulary: int
 ) -> list[Request]:
-    """Poisson arrivals of which a share is latency-sensitive (tier priority) and the others of best effort (flex), and bursts of
-    these; in the order of their times. Prompts are token ids."""
+    """Poisson arrivals, partly latency-sensitive (tier priority) and partly best effort (flex), and bursts of best
+    effort; in the order of their times. Prompts are token ids."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
     due = poisson(rate, seconds, rng)
     sizes = lengths[rng.integers(0, len(lengths), len(due))]
@@ -108,7 +108,8 @@ def two_classes(
 
 
 def closed_loop(lengths: NDArray[np.int32], streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:
-    """rounds requests for each of the streams: request i belongs to stream i % streams, and waits for its predecessor's end."""
+    """Rounds of requests for each stream: request i belongs to stream i % streams, and waits for its predecessor's
+    end."""
     rows = np.random.default_rng([seed, streams]).integers(0, len(lengths), streams * rounds)
     return _requests(np.zeros(len(rows)), lengths[rows], vocabulary, text)
 

@@ -44,8 +44,11 @@ COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "ttft_max", "tpot_p50", "tpot_me
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What steps cost. decode: (rows, ms at no context), ascending. The numbers are those of Llama-3-8B's shape on one H200,
-    fitted to TTFT and TPOT of each request of a grid (2026-11-21, benchmarks/results/steps-of-2048-llama-3-8b.json)."""
+    """The times of steps.
+
+    decode: (rows, ms at no context), ascending. The numbers are those of Llama-3-8B's shape on one H200, fitted to
+    TTFT and TPOT of each request of a grid (2026-11-21, benchmarks/results/steps-of-2048-llama-3-8b.json).
+    """
 
     decode: tuple[tuple[int, float], ...]
     context_ns: float = 42.0
@@ -68,7 +71,7 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedMachine(ServerModel):
-    """A server with these times, and with the steps that a GPU has."""
+    """A server with these times, and with the steps of a GPU."""
 
     step_us: float = 0.0  # not used, as the next two
     row_us: float = 0.0
@@ -84,7 +87,8 @@ class TimedMachine(ServerModel):
 
 @dataclass(frozen=True)
 class Choice:
-    """Options of `serve` that decide who waits. mixed, burst: 0 where steps have one size; burst_step: where they have two."""
+    """Options of `serve` that decide the order. mixed, burst: 0 for steps of one size; burst_step: for steps of two
+    sizes."""
 
     policy: str
     tokens: int
@@ -112,7 +116,7 @@ def read_decode(path: Path, context_ns: float) -> tuple[tuple[int, float], ...]:
 
 
 def requests_of(arrival_s: NDArray[np.float64], prompt: NDArray[Any], output: NDArray[Any]) -> Workload:
-    """Requests that end after exactly the tokens that they ask for."""
+    """Requests that generate exactly max_tokens tokens."""
     arrival_ns = (1e9 * (arrival_s - arrival_s[0])).astype(np.int64)
     prompt, output = prompt.astype(np.int64), output.astype(np.int64)
     return Workload(arrival_ns, prompt, output, output, np.zeros_like(prompt))
@@ -151,7 +155,7 @@ def choices(options: argparse.Namespace) -> list[Choice]:
 
 
 def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[str, Any], Workload]]:
-    """What each load is, and its requests: open loops, then closed ones. Lengths and arrivals follow from the seed."""
+    """(description, requests) of each load: open loops, then closed ones. Lengths and arrivals follow from the seed."""
     data = read_dataset(options.data, options.max_model_len)
     closed = read_dataset(options.closed_data, options.max_model_len)
     loads: list[tuple[dict[str, Any], Workload]] = []

@@ -23,7 +23,7 @@ from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
 SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
-LAYERS = 3  # whose weights are visited in turn: together far more than the cache holds
+LAYERS = 3  # layers whose weights are used in turn: together far larger than the cache
 
 
 class Candidate(NamedTuple):
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
-    """A few dozen around what is known to be good for this number of tokens."""
+    """A few dozen candidates near known good configurations for this number of tokens."""
     each = tokens * shape.top_k / shape.experts
     blocks = (16,) if each <= 4 else (16, 32) if each <= 16 else (32, 64) if each <= 64 else (64, 128)
     for up, block_m, n, k, warps, stages in product((True, False), blocks, (32, 64, 128, 256), (64, 128, 256), (4, 8), (3, 4, 5)):
@@ -62,7 +62,7 @@ def sizes(candidate: Candidate) -> tuple[tuple[int, ...], int, int]:
 
 
 def compile_candidate(candidate: Candidate) -> bool:
-    """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
+    """In a worker process: compile into Triton's cache. Returns False if the kernel does not fit the GPU or spills."""
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
     meta = partial(aot_cases.meta, dtype=torch.bfloat16)
@@ -72,7 +72,7 @@ def compile_candidate(candidate: Candidate) -> bool:
 
 
 def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -> dict[int, tuple[float, ExpertTile]]:
-    """Time the candidates of one product: for each block size the least microseconds of a layer, and the tile."""
+    """Time the candidates of one product: for each block size, the minimum microseconds per layer, and the tile."""
     shape, up = found[0].shape, found[0].up
     size, k, n = sizes(found[0])
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
@@ -93,7 +93,7 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
 
 
 def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertConfig:
-    """The best configuration of a bucket; prints what it reaches."""
+    """Find the best configuration of a bucket, and print its speed."""
     logits, counts = torch.randn(tokens, shape.experts, device="cuda"), torch.zeros(8, device="cuda", dtype=torch.int64)
     counts[ROWS] = counts[TOKENS] = tokens
     routings = {m: Routing.allocate(tokens, shape.experts, shape.top_k, m, "cuda") for m in {c.block_m for c in usable}}

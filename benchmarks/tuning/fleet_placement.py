@@ -1,8 +1,9 @@
-"""Where a fleet's requests go: placements compared.
+"""Compares placements of a fleet's requests.
 
-The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/policy_check/fleet_simulation.py), and so is
-the placement; only the clock is synthetic: a step takes step_us, row_us for each decoding row and token_us for each token of a
-prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all.
+The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/policy_check/fleet_simulation.py),
+and the placement is the real one. Only the clock is synthetic: a step takes step_us, row_us for each decoding row and
+token_us for each token of a prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and
+speed of all engines together.
 """
 
 import statistics

@@ -50,12 +50,12 @@ MEASURED_ROWS = {
 CACHE_BYTES = 300_000_000
 CUBLAS = LinearConfig("cublas")
 PRINTED = 3  # best candidates
-MARGIN = 1.02  # by which a variant without kernels of ours must be faster: it does not fuse what is around the layer
+MARGIN = 1.02  # minimum advantage of a library's kernel, which does not fuse the operations around the layer
 
 
 def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tuple[Callable[[LinearConfig], None], int]:
-    """A function that runs the layer over copies of its weights, unless given more than the cache holds; and their number. A
-    shape with partials may leave them."""
+    """A function that runs the layer over copies of its weights that exceed the cache, unless copies are given; and
+    the number of copies. A shape with partials may leave them to the next norm."""
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
     copies = 1 if device == "meta" else copies or max(2, CACHE_BYTES // weight_bytes(shape))
     sizes, dtype = (shape.weight_rows, shape.k), shape.dtype
@@ -72,7 +72,7 @@ def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tupl
     def run(config: LinearConfig) -> None:
         result, quantised = out, VARIANTS[config.variant].quantised_inputs
         given = (as_stored, scales) if quantised or scales is None else (x, scales._replace(x=None))
-        if leaves_partials(config) or (shape.partials and can_leave_partials(config)):  # the next norm adds them up
+        if leaves_partials(config) or (shape.partials and can_leave_partials(config)):  # the next norm sums them
             result = workspace.partial[: config.split_k * out.numel()].view(config.split_k, *out.shape)
         for weight in weights:
             linear(
@@ -88,25 +88,26 @@ def weight_bytes(shape: LinearShape) -> int:
 
 
 def compile_candidate(job: tuple[LinearShape, LinearConfig, bool]) -> bool:
-    """In a worker process: compile one candidate into Triton's cache. False where it does not fit the GPU or spills."""
+    """In a worker process: compile one candidate into Triton's cache. Returns False if it does not fit the GPU or
+    spills."""
     shape, config, pdl = job
     run, _ = prepare(shape, "meta", pdl)
     return aot_compile.fits(lambda: run(config))
 
 
 def compiled(compile_one: Callable[[Any], bool], candidates: list[Any]) -> list[Any]:
-    """Those of the candidates that compile_one, called in worker processes, finds fit for the GPU."""
+    """The candidates that fit the GPU according to compile_one, called in worker processes."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         return list(compress(candidates, pool.map(compile_one, candidates, chunksize=8)))
 
 
 def layer_us(launch: Callable[[], object], layers: int, rep_ms: int = 20) -> float:
-    """Microseconds of one of the layers that this launches."""
+    """Microseconds of one of the `layers` that this launches."""
     return float(do_bench_cudagraph(launch, rep=rep_ms, return_mode="median")) * 1e3 / layers
 
 
 def about_tables() -> dict[str, str | None]:
-    """What a table of measured configurations says of its origin."""
+    """The origin of a table of measured configurations."""
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     return {**versions, "date": datetime.date.today().isoformat()}
 
@@ -121,7 +122,7 @@ def fits(config: LinearConfig, shape: LinearShape) -> bool:
 
 
 def described_model(name: str) -> DecoderDescription:
-    """Of a shape's name, or the last part of a published model's hub id. Raises KeyError."""
+    """The model of a shape's name, or of the last part of a published model's hub id. Raises KeyError."""
     published = runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]
     return describe_config((SHAPES | {model.hub_id.split("/")[1]: model.config for model in published})[name])
 
@@ -140,7 +141,7 @@ def layer_shapes(models: list[str], rows_wanted: list[int], fp8: str = "") -> li
                 found |= {LinearShape(m, n // (1 + swiglu), k, norm, **how) for m in rows_wanted}
     if fp8:
         how = {"dtype": torch.float8_e4m3fn, "result": None, "blocks": fp8 == "blocks"}
-        # Beside many rows the norm is a kernel of its own, which quantises.
+        # For many rows, the norm is a separate kernel, which quantises.
         found = {shape._replace(norm=shape.norm and shape.rows == 1, **how) for shape in found if shape.result != torch.float32}
     return sorted(found, key=str)
 
@@ -172,7 +173,7 @@ def main() -> None:
         times = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
         best = min(times, key=lambda config: weighted(config, times[config]))
         every += [{**_plain(shape), "config": asdict(config), "us": round(us, 3)} for config, us in times.items()]
-        if options.times:  # after each shape: what is measured is kept if the run ends early
+        if options.times:  # after each shape, so that an early end of the run loses no result
             options.times.write_text(json.dumps({"gpu": gpu, **about_tables(), "times": every}))
         for row_count in MEASURED_ROWS[shape.rows]:
             table.entries[key(shape._replace(rows=row_count))] = best
@@ -180,7 +181,7 @@ def main() -> None:
 
 
 def _plain(shape: LinearShape) -> dict[str, Any]:
-    """For JSON."""
+    """A value for JSON."""
     return {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
         for name, value in shape._asdict().items()
@@ -188,7 +189,7 @@ def _plain(shape: LinearShape) -> dict[str, Any]:
 
 
 def weighted(config: LinearConfig, us: float) -> float:
-    """What candidates are compared by."""
+    """The figure by which candidates are compared."""
     return us * (1 if VARIANTS[config.variant].kernels else MARGIN)
 
 

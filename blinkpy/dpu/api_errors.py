@@ -86,7 +86,7 @@ def busy(message: str) -> ApiError:
 
 
 def unavailable(message: str, retry_s: int = 1) -> ApiError:
-    """A 503: no engine, or it accepts no requests. retry_s: as of ApiError."""
+    """A 503: no engine, or it accepts no requests. retry_s: see ApiError."""
     return ApiError(503, message, code="engine_unavailable", retry_s=retry_s)
 
 

@@ -75,7 +75,7 @@ class WorkerProcess:
     sock: its listening socket.
     words: memory shared with its link thread (blinkpy.dpu.link.link_thread).
     memory_fd, starts_fd: of the supervisor's memory and of EngineStarts.
-    secret: as of Service.
+    secret: see Service.
     is_heir: whether another front end still accepts on the socket.
     """
 
@@ -178,7 +178,7 @@ class Supervisor:
 
     folder: of the model, local; clients see config.model.served_model_name.
     on_ready: called with host and port when every worker listens, possibly before the engine is ready.
-    starts_fd: of EngineStarts; -1 if this server does not start the engine.
+    starts_fd: see EngineStarts; -1 if this server does not start the engine.
     inherited: sockets of the previous front end.
     Raises ConfigError.
     """

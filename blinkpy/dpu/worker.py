@@ -60,9 +60,9 @@ def make_server(
     memory: shared with blinkpy.dpu.supervisor; None for a single worker.
     on_ready: called when the server listens.
     owner: the worker's identity for engines on other machines; 0 chooses a new one.
-    on_drained, heir: as of Server.
+    on_drained, heir: see Server.
     starts: of each engine; empty if unknown.
-    secret: as of Service.
+    secret: see Service.
     Raises ConfigError for an unusable model or keys file.
     """
     workers = config.frontend.workers
@@ -127,9 +127,9 @@ def serve_worker(
 ) -> int:
     """Main function of a worker: serve on a listening socket until SIGTERM or SIGINT.
 
-    starts_fd: of EngineStarts; -1 without it.
+    starts_fd: see EngineStarts; -1 without it.
     folder: of the model, for its tokenizer.
-    heir: as of Server.
+    heir: see Server.
     """
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format)
     sys.setswitchinterval(SWITCH_S)

@@ -271,7 +271,7 @@ def overlap_anchors(
     node.
 
     layers: number of nodes at the chain's start that compute layers.
-    ends, late: of StepGraph; only the last group of layers has an output.
+    ends, late: see StepGraph; only the last group of layers has an output.
     Raises ValueError if the chain has no layers or no output.
     """
     if not ends:

@@ -118,7 +118,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 
 def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
-    """Run the front ends as a child of `serve`. starts_fd: of EngineStarts, or -1 if this server does not
+    """Run the front ends as a child of `serve`. starts_fd: see EngineStarts, or -1 if this server does not
     start the engine.
     """
     return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)

@@ -203,7 +203,7 @@ class EngineGroup:
     """The engines of a server.
 
     config: of the server; data_parallel_size is the number of engines.
-    starts_fd: of EngineStarts, one for each engine.
+    starts_fd: see EngineStarts, one for each engine.
     hurry: returns whether a second signal arrived.
     front_config: the config for front ends.
     Raises ConfigError.

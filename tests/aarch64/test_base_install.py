@@ -1,4 +1,4 @@
-"""What the base install is on an aarch64 machine, seen from within: `make test-aarch64` runs this in emulation."""
+"""The base install on an aarch64 machine: `make test-aarch64` runs this in emulation."""
 
 import importlib
 import importlib.util

@@ -37,7 +37,7 @@ def server(engine, folder) -> Iterator[RunningServer]:
 
 
 def forget_401(open_page) -> bool:
-    """Forget that the console told of a key that was missing; whether it did."""
+    """Drop the console's error about a missing key. Returns whether there was one."""
     others = [problem for problem in open_page.problems if "401" not in problem]
     found, open_page.problems[:] = len(others) < len(open_page.problems), others
     return found
@@ -76,7 +76,8 @@ def test_figures_are_those_of_the_server(server, engine, open_page) -> None:
 
 
 def test_tenants_are_shown_by_name_and_never_by_key(engine, folder, tmp_path, open_page) -> None:
-    """A row for each, who takes most first; 14 of them, and 12 are shown. What waits in the front end counts as waiting."""
+    """A row for each tenant, the largest consumer first; 12 of 14 are shown. Requests that wait in the front end count
+    as waiting."""
     keys = tmp_path / "keys.toml"
     keys.write_text("".join(f'["tenant.{i:02}"]\nkey = "the-key-of-{i:02}"\nrequests = 1\n' for i in range(14)))
     engine.step_s = 0.2

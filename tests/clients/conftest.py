@@ -35,12 +35,12 @@ class Served:
             return dict(json.loads(answer.read()))
 
     def chat(self, text: str, **fields: object) -> str:
-        """What the model answers with temperature 0."""
+        """The model's answer with temperature 0."""
         answer = self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], temperature=0, **fields)
         return str(answer["choices"][0]["message"]["content"])
 
     def run_node(self, script: str, text: str) -> dict[str, Any]:
-        """What a script of this folder prints, with the packages for Node."""
+        """The output of a script of this folder, run with the packages for Node."""
         environment = {**os.environ, "BASE": self.base, "KEY": KEY, "MODEL": self.model, "TEXT": text}
         command = ["node", shutil.copy(HERE / script, NODE)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

@@ -1,4 +1,4 @@
-"""Load generators and evaluation beside guidellm: aiperf, the shapes of `vllm bench serve`, lm-eval."""
+"""Load generators and evaluations in addition to guidellm: aiperf, the shapes of `vllm bench serve`, lm-eval."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_aiperf(served: Any, tmp_path: Path, endpoint: str) -> None:
 
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 def test_shapes_of_vllm_bench_serve(served: Any, chat: bool) -> None:
-    """vLLM itself needs a GPU's packages. The requests, and what is read of the events, are those of its benchmark."""
+    """vLLM needs a GPU's packages, so the test sends the requests of its benchmark and reads the events as it does."""
     common = {"model": served.model, "stream": True, "stream_options": {"include_usage": True}}
     common |= {"ignore_eos": True, "temperature": 0.0}
     if chat:
@@ -96,7 +96,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 
 def evaluate(served: Any, folder: Path, task: str, documents: list[dict[str, Any]], name: str) -> Any:
-    """What lm-eval reports, with its samples. name: of the kind of model that it knows."""
+    """The results of lm-eval, with its samples. name: its name for the kind of model."""
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents))
     (folder / "task.yaml").write_text(task.replace("DATA", str(data)))

@@ -1,4 +1,4 @@
-"""Structured output and tools as users of other projects' clients ask for them: what they get is an object of their own class."""
+"""Structured output and tools through other projects' clients: the result is an object of the client's class."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""--batch-invariant: a request's logits and its text, whatever runs beside it, to the last bit."""
+"""--batch-invariant: a request's logits and its text do not depend on the batch, to the last bit."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""blinkpy check-model: the page and its JSON, of folders that can be served and of others."""
+"""blinkpy check-model: the page and its JSON, for folders that can be served and for others."""
 
 import json
 import shutil
@@ -100,7 +100,7 @@ def test_options_reach_the_arithmetic_and_the_command(model: Path, capsys: pytes
 
 
 def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the data of all tensors gone the headers still tell what is there, but not that the file is whole."""
+    """Without the data of all tensors, the headers still list the tensors, but not whether the file is complete."""
     path = model / "model.safetensors"
     header = path.read_bytes()[: 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]]
     size = path.stat().st_size
@@ -221,7 +221,7 @@ def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator
 
 
 def test_window_rings(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory of a slot in place of the tokens' in layers with a window; refused where there are none."""
+    """Memory per slot instead of per token in layers with a window; refused without such layers."""
     save_model("gemma3", tmp_path, 1)
     written, keys = json.loads((tmp_path / "config.json").read_text()), ("cache_bytes_per_token", "ring_bytes_per_slot")
     write_model(tmp_path)

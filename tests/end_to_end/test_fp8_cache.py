@@ -66,7 +66,7 @@ def draw_scales(rng: np.random.Generator, model: DecoderDescription) -> Scales:
 
 
 class RoundedCache(transformers.DynamicCache):
-    """What transformers puts into it comes out rounded to FP8, by torch."""
+    """A cache of transformers whose values are rounded to FP8 by torch."""
 
     def __init__(self, scales: Scales):
         super().__init__()
@@ -81,7 +81,7 @@ class RoundedCache(transformers.DynamicCache):
 
 
 def forward(decoder: Any, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> np.ndarray:
-    """Logits of all tokens; sequences go on with the tokens that they have."""
+    """Logits of all tokens; sequences continue with their tokens."""
     batch = batches.batch(work)
     logits = np.asarray(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
     for sequence, count in work:

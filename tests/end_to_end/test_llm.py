@@ -222,7 +222,7 @@ TOOL: dict[str, Any] = {
 
 
 def test_calls_without_room_for_grammars(tmp_path: Path) -> None:
-    """A grammar that only helps is left out; one that a strict tool needs is an error."""
+    """A grammar that is optional is omitted; a grammar that a strict tool needs is an error."""
     template = tmp_path / "tools.jinja"
     template.write_text("{% for tool in tools %}{{ tool.function.name }} <tool_call>{% endfor %}{{ messages[0].content }}")
     choice = {
@@ -240,7 +240,7 @@ def test_calls_without_room_for_grammars(tmp_path: Path) -> None:
 
 
 def test_chat_with_tools(tmp_path: Path) -> None:
-    """A call that must come, a conversation that goes on with its result, and a call that may come."""
+    """A forced call, a conversation that continues with its result, and an optional call."""
     template = tmp_path / "tools.jinja"
     template.write_text(HERMES)
     ask: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -289,7 +289,7 @@ def harmony_model(folder: Path) -> Path:
 
 
 def test_chat_in_channels(tmp_path: Path) -> None:
-    """Tokens of the format come from the engine where a grammar has them, and a call that must come, comes."""
+    """A grammar makes the engine generate the format's tokens, and a forced call always appears."""
     with LLM(str(harmony_model(tmp_path)), device="cpu", dtype="float32") as llm:
         assert set(TOKENS[-2:]) <= {llm.tokenizer.spell(token)[0] for token in llm.tokenizer.eos_ids}
         ask = [{"role": "user", "content": "Hi"}]

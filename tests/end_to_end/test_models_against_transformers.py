@@ -168,7 +168,7 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """By torch's decoder, and by NumPy's where it has all blocks."""
+    """By torch's decoder, and by NumPy's if it has all blocks."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
     mixed_batches(model, make_decoder(tmp_path), rng)
     lacking = lacking_without_torch(describe_model(tmp_path))

@@ -64,7 +64,7 @@ class Connection:
 
 
 class Streams:
-    """Streams in threads of their own. ends: of each, its error, or None if all of it came."""
+    """Streams in separate threads. ends: for each, its error, or None if it is complete."""
 
     def __init__(self, server: Server, count: int):
         self.ends: list[object] = []
@@ -107,8 +107,8 @@ def counted(server: Server) -> int:
 
 
 def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_ends(tmp_path: Path) -> None:
-    """Streams end with an error. Connections, sockets and workers stay; a request gets 503 at once, with the time of a start to
-    wait; and the next engine serves on the same connections."""
+    """Streams end with an error. Connections, sockets and workers stay; a request gets 503 immediately, with the time
+    of a start to wait; and the next engine serves on the same connections."""
     with contextlib.ExitStack() as stack:
         model = tmp_path / "model"
         shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -160,7 +160,7 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_a_server_stays_while_no_engine_comes_up_and_ends_promptly(tmp_path: Path, how: str) -> None:
-    """The model's config.json is gone when the next engine reads it, or is a pipe that nobody writes to."""
+    """The model's config.json is missing when the next engine reads it, or is a pipe without a writer."""
     model = tmp_path / "model"
     shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
     config, kept = model / "config.json", (model / "config.json").read_bytes()
@@ -206,7 +206,8 @@ def test_an_engine_that_dies_while_the_server_drains_is_not_replaced() -> None:
 def watched(
     tick: Callable[[], None], tmp_path: Path, **options: object
 ) -> Iterator[tuple[KeptEngine, Callable[[int, int], None]]]:
-    """An engine that serves, and what writes a word of its segment: by its place from the start of the engine's block."""
+    """A serving engine, and a function that writes a word of its segment, by its place from the start of the engine's
+    block."""
     chosen = {"device": "null", "name": f"test-{secrets.token_hex(4)}", "record_folder": str(tmp_path), **options}
     config = Config().with_options(chosen)
     path = segment_path(config.engine.name)
@@ -227,7 +228,7 @@ def watched(
 
 
 def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The test writes the word: the engine itself goes on."""
+    """The test writes the word; the engine continues."""
     monkeypatch.setattr(kept_engine, "FAULT_EXIT_S", 0.2)
     began = time.monotonic()
 
@@ -240,8 +241,11 @@ def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.M
 
 
 def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stopped(tmp_path: Path) -> None:
-    """The process is stopped for good. While the test moves words, as a long step and a loop on a GPU do, it is left alone; then
-    it is ended, and its recording saved."""
+    """The process is stopped permanently.
+
+    While the test changes words, as a long step and a loop on a GPU do, it is left running; then it is killed, and its
+    recording saved.
+    """
     began = time.monotonic()
     moves = [word for word in (ENGINE_PROGRESS, ENGINE_HEARTBEAT) for _ in range(15)]  # at each look: 1.5 s of either
 
@@ -269,7 +273,7 @@ def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stop
 def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_served(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """By a clock of the test's own. The time in which starts failed is none in which an engine served."""
+    """With the test's clock. The time of failed starts does not count as serving time."""
     draw, clock, fails, starts = random.Random(seed), [1000.0], [0], list[float]()
 
     class Started:

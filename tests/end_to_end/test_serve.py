@@ -56,7 +56,7 @@ def test_the_curl_line_that_is_printed_works(null_server: Server) -> None:
 
 
 def test_benchmarks_know_the_front_end_by_its_command_lines(null_server: Server) -> None:
-    """Those of the supervisor and of its worker, and of no other process: they can be given cores of their own."""
+    """Those of the supervisor and of its worker, and of no other process, so that they can have separate cores."""
     lines = [command_line(pid) for pid in tree(null_server.process.pid)]
     front = [line for line in lines if re.search(SYSTEMS["blinkpy"].front_end, line)]
     assert len(front) == 2 < len(lines)
@@ -116,7 +116,8 @@ def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None
 
 
 def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server) -> None:
-    """Streams that would go on for a minute: the first signal waits for them, the second one does not, the others do nothing."""
+    """Streams that would last for a minute: the first signal waits for them, the second does not, later ones have no
+    effect."""
     with serving("--device", "null", "--null-step-us", "500000", "--max-model-len", "512") as server:
         events = server.stream(120)
         next(events)
@@ -255,7 +256,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
 
 
 def test_engine_and_front_end_run_separately_by_name() -> None:
-    """As two systemd units: an engine that is killed is replaced by another one of its name, and the front end finds it."""
+    """As two systemd units: a killed engine is replaced by another one of its name, and the front end finds it."""
     name, body = f"test-{os.getpid()}", {"model": "demo", "prompt": "x", "max_tokens": 3, "seed": 1}
     engine = Command("engine", "--device", "null", "--name", name)
     front = Command("frontend", "--port", "0", "--name", name)
@@ -298,7 +299,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(arguments: tuple[str,
 
 @pytest.mark.parametrize(("chosen", "expected"), [({}, str(OPENMP_SPINS)), ({"GOMP_SPINCOUNT": "4321"}, "4321")])
 def test_threads_of_the_engine_do_not_spin_for_long(chosen: dict[str, str], expected: str) -> None:
-    """What GNU OpenMP says when torch loads it, in an engine that then refuses an option."""
+    """The output of GNU OpenMP when torch loads it, in an engine that then refuses an option."""
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     command = [sys.executable, "-m", "blinkpy", "engine", "--device", "cpu", "--max-model-len", "4000000"]
     environment |= {"OMP_DISPLAY_ENV": "verbose", **chosen}

@@ -1,4 +1,5 @@
-"""A worker whose event loop stands still: it keeps its slots and loses no token, as its heartbeat has a thread of its own."""
+"""A worker whose event loop is blocked: it keeps its slots and loses no token, since a separate thread sends its
+heartbeat."""
 
 import secrets
 import threading
@@ -27,7 +28,7 @@ STEP_US = 5000  # so the streams would end during the block
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Config]:
-    """A null engine. Its completion ring is full long before the loop goes on."""
+    """A null engine. Its completion ring is full long before the loop continues."""
     options = {"device": "null", "null_step_us": STEP_US, "load_format": "dummy", "model": "demo", "log_level": "error"}
     queue = {"lease_ms": LEASE_MS, "slots": 32, "cq_entries": RING, "name": f"test-{secrets.token_hex(4)}"}
     config = find_model(Config().with_options({**options, **queue}), Progress())

@@ -1,4 +1,4 @@
-"""Steps that are cut, on the CPU engine with a model's weights: who interrupts them changes no token."""
+"""Cut steps on the CPU engine with a model's weights: interrupting requests change no token."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tests of this folder need an NVIDIA GPU. Without one each is skipped, with a line that says so."""
+"""The tests of this folder need an NVIDIA GPU. Without one, each is skipped with a message."""
 
 import gc
 from collections.abc import Iterator

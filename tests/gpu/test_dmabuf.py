@@ -1,4 +1,4 @@
-"""GPU memory is exported as a dma-buf, whole and by its right length; ranges that are none are refused."""
+"""GPU memory is exported as a dma-buf, whole and with its right length; invalid ranges are refused."""
 
 import errno
 import os

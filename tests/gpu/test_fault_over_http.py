@@ -1,4 +1,5 @@
-"""The GPU fails under a server with open streams: every client is told at once, and the server ends with a line that says why."""
+"""The GPU fails under a server with open streams: every client gets an error, and the server exits with a line that
+gives the reason."""
 
 import json
 import re

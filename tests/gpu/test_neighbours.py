@@ -1,4 +1,4 @@
-"""What a request's logits owe to its neighbours: nothing within a bucket, last bits between buckets."""
+"""The influence of other requests on a request's logits: none within a bucket, last bits between buckets."""
 
 from pathlib import Path
 

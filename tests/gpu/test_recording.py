@@ -1,4 +1,4 @@
-"""The flight recorder of the loop on the GPU: what it recorded while it served is replayed on the CPU, decision by decision."""
+"""The flight recorder of the loop on the GPU: its recording is replayed on the CPU, decision by decision."""
 
 from pathlib import Path
 

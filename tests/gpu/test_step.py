@@ -104,7 +104,8 @@ def test_packed_steps(
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `overlap` runs; then sampling."""
+    """After them: the last norm, then the product with the vocabulary's matrix, in parallel with `overlap`; then
+    sampling."""
     step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16).step
     for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
         names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]

@@ -81,7 +81,7 @@ class Site:
             return answer.status, str(answer.read().decode())
 
     def losses(self) -> int:
-        """Times that the worker lost the engine or its lease."""
+        """The number of times that the worker lost the engine or its lease."""
         return sum(int(number) for number in LOSSES.findall(self.get("/metrics")))
 
     def alive(self) -> bool:
@@ -124,7 +124,7 @@ def site_of(kind: SiteKind, certificate: tuple[Path, Path]) -> Iterator[Site]:
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for loopback that signs itself, and its key."""
+    """A self-signed certificate for loopback, and its key."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(cert), "-keyout", str(key)]

@@ -39,7 +39,7 @@ from mutants.stages import STAGES
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 LEDGER = RESULTS / "mutants.jsonl"
 OF_PARTS = RESULTS / "mutants_of_parts.json"
-FULL_SEED = 1602  # of the choice of a full run, so that all its parts are of the same one
+FULL_SEED = 1602  # of the choice of a full run, so that all its parts use the same choice
 GROUPS = {
     "scheduler": ("scheduler",),
     "kv": ("kv",),
@@ -50,7 +50,7 @@ GROUPS = {
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""
-FORKS_EACH = 6  # processes at a time of one that has collected all tests: it forks them one after the other
+FORKS_EACH = 6  # concurrent children of a process that has collected all tests: it forks them one after another
 KINDS = {"both": (False, True), "syntax": (False,), "meaning": (True,)}
 MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and, with --all, of each module
 
@@ -96,7 +96,7 @@ def of_part(arguments: argparse.Namespace, seed: int) -> list[Hunted]:
 
 
 def living(path: Path, meaning: bool) -> list[Mutant]:
-    """The mutants of a file that are not known to change nothing."""
+    """The mutants of a file, except those known to be equivalent."""
     known = equivalent()
     return [mutant for mutant in mutants_of(path, meaning) if mutant.name not in known]
 
@@ -129,7 +129,7 @@ def hunted_down(
     """Hunt mutants.
 
     killers: of earlier runs.
-    until: time.monotonic() at the end.
+    until: end time by time.monotonic().
     part: of the mutants; None: the verified core.
     """
     tests = test_files() if part is None else PARTS[part].test_files()
@@ -217,7 +217,7 @@ def main() -> int:
         parser().error("--write needs --part: results of the core come from --all --resume")
     if arguments.resume and (arguments.part or arguments.seed or arguments.every):
         parser().error("a full run has its own choice: --resume takes no --part, no --seed and no --every")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Hypothesis takes SystemExit for a failure of what it runs
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Hypothesis treats SystemExit as a failure of the tested function
     seed = FULL_SEED if arguments.resume else arguments.seed or secrets.randbelow(1 << 31) + 1
     adds = arguments.resume and arguments.seconds > 0
     try:

@@ -36,13 +36,13 @@ class _Serving:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         _session.append(session)
-        gc.freeze()  # what all children share, they need not look at
+        gc.freeze()  # exclude objects that all children share from garbage collection
         forks(self._path)
         return True
 
 
 def run_collected(tests: dict[str, float], change: Change, function: str) -> str:
-    """As session.run_tests, in a child of serve_tests; or UNCHANGED.
+    """Run session.run_tests in a child of serve_tests, or return UNCHANGED.
 
     function: qualified name of the changed function.
     """
@@ -66,7 +66,7 @@ def plant(change: Change, function: str) -> None:
     impossible.
     """
     planted = Planted(change)
-    sys.meta_path.insert(0, planted)  # for whoever imports it from now on
+    sys.meta_path.insert(0, planted)  # for later imports
     module = sys.modules.get(change.module)
     if module is None:
         return

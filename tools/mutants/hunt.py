@@ -18,25 +18,24 @@ from mutants.results import HOW, Verdict
 from mutants.session import Change, run_tests
 from mutants.stages import MACHINE_S, STAGE_S, STAGES
 
-START_S = 20.0  # of the processor, at most, for pytest to begin
-TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: for fixtures that another one had before
-HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
-FIRST_S = 2.5  # of the processor, of tests that go before the stages
-KILLERS = 6  # of each kind of neighbours, that go before all
-STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
-BROKEN, BROKEN_SHARE = 8, 0.05  # more processes, also of all, that die without their mutant: the machine, or a tool, is broken
+START_S = 20.0  # maximum processor time for pytest to begin
+TEST_START_S = 15.0  # additional processor time of a test, for fixtures that an earlier test already had
+HANGS = 8  # a multiple of the usual time of a stage or a test, after which it counts as an endless loop
+FIRST_S = 2.5  # processor time of the tests that run before the stages
+KILLERS = 6  # tests of each kind of neighbours that run first
+STARVED_S = 1.0  # a test that waited longer for a processor may have failed for that reason
+BROKEN, BROKEN_SHARE = 8, 0.05  # if more processes die without their mutant, the machine or a tool is broken
 TESTS = "tests"
 
 Stage = tuple[str, list[str]]  # its name, and which tests
 
 
 class Killers:
-    """Tests that killed mutants of the same function, with the same change, or of the same file. They are
-    likely to kill the next one.
-    """
+    """Tests that killed mutants of the same function, with the same change, or of the same file: likely to kill the
+    next one."""
 
     def __init__(self, killed: Iterable[tuple[str, str]] = ()) -> None:
-        """killed: names of mutants, and who noticed them."""
+        """killed: names of mutants, and the test or stage that detected each."""
         self._of: dict[str, Counter[str]] = defaultdict(Counter)
         for mutant, by in killed:
             self.add(mutant, by)
@@ -69,14 +68,15 @@ class Hunted:
     broken: bool = False  # a process died without the mutant, too: it gets no verdict
 
     def verdict(self, stage: str = "", said: str = "", died: bool = False, tests: Iterable[str] = ()) -> Verdict:
-        """stage: that noticed it, "" for none. said: what it said, or what its process died of. tests: that it ran."""
+        """stage: the stage that detected it, or "". said: its message, or the cause of its process's death. tests: the
+        tests that ran."""
         how = HOW[2 if died else 1 if EndlessCallError.__name__ in said else 0] if stage else ""
         by = next((test for test in tests if said.startswith(f"{test}: ")), stage)
         return Verdict.of(self.mutant, self.group, by, how, round(sum(self.seconds.values()), 2), said[:200])
 
 
 class Hunt:
-    """Hunts mutants, as many concurrently as `processes` permits.
+    """Hunts mutants, at most `processes` concurrently.
 
     collected: paths of the processes that have imported all tests; used in turn.
     folder: for files of the tests.
@@ -152,9 +152,8 @@ class Hunt:
             raise SystemExit(said)
 
     def _plan(self, hunted: Hunted) -> None:
-        """Plan the stages: a stage that kills neighbours; tests that do or that are quick; then the rest,
-        quickest first.
-        """
+        """Plan the stages: a stage that kills neighbours; quick tests, and tests that kill neighbours; then the rest,
+        quickest first."""
         stages, tests, at_import = self._reach.of(hunted.mutant)
         likely = self._killers.likely(hunted.mutant.name)
         seconds, files = self._reach.seconds, defaultdict[str, float](float)

@@ -93,7 +93,7 @@ def _of_statement(node: ast.Assign | ast.Try) -> Iterator[Change]:
 
 
 def _sibling_limit(name: str, constants: tuple[str, ...]) -> str:
-    """Another constant of the file with the same first word, as MOST_ or MAX_; "" without one."""
+    """Another constant of the file with the same first word, such as MOST_ or MAX_; "" if there is no such constant."""
     word = name.partition("_")[0]
     alike = [other for other in constants if other.partition("_")[0] == word]
     other = alike[(alike.index(name) + 1) % len(alike)] if name in alike else name
@@ -107,8 +107,8 @@ def constants_of(tree: ast.Module) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def siblings() -> dict[str, str]:
-    """For each field of a class of the package, the next field of this class with the same type. Names that several classes have
-    are left out: without types it is unknown whose they are."""
+    """For each field of a class of the package, the next field of this class with the same type. Names in several
+    classes are excluded, since without types their class is unknown."""
     found: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):

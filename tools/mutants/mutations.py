@@ -40,7 +40,7 @@ class Mutant(NamedTuple):
     """One change: bytes [start, end) of a module's file become `after`.
 
     function: qualified name.
-    nth: number among equal changes of the same function.
+    nth: index among equal changes of the same function.
     text: digest of the function's text, without the change.
     """
 
@@ -99,7 +99,8 @@ def one_line(text: str) -> str:
 
 
 def mutants_of(path: Path, meaning: bool = False) -> list[Mutant]:
-    """All mutants of a file, in the order of its text. meaning: those of mutants.meanings in place of those of this module."""
+    """All mutants of a file, in the order of its text. meaning: use the rules of mutants.meanings instead of this
+    module's."""
     module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
     text = path.read_bytes()
     starts = [0]
@@ -302,7 +303,7 @@ def _written(statement: ast.stmt) -> list[str]:
     return [ast.unparse(target) for target in flat if isinstance(target, ast.Attribute | ast.Subscript)]
 
 
-# ---- names that lie next to each other -----------------------------------------------------------------------------------
+# ---- neighbouring names ---------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)

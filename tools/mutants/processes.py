@@ -17,11 +17,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MEMORY_BYTES = 16 << 30  # beside what a process has when it begins
-SLEEP_SHARE = 3  # a multiple of its processor time: a process that sleeps longer waits for what never comes
-SLEEP_LOOK_S = 1.0  # between looks at who sleeps
+MEMORY_BYTES = 16 << 30  # in addition to the memory of a new process
+SLEEP_SHARE = 3  # a multiple of its processor time: a process that sleeps longer is stuck
+SLEEP_LOOK_S = 1.0  # between checks for sleeping processes
 READY_S = 3600.0  # for a server to be ready
-LOOK_S = 5.0  # between its looks for its parent
+LOOK_S = 5.0  # between its checks for its parent
 PRELOADED = ["mutants.session", "hypothesis", "numba", "torch"]
 HERE, FRESH = "here", "fresh"
 """Where a process is forked from: this one, with all that it has imported and compiled; or one that has imported the large
@@ -49,7 +49,7 @@ class _Running:
     group: int  # its session, too
     key: Any
     cpu_s: float
-    looked: float  # time.monotonic() of the last look at whether it sleeps
+    looked: float  # time.monotonic() of the last check for sleep
     slept_s: float = 0.0
 
 

@@ -26,7 +26,7 @@ TESTS = (
 """Who looks for mutants. A new file in one of the folders joins by being there."""
 LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start processes that compile
 FILE_S = 600.0  # of the processor, for all tests of a file, while their lines are noted
-LOOK_S = 4.0  # of the simulator and the state machine, to see what they reach
+LOOK_S = 4.0  # turns of the simulator and the state machine while their reach is measured
 CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
 
 

@@ -60,7 +60,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path, self._known, self._began, self._killers = path, dict[tuple[str, str], Any](), False, dict[str, str]()
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        for line in text.split("\n")[:-1]:  # a last one that was cut off does not count
+        for line in text.split("\n")[:-1]:  # an incomplete last line does not count
             found = json.loads(line)
             if "id" in found:
                 self._known[found["id"], found["text"]] = found
@@ -72,7 +72,7 @@ class Ledger:
         return Verdict.of(mutant, group, found["by"], found["how"], found["seconds"]) if found else None
 
     def killer(self, mutant: Mutant) -> str:
-        """The test that killed it last, also with another text of its function; "" for none."""
+        """The test that last killed it, also with another text of its function; "" without such a test."""
         return self._killers.get(mutant.id, "")
 
     def add(self, verdict: Verdict) -> None:

@@ -18,10 +18,11 @@ from blinkpy.verify.sim.simulation import simulate
 from mutants.session import Change
 
 STAGE_S = 6.0  # of the processor, for a stage
-MACHINE_S = 3.0  # of it, for the state machine: what lives longer there is rarely found at all
-CALL_S = 8.0  # of it, for one call: longer ones are endless
-STORMS = (40, 100, 200, 400)  # turns of the worlds, the last for all others: short ones kill most
-LANES = (1, 1, 2, 1, 1, 5, 1, 1, 32)  # of the scheduler, world by world: several find races
+MACHINE_S = 3.0  # processor time of the state machine: it rarely finds mutants that survive longer
+CALL_S = 8.0  # processor time of one call: longer calls count as endless
+# Turns of the worlds; the last number is for all further worlds, since short worlds kill most mutants.
+STORMS = (40, 100, 200, 400)
+LANES = (1, 1, 2, 1, 1, 5, 1, 1, 32)  # lanes of the scheduler in each world: several find races
 LANE_TURNS = 640  # of all lanes of a world: each takes as long as a turn of one lane
 EXAMPLES = 20  # of the state machine between two looks at the clock
 
@@ -44,12 +45,12 @@ def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
             while made == 0 or time.process_time() < until:
                 (policy, turn), lanes = turns[made % len(turns)], LANES[made % len(LANES)]
                 storm = min(STORMS[min(made // len(turns), len(STORMS) - 1)], LANE_TURNS // lanes)
-                kind = {"records": made // len(turns) % 2 == 1, "lanes": lanes}  # records have barriers of their own
+                kind = {"records": made // len(turns) % 2 == 1, "lanes": lanes}  # records have separate barriers
                 outcome = simulate(draw.randrange(1 << 30), storm, policy, scheduler=turn, oracle=True, **kind)
                 made += 1
                 if outcome.failure:
                     return str(outcome.failure)
-    except (Exception, EndlessCallError) as error:  # a mutant that can't be loaded is noticed, too
+    except (Exception, EndlessCallError) as error:  # a mutant that can't be loaded is detected, too
         return _told(error)
     return ""
 

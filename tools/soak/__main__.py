@@ -43,15 +43,15 @@ POOL, AT_ONCE, CROWD, WORKERS = 200, 24, 40, 2
 VISITS = 6 * WORKERS  # of the pool, until caches are full
 SHORTEST_REST_S = 40.0
 LEASE_MS, TIMEOUT_MS, LONG_S = 3000, 2000, 6.0
-LOOKS = 16  # at the memory, evenly spread
-GLANCES, GLANCE_PAUSE_S = 5, 0.3  # of each look; the least counts
+LOOKS = 16  # measurements of the memory, evenly spread
+GLANCES, GLANCE_PAUSE_S = 5, 0.3  # samples per measurement; the minimum counts
 SAID_S = 30.0
 END_S = 60.0
 # Few pages, so that some are evicted and requests are preempted; few slots, so that some requests are refused.
 OPTIONS = (
     *("--device", "null", "--null-step-us", "2000", "--workers", str(WORKERS), "--slots", "20", "--num-pages", "192"),
     *("--lease-ms", str(LEASE_MS), "--engine-timeout-ms", str(TIMEOUT_MS), "--log-level", "warning", "--no-access-log"),
-    *("--max-lag-ms", "20000"),  # a machine that others use, too, lags behind; a 503 for that is not a fault
+    *("--max-lag-ms", "20000"),  # on a shared machine the worker may lag behind, and such a 503 is not a fault
 )
 
 
@@ -70,8 +70,11 @@ async def sizes(server: int, clients: Clients) -> dict[int, tuple[str, int, int]
 
 
 def growth(looks: list[tuple[float, dict[int, tuple[str, int, int]]]]) -> list[dict[str, Any]]:
-    """Of each process: private memory at each look, in KiB, and its growth from the first to the last one in percent: the median
-    slope between two looks (Theil and Sen), as an allocator takes and gives back in steps. looks: with their times, s."""
+    """The private memory of each process at each measurement, in KiB, and its growth in percent.
+
+    The growth is the median slope between two measurements (Theil and Sen), since an allocator takes and returns
+    memory in steps. looks: measurements with their times, s.
+    """
     (first_at, first), *_, (last_at, last) = looks
     check(all(look.keys() == first.keys() for _, look in looks), f"processes came or went: {first} became {last}")
     rows = []
@@ -85,7 +88,7 @@ def growth(looks: list[tuple[float, dict[int, tuple[str, int, int]]]]) -> list[d
 
 
 async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> dict[str, Any]:
-    """Run the clients and disturb the server; what happened."""
+    """Run the clients and disturb the server. Returns the counts and faults."""
     rng = np.random.default_rng(seed)
     vocabulary = json.loads((DEMO_FOLDER / "config.json").read_text())["vocab_size"]
     pool, calm = [draw(rng, vocabulary) for _ in range(POOL)], Calm()
@@ -139,7 +142,7 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
 
 
 def left_behind(server: int, seen: set[int], url: str) -> list[str]:
-    """What an ended server left. seen: its processes."""
+    """Resources that an ended server left behind. seen: its processes."""
     found = [path.name for path in Path("/dev/shm").glob(f"blinkpy*serve-{server}-*")]
     found += [f"process {pid}" for pid in seen if alive(pid)]
     address = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What happens to a server: parts of it are killed, and stopped for shorter and for longer than others wait for them."""
+"""Disturbances of a server: parts of it are killed, or stopped for times below and above the timeouts."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ from benchmarks.serving.systems import command_line, tree
 from soak.soak_clients import Calm
 
 SHORT_S = 0.2  # shorter than any timeout
-WELL = 20  # answers in a row, on connections of their own, that show that all workers serve
-MEND_S = 300.0  # longest time until a server must be well again
-SETTLE_S = 2.0  # for all parts to notice what happened
+WELL = 20  # consecutive answers, on separate connections, that show that all workers serve
+MEND_S = 300.0  # maximum time until a server must have recovered
+SETTLE_S = 2.0  # time for all parts to detect the disturbance
 PAUSES_S = (1.0, 5.0)  # between two disturbances
 KINDS = ("kill engine", "kill worker", "stop engine", "stop worker", "stop engine shortly", "stop worker shortly")
 PART = re.compile(r"blinkpy\.serving\.children (engine|frontend) |blinkpy\.dpu\.(worker) ")
 
 
 def parts(server: int) -> dict[int, str]:
-    """Processes of a server that live as long as it, by id: serve, engine, frontend, worker."""
+    """Ids of the long-lived processes of a server, by kind: serve, engine, frontend, worker."""
     found = {server: "serve"}
     for pid in tree(server):
         match = PART.search(command_line(pid))
@@ -34,8 +34,10 @@ def parts(server: int) -> dict[int, str]:
 
 
 class Disturbances:
-    """Of the server with a process id. long_s: longer than its lease and its timeout; done: counts by kind; slowest_s: until it
-    was well again."""
+    """Disturbances of one server.
+
+    long_s: longer than its lease and its timeout. done: counts by kind. slowest_s: longest time to recovery.
+    """
 
     def __init__(self, server: int, url: str, calm: Calm, long_s: float, rng: np.random.Generator):
         self._server, self._url, self._calm, self._long_s, self._rng = server, url, calm, long_s, rng
@@ -43,7 +45,7 @@ class Disturbances:
         self.slowest_s = 0.0
 
     async def run(self, until: float) -> None:
-        """One after another until a time of the monotonic clock; then all is well."""
+        """Run disturbances until a time of the monotonic clock; then wait for recovery."""
         while time.monotonic() < until:
             await asyncio.sleep(float(self._rng.uniform(*PAUSES_S)))
             await self._one(str(self._rng.choice(KINDS)))

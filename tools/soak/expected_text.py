@@ -1,4 +1,4 @@
-"""What the null engine must answer: computed here once more, from a request's seed and nothing of the server's."""
+"""The expected output of the null engine, computed independently from a request's seed."""
 
 import json
 from functools import cache
@@ -13,14 +13,14 @@ CUT = "\ufffd"  # instead of invalid bytes
 
 
 class ExpectedText:
-    """Texts of the null engine with the demonstration model's vocabulary. folder: of the tokenizer."""
+    """Outputs of the null engine with the demonstration model's vocabulary. folder: of the tokenizer."""
 
     def __init__(self, folder: Path = DEMO_FOLDER):
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._size = json.loads((folder / "config.json").read_text())["vocab_size"]
 
     def token(self, seed: int, position: int) -> int:
-        """What the null engine wants as the token at a position of the sequence."""
+        """The token that the null engine prefers at a position of the sequence."""
         mixed = (seed % MODULUS * 48271 + position * 69621 + 1) % MODULUS
         low = self._size // 16
         return low + mixed * 48271 % MODULUS * 69621 % MODULUS % (self._size - low)
@@ -29,11 +29,12 @@ class ExpectedText:
         return str(self._tokenizer.decode(tokens))
 
     def free(self, seed: int, prompt_length: int, count: int) -> str:
-        """The text of `count` tokens without any rule; a character that is cut at its end is left out."""
+        """The text of `count` tokens without any rule, without an incomplete character at its end."""
         return self.decode([self.token(seed, prompt_length + i) for i in range(count)]).rstrip(CUT)
 
     def chosen(self, seed: int, prompt_length: int, choices: tuple[str, ...]) -> str:
-        """The one of `choices`, of ASCII alone, where each token is the first legal one from the wanted one on."""
+        """The choice in `choices` (ASCII only) that the engine produces: each token is the first legal one from the
+        preferred one on."""
         text, position, end = "", prompt_length, 1
         while True:
             wanted = self.token(seed, position)
@@ -49,5 +50,5 @@ class ExpectedText:
 
     @cache  # noqa: B019 - there is one
     def _piece(self, token: int) -> str:
-        """A token's text; "" for one that means something else."""
+        """A token's text; "" for a special token."""
         return self.decode([token]) if token > 15 else ""

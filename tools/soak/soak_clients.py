@@ -1,4 +1,4 @@
-"""Clients that send random requests of a pool, cancel some, and judge all that comes back."""
+"""Clients that send random requests of a pool, cancel some, and check all answers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PAUSE_S = 0.05  # after a refusal
 
 @dataclass
 class Calm:
-    """Whether nothing is wrong with the server: then no request may fail. number: of disturbances that may end requests."""
+    """Whether the server is undisturbed: then no request may fail. number: of disturbances that may end requests."""
 
     now: bool = True
     number: int = 0
@@ -29,7 +29,10 @@ class Calm:
 
 @dataclass
 class Clients:
-    """See the module. go: cleared while nothing new shall begin. faults: what must never happen."""
+    """Clients with random requests.
+
+    go: cleared while no new request may begin. faults: violations.
+    """
 
     url: str
     pool: list[SoakRequest]
@@ -45,8 +48,8 @@ class Clients:
         self.go.set()
 
     async def run(self, at_once: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Until stop(), or until they are wanted no more. at_once: requests."""
-        limits = httpx.Limits(max_keepalive_connections=0)  # each on a connection of its own: the kernel spreads them
+        """Run until stop() or cancellation. at_once: concurrent requests."""
+        limits = httpx.Limits(max_keepalive_connections=0)  # the kernel spreads new connections over workers
         async with httpx.AsyncClient(base_url=self.url, timeout=ANSWER_S, limits=limits) as client:
             await asyncio.gather(*(self._requests(client, wanted) for _ in range(at_once)))
 
@@ -55,7 +58,7 @@ class Clients:
         self.go.set()
 
     async def pause(self) -> None:
-        """Begin nothing new, and wait until what runs has ended."""
+        """Begin no new request, and wait until the running ones have ended."""
         self.go.clear()
         while self.running:
             await asyncio.sleep(0.05)
@@ -79,7 +82,7 @@ class Clients:
                 await asyncio.sleep(PAUSE_S)
 
     async def _request(self, client: httpx.AsyncClient, number: int) -> str:
-        """How it ended: whole, cancelled, a status, or what went wrong with it."""
+        """The outcome of a request: whole, cancelled, a status, or its fault."""
         request, answer = self.pool[number], Answer()
         cancel_after = int(self.rng.integers(1, 30)) if self.rng.random() < CANCELLED_SHARE else 0
         try:

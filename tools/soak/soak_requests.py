@@ -1,4 +1,4 @@
-"""Random requests whose answers are known."""
+"""Random requests with known answers."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ KINDS = {"completion": 0.3, "chat": 0.25, "choices": 0.15, "choice": 0.1, "schem
 
 @dataclass
 class Answer:
-    """What came for a request, by choice. whole: to its end."""
+    """The parts of an answer, by choice. whole: it has arrived completely."""
 
     texts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, str] = field(default_factory=dict)
     prompt_tokens: int = 0
-    scores: int = 0  # of prompt and answer, where asked for
+    scores: int = 0  # of prompt and answer, if requested
     whole: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
@@ -44,8 +44,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """One of the pool. prompt: its tokens, empty where the server makes them of text. stream: whether it may be cancelled after
-    some events."""
+    """A request of the pool.
+
+    prompt: its tokens, empty if the server tokenizes a text. stream: whether it may be cancelled after some events.
+    """
 
     kind: str
     path: str
@@ -86,8 +88,11 @@ def draw(rng: np.random.Generator, vocabulary: int) -> SoakRequest:
 
 
 class Judge:
-    """Compares answers with what is expected. Text that depends on a schema is compared with the first whole answer, and
-    judged by another validator. pool: all requests."""
+    """Compares answers with the expected ones.
+
+    A text that depends on a schema is compared with the first whole answer, and checked by an independent validator.
+    pool: all requests.
+    """
 
     def __init__(self, pool: list[SoakRequest]):
         self._pool, self._text = pool, ExpectedText()
@@ -96,10 +101,10 @@ class Judge:
         self._validator = Draft202012Validator(SCHEMA)
 
     def fault(self, number: int, answer: Answer) -> str:
-        """What is wrong with an answer, or with the beginning of one; "" for nothing."""
+        """The fault of an answer, or of the beginning of one; "" if it is correct."""
         request = self._pool[number]
         length = len(request.prompt) or answer.prompt_tokens or self._lengths.get(number, 0)
-        if not length:  # an unfinished answer to text whose tokens nobody has counted yet
+        if not length:  # the answer is incomplete, and the tokens of its text are not yet known
             return ""
         if answer.prompt_tokens and self._lengths.setdefault(number, length) != answer.prompt_tokens:
             return f"{answer.prompt_tokens} prompt tokens in place of {self._lengths[number]}"

@@ -157,7 +157,7 @@ class TenantTable(Struct, forbid_unknown_fields=True, kw_only=True):
         if not 1 <= len(found) <= KEYS_OF_ONE:
             raise ConfigError(f"needs 1 to {KEYS_OF_ONE} keys, as `key` or `sha256`")
         if len(set(found)) < len(found):
-            raise ConfigError("has a key twice")
+            raise ConfigError("lists a key twice")
         return found
 
     def tenant(self, name: str, share_prefixes: bool, secret: bytes) -> Tenant:

@@ -52,7 +52,9 @@ class TenantTable:
             if number not in there:
                 at = next(idle, -1)
                 if at < 0:
-                    raise ConfigError("too many removed tenants still have requests")
+                    raise ConfigError(
+                        "too many removed tenants still have requests: read the keys again after these requests have ended"
+                    )
                 for column in range(1, WIDTH):
                     self._all[at + column] = 0.0
                 self._all[at] = number + 1

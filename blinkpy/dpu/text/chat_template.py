@@ -165,7 +165,7 @@ def chat_text(
     with parse_special removes the marks.
 
     continue_final_message: the text ends with the last message's content, unfinished.
-    tools, variables: as of ChatTemplate.render.
+    tools, variables: see ChatTemplate.render.
     Raises ChatError.
     """
     marked = specials.mark([dict(message) for message in messages])

@@ -44,7 +44,7 @@ class BrokenStateError(RuntimeError):
 
 
 def require_integrity(faults: list[str]) -> None:
-    """Raise BrokenStateError if there are faults. faults: of Runner.check()."""
+    """Raise BrokenStateError if there are faults. faults: the result of Runner.check()."""
     if faults:
         raise BrokenStateError(faults)
 

@@ -34,7 +34,7 @@ class GpuLoop:
 
     state: the scheduler's state, on the host.
     make_step: returns the captured step graphs for the state's batch, requests and grammars on the GPU.
-    graph_of, trace_rows: as of LoopGraph.
+    graph_of, trace_rows: see LoopGraph.
     """
 
     faults: tuple[type[BaseException], ...] = (CudaError,)

@@ -82,7 +82,7 @@ def step_shapes(
     (blinkpy.kv.limits.step_kind) to the index of a graph.
 
     whole: of all shapes.
-    groups, cut_tokens: of Limits. Graphs of cut batches come after all others.
+    groups, cut_tokens: see Limits. Graphs of cut batches come after all others.
     drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
 
     Batches of decode rows and of drafts have equal numbers of tokens and rows, so they never need more tokens

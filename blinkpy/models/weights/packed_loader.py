@@ -36,7 +36,7 @@ class StoredMatrix(NamedTuple):
 
 
 class PackedReader:
-    """Reads matrices of a checkpoint. stored: of open_checkpoint."""
+    """Reads matrices of a checkpoint. stored: the result of open_checkpoint."""
 
     def __init__(self, packing: Packing, stored: dict[str, StoredTensor]):
         self._packing, self._stored = packing, stored

@@ -31,7 +31,7 @@ def test_it_depends_on_its_seed_alone(seed: int) -> None:
 
 
 def test_a_fleet_of_one_is_one_server(rng: np.random.Generator) -> None:
-    """Where no prompts begin alike, as the simulation of a policy has it, which knows lengths alone."""
+    """With prompts that share no prefix, as in the simulation of a policy, which only knows lengths."""
     workload = FLEET_WORKLOADS["azure"](60, 8.0, 1, rng)
     machine = dataclasses.replace(MACHINE, num_pages=8192)
     outcome = FleetSimulation(fcfs, machine, workload, 1, Placement(1, 16)).run()
@@ -41,8 +41,8 @@ def test_a_fleet_of_one_is_one_server(rng: np.random.Generator) -> None:
 
 
 def test_hits_are_what_prompts_have_in_common(rng: np.random.Generator) -> None:
-    """Of requests that come one after the other, to an engine that has room for all: each finds the pages that an earlier one
-    had, without the one that holds its last token."""
+    """Consecutive requests to an engine with room for all: each finds the pages of an earlier one, except the page of
+    its last token."""
     workload = FLEET_WORKLOADS["shared-prefix"](80, 0.01, 1, rng)
     outcome = FleetSimulation(fcfs, dataclasses.replace(MACHINE, num_pages=20_000), workload, 1, Placement(1, 16)).run()
     seen: set[bytes] = set()

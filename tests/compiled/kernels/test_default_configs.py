@@ -123,7 +123,7 @@ def test_plans_of_attention_pass_their_check(
     fp8: bool,
     sm_count: int,
 ) -> None:
-    """A plan is checked where it is made, for its own heads."""
+    """A plan is checked at its creation, for its heads."""
     plan = plan_decode(rows, kv_heads, context, sm_count, dtype, mixed=mixed, head_dim=head_dim, group=group, fp8=fp8)
     assert plan.splits <= 64
     plan.check_needs(head_dim, group, dtype, fp8=fp8)

@@ -1,4 +1,4 @@
-"""Where the parts of a scheduler's turn are put beside a step graph, on synthetic graphs."""
+"""The position of the parts of a scheduler's turn in a step graph, on synthetic graphs."""
 
 import itertools
 from types import SimpleNamespace

@@ -25,8 +25,8 @@ LEAST = {"steps": 500, "groups": 300, "drafted": 20, "suspensions": 60, "copies"
 
 
 def test_the_loop_does_what_turns_do(seed: int) -> None:
-    """In worlds of the simulator, until enough of each happened: steps of all kinds, turns without one, copies of the state; and
-    the end by drain or stop."""
+    """In worlds of the simulator, until enough of each event happened: steps of all kinds, turns without a step,
+    copies of the state; and the end by drain or stop."""
     draw, seen = random.Random(seed), Counter[str]()
     while any(seen[what] < least for what, least in LEAST.items()):
         one, policy, records = draw.randrange(1 << 30), draw.choice(list(SHIPPED.values())), draw.random() < 0.5

@@ -1,4 +1,4 @@
-"""A model that no kernel takes is refused at the start, in one line with layer, number and what to use instead."""
+"""A model that no kernel supports is refused at the start, in one line with layer, number and alternative."""
 
 import runpy
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_the_engine_says_whether_a_table_or_defaults_are_used() -> None:
     "error", [CompilationError("", None, "arange's range must be a power of 2"), OutOfResources(300, 232, "x")]
 )
 def test_a_compilers_message_never_reaches_a_user(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reaches them: layer, shape, configuration and what to do."""
+    """Users see layer, shape, configuration and remedy instead."""
 
     def fail(call: LinearCall, config: LinearConfig) -> None:
         raise error

@@ -1,4 +1,5 @@
-"""Runs tests/compiled/kernels/interpreted in a process of its own: TRITON_INTERPRET=1 must be set before Triton is imported."""
+"""Runs tests/compiled/kernels/interpreted in a separate process, because TRITON_INTERPRET=1 must be set before Triton
+is imported."""
 
 import os
 import subprocess

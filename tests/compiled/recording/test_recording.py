@@ -1,4 +1,4 @@
-"""The flight recorder: what it wrote down, run again, decides the same."""
+"""The flight recorder: a replay of its records makes the same decisions."""
 
 import dataclasses
 import os

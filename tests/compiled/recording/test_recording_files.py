@@ -163,7 +163,7 @@ def test_a_recording_of_a_users_policy_asks_for_it(dump: Path, tmp_path: Path, c
 
 
 def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
-    """On a GPU, where nobody asks behind each turn, and for an engine that dies in its first one."""
+    """On a GPU, where the host does not poll after each turn, and for an engine that dies in its first turn."""
     queue, facts, options = case_sizes(record_turns=50)
     config = Config().with_options({"name": f"test-{secrets.token_hex(6)}"})
     limits = make_limits_by_name(queue, facts, **options)

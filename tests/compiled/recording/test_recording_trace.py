@@ -1,4 +1,4 @@
-"""What a replay tells: why requests waited, were chosen, chunked or preempted."""
+"""The explanations of a replay: why requests waited, were chosen, chunked or preempted."""
 
 from collections import Counter
 from itertools import pairwise
@@ -60,7 +60,7 @@ def test_a_trace_says_what_moved_here() -> None:
 
 
 def test_a_trace_says_what_best_effort_lacks() -> None:
-    """Pages, its part of a step, and the next step itself. Who is latency-sensitive goes past it, and waits for a row at most."""
+    """Pages, its part of a step, and the next step. Latency-sensitive requests overtake it, and only wait for a row."""
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 16, "pages": 40, "page_size": 4, "max_model_len": 40}
     case = RecordedCase(record=512, best_effort_pages=0.25, best_effort_step_tokens=8, **sizes)
     for length, best_effort in ((24, 1), (4, 1), (22, 1), (3, 0)):
@@ -141,7 +141,7 @@ def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() 
 
 
 def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
-    """The grammar ends where it begins, and the request is still before its first generated token."""
+    """The grammar ends at its start, and the request has no generated token yet."""
     case = RecordedCase(pairs=1, share=2)
     nothing = ByteAutomaton(np.zeros(256, np.uint8), np.full((1, 1), -1, np.int16), np.ones(1, np.bool_))
     request = case.submit(list(range(9)), 5, grammar=nothing, flags=SUBMIT_SCORE_PROMPT, logprobs=0)

@@ -386,7 +386,7 @@ CODES = {name: code for module in (B, P, R) for name, code in vars(module).items
 
 
 def names(state: Any) -> dict[str, Any]:
-    """What the changes are written in."""
+    """The names used in the changes."""
     r, b, pages = state.requests, state.batch, state.pages
 
     def scored(slot: int) -> None:
@@ -489,7 +489,7 @@ def cut_sizes() -> Limits:
 
 
 def faults(limits: Limits, change: str) -> tuple[int, tuple[int, int]]:
-    """What the check says of the state with a change, and what the reference says first."""
+    """(result of the check, first fault of the reference) for the state with a change."""
     state = make_state(limits)
     known = names(state)
     exec(STATE, known)
@@ -569,7 +569,7 @@ def test_clauses_of_cut_steps() -> None:
 
 
 def test_empty_full_and_narrow_states() -> None:
-    """Lists and counts that have nothing, and all that there is; as many rows as there may be, and one more."""
+    """Lists and counts that are empty or full; the maximum number of rows, and one more."""
     limits = sizes()
     state = make_state(limits)
     scratch = [memoryview(row) for row in np.full((2, 16), 77)]

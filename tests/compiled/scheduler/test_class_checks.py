@@ -15,7 +15,7 @@ from blinkpy.verify.policy_check.waiting_bounds import SERVICE_PER_S, class_wind
 
 
 def greedy(request):
-    """Latency-sensitive requests for ever first, and of these who was served most."""
+    """Latency-sensitive requests always first, and among these the most-served tenant."""
     return (request.best_effort << 60) - request.tenant_service
 
 

@@ -1,4 +1,4 @@
-"""The cache of compiled host code: processes that fill it at once don't get each other's code, and damage is mended."""
+"""The cache of compiled host code: concurrent writers never get each other's code, and damaged entries are replaced."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ def start(script: Path, cache: Path, *constants: int) -> subprocess.Popen[str]:
 
 
 def results(script: Path, cache: Path, constants: Sequence[int] = range(PROCESSES)) -> list[str]:
-    """What processes print that compile closures of one function at the same time, each that of its constant."""
+    """The output of processes that concurrently compile closures of one function, each with its constant."""
     running = [start(script, cache, constant) for constant in constants]
     for process in running:
         assert process.stdout.readline() == "ready\n"
@@ -57,7 +57,7 @@ def test_processes_that_compile_at_once_and_damaged_files(tmp_path: Path) -> Non
     loaded = "ready\n" + "".join(line.replace(" 0", " 1") for line in fresh)
 
     def load_all() -> str:
-        """What one process prints that loads the code of all others."""
+        """The output of one process that loads the code of all others."""
         return start(script, tmp_path, *range(PROCESSES)).communicate("go\n", timeout=120)[0]
 
     assert results(script, tmp_path) == fresh

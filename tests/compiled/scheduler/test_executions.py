@@ -37,10 +37,12 @@ FEW = ("python", "all python", "general", "overlapped", "njit")
 
 
 def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **chosen: Any) -> list[Simulation]:
-    """The same storm for several executions of the scheduler.
+    """The same storm in several executions of the scheduler.
 
-    all python: front ends, model and checks, too; else they are compiled. general: plain Python that never takes the fast path.
-    overlapped: what needs no tokens runs before the model's step, as on a GPU. chosen: of make_world.
+    all python: with front ends, model and checks in Python; otherwise these are compiled.
+    general: plain Python that never takes the fast path.
+    overlapped: the part that needs no tokens runs before the model's step, as on a GPU.
+    chosen: of make_world.
     """
     options: dict[str, Callable[[], dict[str, Any]]] = {
         "python": lambda: {"mode": "python"},
@@ -54,7 +56,7 @@ def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **cho
 
 
 def same(first: Simulation, other: Simulation) -> bool:
-    """Whether states, shared memory, front ends and what the checks remember are equal, bit for bit."""
+    """Whether states, shared memory, front ends and the memory of the checks are equal, bit for bit."""
     assert not differences(snapshot(first.world.state), snapshot(other.world.state))
     ours, theirs = ((*s.world.sim.fronts, *s.world.sim.observed) for s in (first, other))
     return first.world.segment == other.world.segment and all(map(np.array_equal, ours, theirs))

@@ -1,4 +1,4 @@
-"""The fast path: when it is left, who keeps which place, and what an error and each stop id lead to in it."""
+"""The fast path: the conditions that leave it, the order of rows, and the effect of errors and stop ids."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from blinkpy.scheduler.phases.forecast import forecast_rows
 
 
 def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends alone do not leave it, nor do those who wait without a row."""
+    """Ends alone do not leave it, and neither do waiting requests without a row."""
     seen = list[tuple[bool, bool, bool]]()
 
     def noting(limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:
@@ -37,7 +37,7 @@ def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeyp
 
 
 def test_it_is_not_taken_while_the_next_admission_may_count_who_passed_from_0_again() -> None:
-    """Also where no row is left: best effort that waits for its own class is passed over all the same (R12, R16)."""
+    """Also without a free row: best effort that waits for its class is passed over all the same (R12, R16)."""
     case = make_case(lanes=1, pairs=1, slots=8, rows=2, pages=60)
     for n in range(3):
         case.submit(tokens(4, n), 12)

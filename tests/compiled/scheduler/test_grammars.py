@@ -40,7 +40,7 @@ FREE = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.zeros((1, 1), np.int16), np
 
 
 def automata(case: Case, count: int) -> list[ByteAutomaton]:
-    """Different ones that every string of the case's tokens fits, for a while."""
+    """Different automata that accept any string of the case's tokens up to some length."""
     rng, found = np.random.default_rng(7), dict[int, ByteAutomaton]()
     while len(found) < count:
         class_of = rng.integers(0, 2, A.BYTES).astype(np.uint8)
@@ -108,7 +108,8 @@ def test_a_slot_whose_words_were_refused_makes_room_first() -> None:
 
 
 def test_no_live_request_loses_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that runs nor one that waits; a front end that asks for more than its share is refused, and no other one."""
+    """Neither a running request nor a waiting one. A front end that exceeds its share is refused, without effect on
+    the others."""
     case = make_case(share=2, slots=4, rows=1)
     monkeypatch.setattr(case.clients[0], "_has_place", lambda digest: True)
     a, b, c = automata(case, 3)
@@ -190,7 +191,7 @@ def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
 
 
 def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
-    """The same requests, first each with a name for its automaton that nobody else uses."""
+    """The same requests, first each with a separate name for its automaton."""
     outputs, bytes_written = list[list[tuple[list[int], int]]](), list[int]()
     for shared in (False, True):
         case = make_case(slots=8, pages=12, share=8)
@@ -211,7 +212,7 @@ def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
 
 
 def test_a_preempted_request_goes_on_in_its_state() -> None:
-    """Few pages: what is expected of each request, its grammar included, is known beforehand."""
+    """With few pages: the expected output of each request, its grammar included, is known in advance."""
     case = make_case(pairs=1, slots=6, rows=3, pages=9, max_model_len=32, share=3)
     made = [case.submit(tokens(5, i), 20, grammar=grammar, min_tokens=20) for i, grammar in enumerate(automata(case, 3))]
     case.finish()
@@ -241,7 +242,8 @@ def test_an_output_of_max_tokens_that_its_grammar_ends_is_complete(choice: bytes
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_an_error() -> None:
-    """A step that ignores grammars must not go on; others do. In the prefill, and in a turn on the fast path."""
+    """A step that ignores grammars ends its request with an error; other requests continue. In the prefill, and in a
+    turn on the fast path."""
     for turns in (1, 3):
         case = make_case(share=1)
         bad, good = case.submit(tokens(3), 9, grammar=automata(case, 1)[0]), case.submit(tokens(4), 5, pair=1)
@@ -371,7 +373,7 @@ def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
 
 
 def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> None:
-    """Nobody's automaton has one, and an engine takes it all the same."""
+    """No automaton should have one, but an engine must accept it."""
     automaton = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.array([[DEAD], [0]], np.int16), np.ones(2, bool))
     none = np.zeros(1, np.int64)
     grammars = as_memoryviews(Grammars(none, none, none, none, *TokenBytes.of([b"a"], 1)))
@@ -392,7 +394,7 @@ def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_unused_slot_is_none_that_a_live_request_has(lanes: int, rng: np.random.Generator) -> None:
-    """Of its own queue pair; of several the one that was used longest ago. The slot with the number 0 is one like the others."""
+    """Of the same queue pair, the slot that was used longest ago. Slot 0 is not special."""
     sizes, facts, options = case_sizes(pairs=2, slots=4, share=3, token_words=1)
     limits, unused = make_limits_by_name(sizes, facts, **options), in_lanes(unused_grammar, lanes, seed=lanes)
     state, nobody = make_state(limits), 0

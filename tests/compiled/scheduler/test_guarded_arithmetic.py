@@ -30,8 +30,10 @@ def integers(rng: np.random.Generator) -> list[int]:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Outcome:
-    """What it gives, and the fault that it sets: at its place alone, and none over an earlier one. The same with 64-bit integers,
-    as in compiled code, and nothing on the way needs more."""
+    """The result and the fault: at its place, without overwriting an earlier one.
+
+    With 64-bit integers, as in compiled code, and no intermediate result that needs more.
+    """
     faults = np.zeros(3, np.int64).data
     result = function(*arguments, faults, AT, PLACE)
     assert (faults[0], faults[2]) == (0, 0)

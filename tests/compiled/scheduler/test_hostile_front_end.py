@@ -43,7 +43,7 @@ def claims_and_announces(case: Case) -> None:
 
 
 def submits_refused(case: Case) -> None:
-    """Entries that are refused, as many as there may be, and read at once."""
+    """The maximum number of refused entries, read in one turn."""
     epoch, head, tail = words(case)
     entries = neutral_entries(case.limits.sq_entries)
     entries["request_id"], entries["epoch"], entries["slot"] = epoch << W.EPOCH_SHIFT | 1, epoch, np.arange(len(entries))
@@ -123,7 +123,7 @@ def test_a_successor_waits_a_tenth_of_a_second_at_most(lease_ms: int, claim_ns: 
 
 
 def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() -> None:
-    """Ids are never used twice, unless by somebody who follows no protocol: the rules hold there, too."""
+    """Ids are reused only by a front end that violates the protocol; the rules hold for it, too."""
     case = make_case(pairs=1)
     first = case.submit(tokens(3), 8)
     case.turn(2)

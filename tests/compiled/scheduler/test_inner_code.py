@@ -1,4 +1,4 @@
-"""Functions that compiled code calls have no machine code of their own, and do what they did with it."""
+"""Functions that only compiled code calls have no separate machine code, and behave as they would with it."""
 
 import ctypes
 from typing import Any

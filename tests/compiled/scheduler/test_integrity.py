@@ -59,7 +59,7 @@ def check_compiled(limits: Limits, state: State) -> int:
 
 
 def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
-    """Of storms of random worlds, some rounds apart, and at once when a step is suspended, which is rare."""
+    """States of storms of random worlds, some rounds apart, and each time a step is suspended, which is rare."""
     for _ in range(MOST_STATES // 10):
         simulation = Simulation(draw.randrange(1 << 30), 200)
         for _ in range(10):
@@ -72,7 +72,7 @@ def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
 
 
 def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits, state: State) -> None:
-    """Most often one that means something, and to a value next to one that other words have, or to a bound."""
+    """Usually a word with a meaning, changed to a neighbour of another word's value, or to a bound."""
     name, array = draw.choice(arrays)
     r, counts = state.requests, state.counts
     rows, tokens = state.batch.counts[[S.ROWS, S.TOKENS]].tolist()
@@ -115,7 +115,7 @@ def list_longer(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def unsorted(draw: random.Random, limits: Limits, state: State) -> None:
-    """Who waits gets another rank and arrival, often the same as others."""
+    """A waiting request gets another rank and arrival, often equal to another request's."""
     for slot in state.waiting[: state.counts[S.WAITING_COUNT]]:
         state.requests.rank[slot], state.requests.arrival[slot] = draw.randint(0, 1), draw.randint(0, 1)
 
@@ -150,7 +150,7 @@ def grammar_renamed(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def rules_changed(draw: random.Random, limits: Limits, state: State) -> None:
-    """A live request has an automaton in place of its token rules, another pair's rules, or another name of them."""
+    """A live request has an automaton instead of its token rules, another pair's rules, or another name of them."""
     r, g = state.requests, state.grammars
     live = np.flatnonzero((r.rules >= 0) & ((r.status == S.RUNNING) | (r.status == S.WAITING))).tolist()
     if live:
@@ -179,7 +179,7 @@ def row_stalled(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def kept_more(draw: random.Random, limits: Limits, state: State) -> None:
-    """A word of a suspended step is another one, or what is kept for it; or who is in flight."""
+    """Change a word of a suspended step, of the data kept for it, or of the requests in flight."""
     if state.suspended.counts[S.ROWS]:
         words, word = draw.choice(
             ((state.suspended.counts, S.GROUP), (state.suspended.counts, S.GROUPS), (state.counts, S.INTERRUPTIONS))
@@ -229,7 +229,7 @@ def yields_not(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
-    """(slot, page) of the first row, whose last page no computed token is in; (-1, -1) where it is not so."""
+    """(slot, page) of the first row with a last page without computed tokens; (-1, -1) without such a row."""
     r, slot = state.requests, int(state.batch.row_slots[0])
     if not state.batch.counts[S.ROWS] or r.computed[slot] > (r.num_pages[slot] - 1) * limits.page_size:
         return -1, -1
@@ -349,8 +349,8 @@ def test_a_schedulers_own_check_sees_its_memory_and_keeps_nothing(seed: int) -> 
 
 
 def test_what_hardly_any_damage_reaches() -> None:
-    """Lists with slots out of range, or too long; a canonical page with the key 0, or that left the index under its old
-    generation; more pages than a table has."""
+    """Lists with slots out of range, or too long; a canonical page with the key 0, or with an outdated generation;
+    more pages than a table has."""
     assert R.check_list([0], 1, 1, [S.RUNNING], S.RUNNING, [0])
     for slot in (-1, 1):
         assert not R.check_list([slot], 1, 1, [S.RUNNING], S.RUNNING, [0])

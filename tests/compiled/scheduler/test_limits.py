@@ -68,7 +68,7 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
 
 
 def test_what_classes_get_if_nobody_says(rng: np.random.Generator) -> None:
-    """What prompts of the latency-sensitive may take beside decodes is what a mixed step has, unless it is given."""
+    """The prompt tokens of latency-sensitive requests default to those of a mixed step."""
     rows, tokens, pages = int(rng.integers(1, 9)), 300, int(rng.integers(8, 200))
     mixed, given = 2 * rows + int(rng.integers(1, 99)), 2 * rows + 100 + int(rng.integers(1, 99))
     sizes = {"rows": rows, "tokens": tokens, "pages": pages}
@@ -174,7 +174,7 @@ def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> No
 
 
 def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
-    """A bucket with more tokens and fewer rows than the one before; memory for grammars of one slot, or none."""
+    """A bucket with more tokens and fewer rows than the previous one; memory for grammars of one slot, or no slot."""
     for first, second, fine in (((4, 2), (8, 2), True), ((4, 2), (8, 1), False), ((4, 1), (4, 2), False)):
         with nullcontext() if fine else pytest.raises(ConfigError, match="buckets must be ascending in tokens and rows"):
             make_state(limits_of(), [first, second, (16, 4)])
@@ -255,6 +255,6 @@ def test_targets_of_the_classes_are_in_order() -> None:
 
 @pytest.mark.parametrize("words", [0, 1, 2])
 def test_tokens_have_as_many_words_as_their_bytes_take(words: int) -> None:
-    """One where there are none: empty memory has no address."""
+    """At least one word, since empty memory has no address."""
     state = make_state(limits_of(share=1 if words else 0, token_words=words))
     assert state.grammars.token_bytes.shape == (max(1, words),)

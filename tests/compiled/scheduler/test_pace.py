@@ -147,7 +147,7 @@ def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace()
 
 
 def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
-    """The requests of its queue pair can't go on, so the pace is that of the others."""
+    """The requests of its queue pair can't continue, so the pace is that of the others."""
     case = paced_case(cq_entries=4, pairs=2)
     slow = case.submit(tokens(5), HIGHEST)
     own = case.submit(tokens(5, start=2), HIGHEST, pair=1)
@@ -169,7 +169,7 @@ def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
 
 
 def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
-    """And none is held. Without a pace they do, too; at a pace that steps can keep, none does."""
+    """No step is held then. The same without a pace, and at a pace that steps can keep."""
     fast = {}
     for name, target, jump in (("none", 0, 0), ("kept", 1, 0), ("missed", 1, 2 * TARGET_NS)):
         case = paced_case(tpot_target_ms=target, cq_entries=64)
@@ -184,7 +184,7 @@ def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
 
 
 def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
-    """The mean time from one token of the first request to the next one, with the others beside it, at the case's pace."""
+    """The mean time between two tokens of the first request, with the others running, at the case's pace."""
     follow(case, list(requests), lambda: all(len(request.got) >= 3 for request in requests))
     before = len(requests[0].got)
     (times, *_) = follow(case, list(requests), lambda: len(requests[0].got) >= before + 10)
@@ -193,7 +193,8 @@ def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
 
 @pytest.mark.parametrize("target", [0, 1])
 def test_each_class_has_its_pace(target: int) -> None:
-    """Best effort alone has its own; beside a latency-sensitive request, that one's; without a target none beside it waits."""
+    """Best effort alone has its own pace; with a latency-sensitive request it has that one's; without a target, no
+    request waits."""
     case = paced_case(tpot_target_ms=target, flex_tpot_target_ms=3, cq_entries=256, max_model_len=64)
     flex = case.submit(tokens(5), 40, best_effort=1)
     assert 0.9 * 3 * TARGET_NS < gap_ns(case, flex) <= 3 * TARGET_NS

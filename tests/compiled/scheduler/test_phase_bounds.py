@@ -109,7 +109,7 @@ def test_which_tokens_and_page_hashes_are_copied() -> None:
 
 @pytest.mark.parametrize(("most", "accepted"), [(5, 2), (6, 2), (7, 3)])
 def test_how_many_tokens_a_turn_takes(most: int, accepted: int) -> None:
-    """As many as it may, and what is left of the last prompt."""
+    """As many as allowed, and the rest of the last prompt."""
     case = make_case(lanes=1, intake_tokens=most)
     for i in range(4):
         case.submit(tokens(3, i), 2)

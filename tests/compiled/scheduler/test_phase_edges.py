@@ -29,8 +29,10 @@ from blinkpy.scheduler.policy_language import PolicyError
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_several_that_end_in_one_tile_give_their_own_slots_back(lanes: int) -> None:
-    """One more waits, so that no step takes the fast path; who goes on keeps its place. No lane looks at a slot that another one
-    releases before all have released theirs."""
+    """One more waits, so that no step takes the fast path; the other requests keep their places.
+
+    No lane reads a slot that another lane releases before all have released theirs.
+    """
     for ends in ((3, 1, 1, 1), (1, 1, 1, 1), (1, 3, 1, 3), (2, 2, 5, 2)):
         several_end(lanes, ends)
 
@@ -66,7 +68,7 @@ def test_hits_are_told_in_every_epoch(epoch: int) -> None:
 
 
 def test_waits_of_any_length_are_told_beside_the_hits() -> None:
-    """The longest one that the word has room for stands for those that are longer."""
+    """The longest wait that fits into the word represents longer ones."""
     for units in (0, 3, WAIT_LIMIT - 2, WAIT_LIMIT, 5 * WAIT_LIMIT + 1):
         waits_and_hits(units)
 
@@ -201,7 +203,7 @@ def test_a_function_of_no_module_is_called_like_any_other(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_positions_are_those_of_a_count_for_each_pair(seed: int) -> None:
-    """In 64 bits there is room for four pairs at a time; an item without a pair counts for none."""
+    """A 64-bit word has room for four pairs; an item without a pair is not counted."""
     draw = random.Random(seed)
     for pairs, n, lanes in ((1, 9, 1), (4, 9, 3), (5, 20, 5), (9, 23, 2), (17, 60, 4)):
         of_pairs = [draw.randrange(-1, pairs) for _ in range(n)]

@@ -1,4 +1,5 @@
-"""What single phases do with words that storms hardly ever give them: positions beyond half of all, stale slots, last pages."""
+"""The effect of words on single phases that storms rarely produce: positions beyond half of all, stale slots, last
+pages."""
 
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_claim_revokes_whoever_is_attached_and_nobody_else(consumed: int) -> N
 
 
 def test_the_ring_of_a_pair_that_was_revoked_is_empty() -> None:
-    """What its owner has not read is nobody's: all entries are free for the next one."""
+    """Unread completions of its owner are dropped: all entries are free for the next owner."""
     case = make_case(lanes=1, pairs=2, pages=40)
     case.judged = False
     case.submit(tokens(3), 6, 1)
@@ -81,7 +82,7 @@ def test_the_ring_of_a_pair_that_was_revoked_is_empty() -> None:
 
 
 def test_pairs_take_turns_where_a_turn_takes_one_entry() -> None:
-    """The rotation goes on in the next turn where it was."""
+    """The rotation continues in the next turn."""
     case = make_case(lanes=1, pairs=3, pages=60, intake_entries=1)
     for pair in range(3):
         for n in range(3):
@@ -93,7 +94,7 @@ def test_pairs_take_turns_where_a_turn_takes_one_entry() -> None:
 
 
 def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> None:
-    """Also where all the rest of them do. Keys of floats below 0 are in an order that has them below all others."""
+    """Also if all other parameters are within their bounds. Keys of negative floats are ordered below all others."""
     inf, most, penalties = float("inf"), 3.4e38, ("presence_penalty", "frequency_penalty")
     fine = dict.fromkeys(penalties, (-most, -0.5, -1e-44, 0.0, 1e-44, most)) | {"temperature": (0.0, most), "min_p": (0, 1)}
     wrong = {name: (-inf, inf, float("nan")) for name in penalties} | {"temperature": (-1e-44, -most, inf), "min_p": (-0.5, 1.01)}
@@ -109,7 +110,8 @@ def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> N
 
 
 def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
-    """Nobody yields here, so each that is admitted leaves less of the step for the next one, also behind a longer one."""
+    """No request yields here, so each admitted request leaves less of the step for the next one, also behind a longer
+    one."""
     case = make_case(short_prompts, 1, pairs=1, pages=60, max_model_len=64)
     requests = [case.submit(tokens(28), 2)]
     case.turn()
@@ -122,7 +124,7 @@ def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
 
 
 def test_ends_that_were_told_free_their_own_slots_alone() -> None:
-    """Beside one whose reader is behind, and whose slot a stale place of `running` still names."""
+    """Together with a request whose reader is behind, and whose slot an outdated place of `running` still names."""
     case = make_case(lanes=1, pairs=2, slots=4, cq_entries=4, pages=40)
     case.submit(tokens(4), 1)
     behind = case.submit(tokens(5, 3), 20, 1)
@@ -246,7 +248,7 @@ def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
 
 
 def test_nobody_looks_for_hits_while_no_page_is_available() -> None:
-    """One page at least is never a hit. What was found when it was last considered is nothing."""
+    """At least one page is never a hit. The result of an earlier admission attempt is reset."""
     case = make_case(lanes=1, pairs=1, pages=4)
     case.submit(tokens(9), 7)
     while case.state.counts[S.FREE_COUNT]:
@@ -283,7 +285,7 @@ def test_lanes_wait_until_all_prompts_are_in_their_order() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_words_of_grammars_are_recorded_two_in_one(rng: np.random.Generator, lanes: int) -> None:
-    """Those that belong to it, of a slot among others; behind an odd number of them there is a 0."""
+    """The words of one slot among others, padded with a 0 to an even number."""
     case = make_case(lanes=1, record_turns=4)
     recorder, mask = case.state.recorder, case.limits.record_words - 1
     given = rng.integers(-(1 << 31), 1 << 31, (3, 24)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Policies: their order, what is told about wrong ones, and what tells the compiled code of one from that of another."""
+"""Policies: their order, the errors about invalid ones, and the identity of their compiled code."""
 
 import subprocess
 import sys
@@ -40,13 +40,13 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
 
 
 def test_shipped_policies_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits until they are compiled only to be checked."""
+    """No caller waits for their compilation only to check them."""
     monkeypatch.setattr(policies, "_check_language", None)
     assert {name: load_policy(name) for name in SHIPPED} == SHIPPED
 
 
 def test_what_numba_can_not_compile_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the language lets pass by mistake: an engine shall not begin with it."""
+    """Even if the language accepts it by mistake, an engine must not start with it."""
     (tmp_path / "mine.py").write_text("\ndef rank(request):\n    return request.arrival\n")
 
     def refuse(arguments: object) -> None:
@@ -81,7 +81,7 @@ def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
-    """The oracle agrees after each turn. Whoever comes after a fault has a rank of its own again."""
+    """The oracle agrees after each turn. Requests after a fault are ranked again."""
     policy = read_policy(f"{ROOT}/tests/support/faulting_policy.py:rank")
     case = make_case(policy, lanes, pairs=1, rows=1, slots=9, intake_entries=8)
     requests = [case.submit(tokens(n), 4) for n in (3, 4, 7, 6, 5, 2)]
@@ -95,7 +95,7 @@ def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int)
 
 
 def test_a_policy_is_what_was_loaded_whatever_becomes_of_its_file(tmp_path: Path) -> None:
-    """Its source is kept: what is compiled later, in lanes or for a GPU, is of the same text as the function."""
+    """Its source is kept: later compilations, in lanes or for a GPU, use the same text as the function."""
     fields = RequestFields(*range(len(RequestFields._fields)))
     for became in ("def rank(request):\n    return 8\n", "nothing", ""):
         (tmp_path / "mine.py").write_text("def rank(request):\n    return 7\n")
@@ -231,7 +231,7 @@ def digest_of(folder: Path, helpers: str, change: tuple[str, str] = ("", "")) ->
 
 @pytest.fixture
 def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of constants that policies import, with a name of its own."""
+    """A module of constants that policies import, with a unique name."""
     name = f"helpers_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text("STEPS = 7\n")
     monkeypatch.syspath_prepend(tmp_path)

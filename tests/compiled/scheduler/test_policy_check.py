@@ -345,7 +345,7 @@ def test_divisors_that_may_be_0_are_warned_about(tmp_path: Path) -> None:
 
 
 def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> None:
-    """A product that Python alone can hold."""
+    """A product that only Python's integers can hold."""
     policy = read_policy(policy_file(tmp_path, "def rank(request):\n    x = request.arrival_us << 20\n    return x * x >> 60\n"))
     requests = [RequestFields(*(9,) * 11), RequestFields(*(1 << 40,) * 11)]
     (finding,) = call_guarded(policy, requests, [policy(request) for request in requests])

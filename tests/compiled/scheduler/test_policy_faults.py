@@ -1,4 +1,4 @@
-"""What an engine tells about its policy's faults."""
+"""The engine's reports about faults of its policy."""
 
 import logging
 from pathlib import Path

@@ -103,7 +103,7 @@ def test_versions_of_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_methods_and_instances_of_libraries_cannot_be_compared() -> None:
-    """Their names do not tell of which value."""
+    """Their names do not identify their values."""
     assert calls((1, 2).count) is calls("abc".find) is calls(random.Random(3)) is None
 
 
@@ -123,7 +123,7 @@ def test_the_queues_that_are_attached_are_of_the_kind_that_was_compiled(monkeypa
 
 
 def test_turns_hold_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether their code is kept or not: the front end's threads go on while the scheduler runs."""
+    """With and without cached code: the front end's threads continue while the scheduler runs."""
     monkeypatch.setattr(host_scheduler, "cached_njit", lambda function, key, **options: (key, options))
     monkeypatch.setattr(host_scheduler, "njit", lambda function, **options: (None, options))
     made = host_scheduler.compiled_turn.__wrapped__

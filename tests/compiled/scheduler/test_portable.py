@@ -1,4 +1,4 @@
-"""The primitives with several bodies, and the lanes of plain Python that stand in for a GPU's."""
+"""The primitives with several implementations, and the lanes of plain Python that represent a GPU's."""
 
 import re
 import subprocess
@@ -45,7 +45,7 @@ def test_collectives_of_one_lane() -> None:
 
 
 def test_a_missing_barrier_shows_in_some_order() -> None:
-    """What lane 0 writes without a barrier is seen by some lanes and not by others."""
+    """Some lanes see a write of lane 0 without a barrier, others do not."""
 
     def work(data: list[int], lane: int, lanes: int) -> int:
         barrier(lanes)

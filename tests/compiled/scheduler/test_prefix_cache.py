@@ -130,7 +130,8 @@ def test_salts_flags_and_the_option_keep_requests_apart() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_hash_collision_is_not_a_hit(lanes: int) -> None:
-    """With multipliers of 0 a hash is that of the page's last token. Only salt, tokens and parents tell pages apart."""
+    """With multipliers of 0, the hash is that of the page's last token. Only salt, tokens and parents distinguish
+    pages."""
     case = make(lanes, multipliers=(0, 0))
     same_end = [[1, 2, 3, 9, 5], [4, 2, 3, 9, 5], [1, 2, 3, 9, 8, 8, 8, 9, 5], [4, 2, 3, 9, 8, 8, 8, 9, 5]]
     keys = [page_hashes(p, 4, (0, 0)) for p in same_end]
@@ -239,8 +240,8 @@ def random_chains(pages: Pages, rng: np.random.Generator) -> dict[tuple[int, int
 
 
 def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Generator) -> None:
-    """Some pages' content changed hands. What any number of lanes finds is the one chain that has the request's tokens, and its
-    salt, from the first page on."""
+    """Some pages have new contents. Any number of lanes finds the one chain with the request's tokens and salt, from
+    the first page on."""
     sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=33)
     limits, lengths = make_limits_by_name(sizes, facts, **options), Counter[int]()
     searches = [in_lanes(find_prefix, lanes, seed=lanes) for lanes in (1, 2, 3, 4, 5, 8)]
@@ -312,8 +313,10 @@ def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng:
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
 def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
-    """Pages of one bucket, of which one has the request's token; the others have this hash, and this salt. What is further back
-    is no hit: no turn takes long."""
+    """Pages of one bucket, all with this hash and salt, of which one has the request's token.
+
+    Pages beyond the bound are not hits, so no turn takes long.
+    """
     length = CHAIN + 2
     limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
     requests = SimpleNamespace(page_hash=np.full((1, 1), 7), cache_salt=[0], tokens=np.ones((1, 1)))
@@ -329,7 +332,7 @@ def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
 
 
 def test_a_page_of_another_hash_is_no_hit() -> None:
-    """Not even with the same tokens: what is found follows from the hashes, wherever the buckets lie."""
+    """Not even with the same tokens: hits follow from the hashes, regardless of the buckets."""
     limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
     requests = SimpleNamespace(page_hash=np.array([[7]]), cache_salt=[0], tokens=np.array([[1]]))
     for key, found in ((8, NO_PAGE), (7, 0)):
@@ -397,7 +400,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
 
 
 def test_a_page_is_another_one_for_each_owner_and_lanes_wait_for_each_other() -> None:
-    """Taken, given back, and taken again; links to what it held before are void each time."""
+    """Taken, released, and taken again; links to the earlier content are invalid each time."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
     limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
@@ -420,7 +423,7 @@ def release_both(limits: Any, state: Any, lane: int, lanes: int) -> int:
 
 
 def test_pages_are_given_back_by_one_request_after_the_other() -> None:
-    """The second one has none, so nothing but the end of the first one's lies between."""
+    """The second request has no pages, so only the end of the first one's separates the two."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
     limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
@@ -441,7 +444,7 @@ def test_a_page_is_elsewhere_if_both_are_found_and_one_is_not_behind_the_other()
 
 
 def test_a_chain_of_duplicates_begins_at_any_page() -> None:
-    """Also at page 0, which is the first one taken: of equal pages that are computed at once, one of each is indexed."""
+    """Also at page 0, which is taken first: of equal pages that are computed in one step, one is indexed."""
     case = make(1, rows=2, tokens=64, max_model_len=64)
     prompt = tokens(25)
     for pair in range(2):

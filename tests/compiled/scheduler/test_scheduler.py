@@ -1,4 +1,5 @@
-"""What the simulator can't judge of the scheduler, or never reaches: sizes of batches, words for the host, rare ends."""
+"""Properties of the scheduler that the simulator can't check, or never reaches: sizes of batches, words for the host,
+rare ends."""
 
 import itertools
 import random
@@ -84,7 +85,7 @@ def test_nobody_is_preempted_while_the_pages_suffice() -> None:
 
 
 def test_many_that_lack_pages_at_once_and_were_preempted_before(seed: int) -> None:
-    """Pages of one token: whoever decodes lacks one in each turn. The oracle says who is preempted, and no one more."""
+    """Pages of one token: every decoding request lacks one in each turn. The oracle determines the preempted requests."""
     draw, preempted, again = random.Random(seed), 0, 0
     for _ in range(30):
         case = make_case(lanes=1, pairs=1, slots=10, rows=10, page_size=1, pages=32, intake_entries=10, prefix_caching=False)
@@ -348,7 +349,7 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
 
 
 def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> None:
-    """Whoever has begun goes on: a better rank overtakes in the line alone."""
+    """A running request continues: a better rank overtakes only in the queue."""
     for length, running in ((28, 1), (13, 2)):  # 20 or 5 lack behind the first step
         case = make_case(priority, pairs=1, tokens=8, pages=40)
         requests = [case.submit(tokens(length), 2, priority=9)]
@@ -361,7 +362,7 @@ def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> N
 
 
 def test_a_drain_ends_with_the_last_completion() -> None:
-    """In the same turn, where it finds room."""
+    """In the same turn, if it has space."""
     case = make_case(pairs=1)
     request = case.submit(tokens(3), 8)
     case.turn(2)
@@ -389,7 +390,7 @@ def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkey
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_entries_that_were_announced_before_a_fence_are_skipped(turns: int) -> None:
-    """Also where none of the pair's entries was ever consumed."""
+    """Also if none of the pair's entries was ever consumed."""
     case = make_case(intake_entries=1, pairs=1)
     case.turn(10)  # a claim is granted at once
     for _ in range(4):

@@ -40,7 +40,7 @@ def whole(**shares: int) -> tuple[Any, ...]:
 
 
 def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups() -> None:
-    """Its step comes next; the suspended one goes on where it was, with the same input; decodes that it has wait."""
+    """Its step is next; the suspended one resumes where it was, with the same input; its decodes wait."""
     case = make_case(fcfs, **CUT)
     case.submit(tokens(3), 30)
     assert step(case) == whole(r0=3)
@@ -75,7 +75,7 @@ def test_the_recorder_waits_for_the_last_group_with_the_tokens_of_a_step() -> No
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_so_many_steps_interrupt_one_at_most(bound: int) -> None:
-    """Latency-sensitive prompts never end. A cut step ends behind step_groups turns of its own and `bound` others."""
+    """Latency-sensitive prompts never end. A cut step ends after its step_groups turns and `bound` others."""
     case = make_case(short_prompts, 1, yield_steps=2, suspend_steps=bound, **CUT)
     case.submit(tokens(90), 2, best_effort=1)
     for n in range(60):
@@ -135,7 +135,7 @@ def test_a_cancel_of_who_is_not_in_flight_takes_effect_while_a_step_is_suspended
 
 
 def test_a_begun_latency_sensitive_prompt_that_has_no_part_in_the_step_interrupts_it() -> None:
-    """The turn in which nobody yields plans a step of both, whose budget the older one takes."""
+    """The turn in which no request yields plans a step of both, whose budget the older one uses."""
     case = make_case(fcfs, 1, yield_steps=0, suspend_steps=1, **CUT)
     case.submit(tokens(60), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)
@@ -149,7 +149,7 @@ def test_a_begun_latency_sensitive_prompt_that_has_no_part_in_the_step_interrupt
 
 
 def test_best_effort_that_is_not_in_flight_has_no_part_in_a_step_that_interrupts() -> None:
-    """Its reader was behind when the step of others began, and is not any more. Who decodes goes on."""
+    """Its reader was behind when the other requests' step began, but has caught up. Decodes continue."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2, "slots": 4, "cq_entries": 4})
     case.submit(tokens(1, 1), 10, 1)
     assert step(case) == whole(r0=1)
@@ -167,7 +167,7 @@ def test_best_effort_that_is_not_in_flight_has_no_part_in_a_step_that_interrupts
 
 
 def test_nobody_loses_a_queue_pair_while_a_step_is_cut() -> None:
-    """A front end that falls silent is told so behind the step, with nothing lost that was kept for it."""
+    """A silent front end loses its pair only after the step, and its requests lose nothing until then."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2})
     case.submit(tokens(40), 2, 1, best_effort=1)
     assert step(case)[:2] == (0, 4)

@@ -25,7 +25,7 @@ def order(case: Case, names: dict[object, str]) -> str:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_flood_of_one_tenant_delays_no_other_one(lanes: int) -> None:
-    """Both have requests of one size; one tenant has sent many of its own before."""
+    """Both have requests of one size; one tenant has sent many before."""
     case, names = make_case(fair, lanes, **ROOM), dict[object, str]()
     for n in range(8):
         names[case.submit(tokens(8, n), 2, tenant=1)] = "a"
@@ -61,7 +61,8 @@ def test_who_comes_back_has_no_credit() -> None:
 
 
 def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
-    """The counter is what was served, to the token: of who ends, of who is cancelled as it runs, and of who never ran."""
+    """The counter equals the served tokens exactly: of requests that ended, were cancelled while running, or never
+    ran."""
     case = make_case(fair, 1, **ROOM)
     first = case.submit(tokens(10), 40, tenant=7)
     never = case.submit(tokens(20, 1), 30, tenant=7)
@@ -84,8 +85,8 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
 
 
 def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
-    """Two slots, so two counts. A tenant's goes to others while its request runs; then it comes again, in the same place, and
-    what the first one is settled with is more than it has."""
+    """Two slots, so two counts. A tenant's count goes to others while its request runs; then it returns to the same
+    place, and the first request's correction exceeds its count."""
     case = make_case(fcfs, 3, **{**ROOM, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10)
     case.turn(2)

@@ -88,7 +88,7 @@ def test_a_list_is_sorted_by_rank_then_by_arrival(rng: np.random.Generator, lane
 
 @pytest.mark.parametrize("field", RequestFields._fields)
 def test_a_policy_sees_each_field(tmp_path: Path, rng: np.random.Generator, field: str) -> None:
-    """Of a request that begins to wait, whatever the state of it is; one that is scored has generated nothing yet."""
+    """Of a request that begins to wait, in any state; a scored request has generated nothing yet."""
     (tmp_path / "mine.py").write_text(f"def rank(request):\n    return request.{field}\n")
     case = make_case(pairs=2, slots=3)
     state, views, queues = case.state, as_memoryviews(case.state), as_memoryviews(case.views)
@@ -136,7 +136,8 @@ def test_nobody_enters_where_all_wait_for_their_readers() -> None:
 
 
 def test_who_lacks_pages_and_who_gives_them_up(rng: np.random.Generator) -> None:
-    """Among `running` are some that this turn has preempted already. Who stalls or is in flight lacks nothing."""
+    """Some requests in `running` were already preempted in this turn. Stalled requests and those in flight lack
+    nothing."""
     case = make_case(pairs=3, slots=4, rows=12, pages=48, best_effort_pages=0.25, attached=False)
     limits, state, seen = case.limits, case.state, set[object]()
     r, counts, views = state.requests, state.counts, as_memoryviews(state)

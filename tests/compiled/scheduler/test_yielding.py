@@ -52,7 +52,7 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
 
 
 def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
-    """As many entries are free as there are rows, and all run: none is left, also when one is preempted. The oracle agrees."""
+    """There are as many free entries as rows, and all run: none is left, also after a preemption. The oracle agrees."""
     case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
     for n in range(3):
         case.submit(tokens(4, n), 4, best_effort=int(n == 2))
@@ -65,8 +65,10 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
-    """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these. What is behind
-    them of a long one goes to half of it: to 4 tokens."""
+    """Each step has sensitive_step_tokens for them in addition to decodes, and the best rank gets the first of these.
+
+    Chunks of a long prompt after the first get half of it: 4 tokens.
+    """
     case = make_case(short_prompts, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
@@ -95,7 +97,7 @@ def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) -> None:
-    """Then nobody enters before it, although there is room, until best-effort prompts don't yield."""
+    """Then no request enters before it, although there is room, until best-effort prompts don't yield."""
     case = make_case(fcfs, 1, yield_steps=bound, **ROOM | {"tokens": 64, "rows": 8})
     case.submit(tokens(4), 30)
     assert step(case) == {0: 4}
@@ -178,7 +180,7 @@ def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int)
 
 
 def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
-    """They are no prompts any more once they run, and still nobody else is admitted when they are."""
+    """They are not prompts any more once they run, and still no other request is admitted when they are."""
     case, turns = make_case(short_prompts, 1, yield_steps=2, **ROOM), 0
     waits = case.submit(tokens(1), 1, best_effort=1)
     while not waits.ended:
@@ -192,7 +194,7 @@ def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waitin
 
 
 def test_a_step_of_best_effort_prompts_is_short_and_a_latency_sensitive_one_has_its_own_size(rng: np.random.Generator) -> None:
-    """Best effort always has more to compute than a step holds. Who is latency-sensitive waits for a short step."""
+    """Best effort always has more to compute than a step holds. Latency-sensitive requests wait for a short step."""
     rows = int(rng.integers(3, 7))
     share = int(rng.integers(2 * rows, 3 * rows))
     sizes = {"pairs": 1, "slots": 12, "rows": rows, "pages": 200, "max_model_len": 200, "intake_entries": 8}
@@ -236,7 +238,7 @@ def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_
 
 
 def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
-    """Who comes later has what the first ones leave, however many are looked at together."""
+    """Later requests get the pages that the first ones leave, however many are considered together."""
     case = make_case(fcfs, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 40})
     for n, length in enumerate((4, 5, 30)):
         case.submit(tokens(length, n), 2, best_effort=1)
@@ -295,7 +297,7 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
 
 @pytest.mark.parametrize(("pages", "enters"), [(22, True), (23, False)])
 def test_best_effort_keeps_a_page_for_each_of_it_that_runs_however_many_others_do(pages: int, enters: bool) -> None:
-    """It may have 40 pages, of which the one that runs has 17."""
+    """It may have 40 pages, of which its running request has 17."""
     sizes = {"pairs": 1, "slots": 12, "rows": 12, "tokens": 400, "pages": 160, "max_model_len": 120, "intake_entries": 16}
     case = make_case(fcfs, 1, best_effort_pages=0.25, prefix_caching=False, **sizes)
     for n in range(6):
@@ -340,7 +342,7 @@ def test_others_keep_the_fast_path_when_best_effort_has_its_pages() -> None:
 
 
 def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() -> None:
-    """Neither of its own class nor of the other, although a latency-sensitive request stalls."""
+    """Neither of its class nor of the other, although a latency-sensitive request stalls."""
     sizes = {"slots": 8, "rows": 5, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8, "cq_entries": 4}
     case = make_case(fcfs, 2, best_effort_pages=0.1, prefix_caching=False, pairs=3, **sizes)
     case.submit(tokens(9), 30, pair=1)
@@ -360,7 +362,8 @@ def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() ->
 
 
 def test_where_best_effort_may_have_all_pages_none_is_counted_twice() -> None:
-    """Six requests share the pages of their prompt: together they hold more than there are, and nobody waits for it."""
+    """Six requests share the pages of their prompt: together they hold more than the pool has, and no request waits
+    for it."""
     sizes = {"pairs": 1, "slots": 8, "rows": 6, "tokens": 40, "pages": 28, "max_model_len": 40, "intake_entries": 8}
     case = make_case(fcfs, 1, **sizes)
     flexible = [case.submit(tokens(25), 12, best_effort=1)]
@@ -389,8 +392,8 @@ WORLDS = 80  # at most, where classes make a difference: under `priority` they d
 def one_class(
     seed: int, policy: str, kind: int | None, yield_steps: int, rounds: int = 120, **limits: float
 ) -> tuple[list[Any], int]:
-    """What the scheduler of a storm decides, turn by turn, where all requests are of one class; None: as they come. And the
-    number of turns in which somebody yields. limits: of best effort."""
+    """The scheduler's decisions in a storm, turn by turn, with all requests of one class (None: unchanged), and the
+    number of turns with yielding. limits: of best effort."""
     draw = random.Random(seed)
     rows, tight = draw.randint(2, 5), draw.choice((12, 20, 60))
     sizes = case_sizes(pairs=2, slots=5, rows=rows, tokens=2 * rows + draw.randint(1, 8), pages=tight, yield_steps=yield_steps)
@@ -462,7 +465,7 @@ def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> 
 
 
 def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() -> None:
-    """The one that began lacks 7 of its 8 tokens; the next one gets the last."""
+    """The begun request lacks 7 of its 8 tokens; the next one gets the last."""
     case = make_case(fcfs, 1, best_effort_step_tokens=8, yield_steps=0, **ROOM | {"tokens": 24, "rows": 4})
     case.submit(tokens(15), 2, best_effort=1)
     assert step(case) == {0: 8}

@@ -138,7 +138,7 @@ def judged(attack: Attack, peak: float = 100.0, tenants: bool = True, **seen: An
 
 
 def late(entries: list[Any], seconds: float, every: int = 20, status: int = 200) -> list[Any]:
-    """Each 20th entry beside the attack takes longer."""
+    """Each 20th entry during the attack takes longer."""
     return [
         (at, seconds, *([status] if rest else [])) if at > 10 and number % every == 0 else (at, usual, *rest)
         for number, (at, usual, *rest) in enumerate(entries)

@@ -1,4 +1,5 @@
-"""The attacks of the benchmark reach a server and do what they say; and how its figures are made. Nothing here is timed."""
+"""The attacks of the benchmark reach a server and do what they state; and the computation of its figures. Nothing here
+is timed."""
 
 import asyncio
 import time
@@ -33,7 +34,7 @@ EXPECTED = {
 
 
 def test_attacks_reach_their_limits(tmp_path: Path) -> None:
-    """All at a time; and the server serves beside them and after."""
+    """All at the same time; the server serves during them and afterwards."""
     seen: dict[str, Counter[str]] = {name: Counter() for name in EXPECTED}
     with FakeEngine() as engine, serving(engine, write_model(tmp_path), api_key="k", body_room_mib=64) as server:
         site, until = Site(server.port, "k", engine.segment_name, 0, SCALE), time.monotonic() + LONGEST_S

@@ -1,4 +1,4 @@
-"""The prediction of latencies: what a step has to do is counted right, and costs what the model says."""
+"""The prediction of latencies: the work of a step is counted correctly, and costs what the model states."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ OPTIONS = argparse.Namespace(max_num_seqs=64, page_size=16, num_pages=4096)
 
 @dataclass(frozen=True)
 class Watched(ServerModel):
-    """Keeps what each step had to do."""
+    """Records the work of each step."""
 
     seen: list[Work] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ MARKS = [(10.0, 4.0), (14.0, 6.0)]  # a window of 4 s, in which the worker took 
 
 
 def made(*records: tuple[int, str, list[float]]) -> tuple[list[Request], LoadResult]:
-    """Requests, and what became of them: max_tokens, error, times."""
+    """Requests and their outcomes: max_tokens, error, times."""
     requests = [Request(9.0, "x", tokens) for tokens, _, _ in records]
     found = [Record(9.0, 9.0, tokens, error, np.array(times)) for tokens, error, times in records]
     return requests, LoadResult(found, np.array([0.001, 0.002]), 0.25, 100.0, 30.0)

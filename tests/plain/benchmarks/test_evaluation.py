@@ -1,4 +1,4 @@
-"""Which cells of the evaluation are measured next, how they are kept, and what their pages show. Nothing here is timed."""
+"""The choice of the evaluation's next cells, their storage, and their pages. Nothing here is timed."""
 
 import json
 import os

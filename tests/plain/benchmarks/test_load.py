@@ -44,8 +44,10 @@ def test_open_loop_does_not_wait_for_answers() -> None:
 
 @pytest.mark.parametrize("spin", [False, True])
 def test_times_are_those_of_the_server(spin: bool) -> None:
-    """Each token is sent at a known time, and the client's time lies after it and before the server's next one. A client that
-    spins meanwhile has as little to do as one that sleeps."""
+    """Each token is sent at a known time, and the client's time is after it and before the server's next one.
+
+    A client that spins in between has as little to do as one that sleeps.
+    """
     sent: list[float] = []
 
     def script(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What the pages show is what the result files give, and each result file is explained."""
+"""The pages show the figures of the result files, and each result file is explained."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_pages_show_what_was_measured(page: Path) -> None:
 
 
 def test_the_readme_has_no_figure_of_its_own() -> None:
-    """No time, share, power or ratio stands outside of what is made from the results."""
+    """Every time, share, power or ratio comes from the results."""
     rest = FIGURE.sub("", PART.sub("", (ROOT / "README.md").read_text()))
     assert re.findall(r"\d(?:[\d.,]*\d)? ?(?:(?:ms|us|x|W|MHz|GB|J|tokens/s|requests/s)\b|%).*", rest) == []
 

@@ -1,4 +1,5 @@
-"""What the serving benchmarks offer, compute and start; and the smoke grid as a whole. Nothing here is timed."""
+"""The loads, computations and processes of the serving benchmarks; and the smoke grid as a whole. Nothing here is
+timed."""
 
 import json
 import os
@@ -74,7 +75,7 @@ def figures_of(records: list[Record], window_s: float = 10.0, lags: list[float] 
 
 
 def test_figures_of_known_classes() -> None:
-    """Long prompts of the latency-sensitive have no part in TTFT; what was given up at 9 s waited until then."""
+    """Long latency-sensitive prompts do not count in TTFT; requests cancelled at 9 s count as waiting until then."""
     asked = [(512, SENSITIVE), (513, SENSITIVE), (9, BEST_EFFORT), (9, BEST_EFFORT)]
     requests = [Request(1.0, [1] * length, 2, tier) for length, tier in asked]
     records = [record(1.0, [1.5, 2.0]), record(1.0, [5.0, 6.0]), record(1.0, [2.0, 4.0]), record(1.0, [], error="unfinished")]
@@ -179,7 +180,7 @@ def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
 
 
 def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
-    """The demonstration model on the CPU, isolated and beside neighbours; a second run has nothing left to do."""
+    """The demonstration model on the CPU, isolated and with neighbours; a second run has nothing left to do."""
     output, state = tmp_path / "paper.json", tmp_path / "state"
     cores = sorted(os.sched_getaffinity(0))
     both = len(cores) > 1  # placements of the front end

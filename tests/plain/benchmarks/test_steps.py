@@ -1,4 +1,4 @@
-"""The benchmark of whole steps, but for the GPU: batches, multiplications, measuring on a synthetic clock, the table."""
+"""The benchmark of whole steps without a GPU: batches, multiplications, measuring on a synthetic clock, the table."""
 
 from types import SimpleNamespace
 from typing import Any

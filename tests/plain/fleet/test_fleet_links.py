@@ -1,4 +1,5 @@
-"""What a fleet knows of its engines when it chooses one: loads word by word, and what this worker has just placed there."""
+"""A fleet's knowledge of its engines when it chooses one: the load words, and the prompts that this worker just placed
+there."""
 
 import asyncio
 import dataclasses
@@ -70,7 +71,7 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
 
 
 def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """As far as it was read: a link looks every LOAD_S seconds. What was lost with its engine is nobody's load."""
+    """As of the last read: a link reads every LOAD_S seconds. Prompts lost with their engine do not count."""
     draw, now, looked_at = random.Random(seed), 50.0, 0.0
     monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now))
     link, words, accepted, unseen = made_link(), [0] * BLOCK_WORDS, 0, 0
@@ -136,7 +137,7 @@ def connected() -> Any:
 
 
 def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
-    """Whichever come, are lost, or leave and give their places to others."""
+    """Also when engines join, are lost, or leave and pass their places on."""
     draw, shown, there = random.Random(seed), dict[str, float](), dict[int, tuple[int, int]]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=shown.__setitem__)
     fleet = Engines([EngineEntry(str(i), connected) for i in range(3)], metrics)
@@ -165,7 +166,7 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
 
 
 def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
-    """Not while one waits for an engine, which comes first; and at once, without a completion or a look."""
+    """Not while a move waits for an engine, since moves come first; then immediately, without a completion or a poll."""
     draw, heard, timers = random.Random(seed), list[int](), list[Any]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     for _ in range(50):
@@ -223,7 +224,7 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
 
 @pytest.mark.parametrize(("expected", "told"), [((7, 3, 20), 3), ((7, None), 1), ((4,), 4), ((), 1)])
 def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[int | None, ...], told: int) -> None:
-    """None: nobody here starts that engine, so it may be there at once."""
+    """None: no process here starts that engine, so it may be ready at any time."""
     starts: Any = [None if seconds is None else SimpleNamespace(retry_s=lambda s=seconds: s) for seconds in expected]
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     fleet = Engines([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)

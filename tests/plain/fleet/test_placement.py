@@ -20,7 +20,7 @@ PAGE, ENGINES = 16, 4
 
 
 def loads(*tokens_in_flight: int) -> list[EngineLoad]:
-    """Engines that differ by what this worker has there."""
+    """Engines that differ in this worker's load there."""
     return [EngineLoad(i, 8, 0, 0, 100, tokens, 0, True) for i, tokens in enumerate(tokens_in_flight)]
 
 
@@ -86,7 +86,7 @@ def test_an_engine_that_is_too_busy_does_not_get_its_prompts(placement: Placemen
 
 
 def test_many_at_once_that_begin_alike_are_spread(placement: Placement, rng: np.random.Generator) -> None:
-    """What was sent counts until the engine has seen it."""
+    """Sent prompts count until the engine has seen them."""
     start, chosen, offered = tokens(rng, 64 * PAGE), [], loads(0, 0, 0, 0)
     for _ in range(12):
         prompt = np.concatenate((start, tokens(rng, PAGE + 1)))
@@ -193,7 +193,7 @@ def test_a_name_of_no_rule_is_refused(name: str, message: str) -> None:
 
 
 class Odd:
-    """What can't even be shown."""
+    """An object without a string form."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")

@@ -95,7 +95,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ("[a]\nkey = []", "k: a: needs 1 to 8 keys"),
         (f'[a]\nsha256 = "{SECRET_WORD}"', "k: a: sha256 must be"),
         (f"[a]\nkey = {[str(i) for i in range(KEYS_OF_ONE + 1)]}", "k: a: needs 1 to 8 keys"),
-        (f'[a]\nkey = "{SECRET_WORD}"\nsha256 = "{digest(SECRET_WORD)}"', "k: a: has a key twice"),
+        (f'[a]\nkey = "{SECRET_WORD}"\nsha256 = "{digest(SECRET_WORD)}"', "k: a: lists a key twice"),
         (f'[a]\nkey = "{SECRET_WORD}"\n[b]\nkey = "{SECRET_WORD}"', "k: b: shares a key with a"),
         ('[a]\nkey = "x"\nnumber = 4\n[b]\nkey = "y"\nnumber = 4', "k: b: has the number 4 of a"),
         ('["a b"]\nkey = "x"', "name of tenant 1 must be"),

@@ -1,4 +1,4 @@
-"""These tests run kernels in Triton's interpreter, in a process of their own: see ../test_triton_interpreted.py."""
+"""These tests run kernels in Triton's interpreter, in a separate process: see ../test_triton_interpreted.py."""
 
 import os
 import zlib

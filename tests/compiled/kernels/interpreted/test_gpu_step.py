@@ -85,8 +85,11 @@ MIXED_STEPS = [  # model, rows, steps
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
 ) -> None:
-    """Decode rows beside chunks that end a prompt and chunks that do not; all steps but the second one are mixed. Later chunks
-    read what earlier ones left in the last layer's cache, although that layer goes on with their last tokens alone."""
+    """Decode rows together with chunks that end a prompt and chunks that do not; all steps but the second are mixed.
+
+    Later chunks read the last layer's cache of earlier ones, although that layer only continues with their last
+    tokens.
+    """
     narrowed = Mock(wraps=last_tokens)
     monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
@@ -119,7 +122,7 @@ FP8_STEPS = {
 
 @pytest.mark.parametrize("case", third(list(FP8_STEPS)))
 def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
-    """FP8 matrices, beside others that are kept."""
+    """FP8 matrices together with unquantised ones."""
     quantised, table, invariant = FP8_STEPS[case]
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
@@ -170,7 +173,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 
 @pytest.mark.parametrize("case", third(list(PACKED_STEPS)))
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
-    """4-bit matrices, beside others that are kept."""
+    """4-bit matrices together with unquantised ones."""
     name, packed, table, invariant = PACKED_STEPS[case]
     how: dict[str, Any] = {"invariant": invariant, "quantise": partial(packed_weights, **packed), "rows": 3}
     how["table"] = step_cases.PACKED_TABLE if table == "PACKED" else LinearTable()
@@ -185,13 +188,16 @@ def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, f
 
 
 def of_three(error: Callable[[], float], limit: float) -> bool:
-    """Whether one of three fresh cases is within a limit. Now and then a number beside the middle between two of FP8 rounds the
-    other way, which moves a token's logits by a few percent: not three times in a row."""
+    """Whether one of three fresh cases is within a limit.
+
+    Occasionally a number near the middle between two FP8 values rounds the other way, which moves a token's logits by
+    a few percent, but not three times in succession.
+    """
     return any(error() < limit for _ in range(3))
 
 
 def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
-    """With FP8 matrices beside those that are never quantised; and batch-invariant."""
+    """With FP8 matrices and unquantised ones; and batch-invariant."""
     how: dict[str, Any] = {"quantise": fp8_reference.fp8_weights, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "deepseek-v3-halves", tmp_path, torch.float32, steps=3, **how), 1e-3)
     assert step_cases.step_case(rng, "cpu", "glm4-moe-lite", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
@@ -281,7 +287,8 @@ def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generato
 
 
 def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
-    """What a capture takes for the layers computes the residual stream, and what it takes for the output leaves that alone."""
+    """The part that a capture takes for the layers computes the residual stream; the part that it takes for the output
+    does not."""
     on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
     shape = on.give(on.batches.batch([(on.batches.add(list(range(9))), 9)]))
     decoder = on.step.decoder

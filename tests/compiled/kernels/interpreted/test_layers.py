@@ -132,7 +132,7 @@ def _round_all(x_ptr, scale_ptr, out_ptr, N: tl.constexpr):
 
 
 def test_rounding_to_fp8(rng: np.random.Generator) -> None:
-    """As torch does: numbers of all sizes, all halves between two numbers, and what saturates; NaN stays."""
+    """Equal to torch: numbers of all sizes, all halves between two numbers, and saturation; NaN stays."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ordered, scale = numbers[~numbers.isnan()].sort().values, torch.tensor([2.0 ** float(rng.integers(-9, 9))])
     x = draw(rng, 4096, dtype=torch.float32, device=CPU) * torch.from_numpy(np.exp2(rng.uniform(-14, 10, 4096))).float()
@@ -198,7 +198,7 @@ def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> No
 
 
 def test_last_tokens_that_do_not_fit_are_refused() -> None:
-    """They are rotated and in the cache already, nothing runs beside them, and each row's tokens must have an end."""
+    """They are rotated and in the cache already, nothing runs in parallel, and each row's tokens must have an end."""
     rows, plan = 3, DecodePlan(splits=1, min_tiles=1, block_n=32)
     qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
     q, numbers = qkv.view(8, 4, 32)[:, :2], torch.zeros(8, dtype=torch.int32)
@@ -218,7 +218,7 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_plans_of_a_variant(rng: np.random.Generator, name: str) -> None:
-    """A registered variant is named by its plans, and each of them computes what the others do."""
+    """Plans name a registered variant, and each variant computes the same results."""
     shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "bucket_tokens": 24, "bucket_rows": 4}
     for plan in VARIANTS[name].plans(torch.float32):
         assert plan.variant == name

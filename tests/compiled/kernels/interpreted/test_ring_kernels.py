@@ -40,7 +40,8 @@ def place(batches: PagedBatches, batch: Batch, sizes: RingSizes, host: HostRings
 
 @pytest.mark.parametrize("attempt", range(2))
 def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
-    """Of all pages that a step reads, of its tokens, and of what its spill pages leave; nothing else of a cache changes."""
+    """Of all pages that a step reads, its tokens, and the contents of its spill pages; no other part of a cache
+    changes."""
     page, window, layers = int(rng.choice([8, 16])), int(rng.integers(1, 60)), int(rng.integers(1, 4))
     tokens, length = int(rng.integers(40, 120)), WIDTH * page
     spill, pages = tokens // page + ROWS_AT_MOST, 1 - (1 - window) // page
@@ -68,7 +69,7 @@ def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
 
 
 def test_long_rows(rng: np.random.Generator) -> None:
-    """More tokens, and more pages, than a program of a row takes at once."""
+    """More tokens, and more pages, than one program of a row handles."""
     page, window, length = 4, int(rng.integers(500, 800)), 2000
     sizes = RingSizes((0, 1), window, page, 1 - (1 - window) // page, SLOTS, 300)
     host, rings = rings_of(sizes, length // page, 1000)

@@ -64,7 +64,7 @@ def test_small_vocabulary(rng: np.random.Generator) -> None:
 
 
 def test_a_bitmask_is_no_banned_sequence(rng: np.random.Generator) -> None:
-    """The words behind the sequences look like one that bans token 5 after anything."""
+    """The words after the sequences look like a sequence that bans token 5 after any token."""
     allowed = [*range(480), 480, 482]
     rules = TokenRules(512, {}, allowed, [[7, 8]])
     assert rules.words()[-16:].tolist() == [ANY_TOKEN] * 15 + [5]
@@ -75,7 +75,7 @@ def test_a_bitmask_is_no_banned_sequence(rng: np.random.Generator) -> None:
 
 
 def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than programs for log probabilities, some of which ask for none."""
+    """More rows than programs for log probabilities; some rows request none."""
     monkeypatch.setattr("blinkpy.kernels.sampling.record_logprobs.PROGRAMS", 3)
     workspace = SamplingWorkspace.allocate(11, 40, "cpu", chunk=64, capacity=32, block=64)
     sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
@@ -240,7 +240,7 @@ def test_a_workspace_too_narrow_for_log_probabilities_is_refused_where_it_is_mad
 
 
 def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sample_tokens takes it of VARIANTS, and the first one where no variant is named; but not for tensors that do not fit."""
+    """sample_tokens takes it from VARIANTS, by default the first one, but rejects tensors that do not fit."""
     call, launched = small_call(rng), list[tuple[str, SamplingCall]]()
     variants = {
         name: SimpleNamespace(launch=lambda call, name=name: launched.append((name, call))) for name in ("first", "other")
@@ -366,7 +366,7 @@ def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below:
 def test_one_pass_is_enough_where_the_head_decides(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, float], peaked: bool
 ) -> None:
-    """The head has all but a millionth of the distribution, or nothing: more equal ones than can be sorted at once."""
+    """The head has all but a millionth of the distribution, or none of it: more equal tokens than one sort can hold."""
     passes, measure = list[int](), candidates.measure
 
     def measuring(*arguments: Any) -> Any:
@@ -400,7 +400,7 @@ def test_what_threads_store_others_load_behind_barriers(rng: np.random.Generator
 
 
 def test_biases_are_of_as_many_tokens_as_there_are(rng: np.random.Generator) -> None:
-    """Behind the ids of biases lie the biases themselves: one of 0.0 is no token 0, which has none."""
+    """The biases follow the ids of biases: a bias of 0.0 must not be read as token 0."""
     rules = TokenRules(64, {3: 0.0, 5: 1.5}, None, [[7]])
     logits, out = torch.from_numpy(rng.normal(size=64).astype(np.float32)), torch.full((64,), 7.0)
     expected = logits.clone()
@@ -429,8 +429,10 @@ def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> No
 def test_kernels_wait_before_they_touch_results(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    """Every program lets its successor start, and waits, once. In between, all that kernels of the step write is zero: who reads
-    it too early gets that, and what is written too early is lost."""
+    """Every program lets its successor start, and waits, once.
+
+    Until then, all results of the step's kernels are zero: an early read gets zeros, and an early write is lost.
+    """
     call, calls = small_call(rng, **fields), list[str]()
     given = call.logits.clone()
     scratch = (getattr(call.workspace, name) for name in ("adjusted", "chunk_max", "chunk_id", "keys"))

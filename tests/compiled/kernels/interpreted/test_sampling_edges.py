@@ -61,7 +61,7 @@ assert np.exp(-LN2) == 0.5 and np.exp(-2 * LN2) == 0.25  # so that all sums of w
 
 
 def drawn(levels: np.ndarray, uniform: float, top_k: int, top_p: float, min_p: float) -> int:
-    """What a number draws of tokens with weights 2 ** -level."""
+    """The token that a number draws from tokens with weights 2 ** -level."""
     order = np.lexsort((np.arange(len(levels)), levels))
     order = order[:top_k] if top_k > 0 else order
     weights = 2.0 ** -levels[order]
@@ -78,8 +78,10 @@ def drawn(levels: np.ndarray, uniform: float, top_k: int, top_p: float, min_p: f
 @pytest.mark.parametrize("top_k", [0, 6, CAPACITY, 60])
 @pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.0), (2.0, -1.0), (0.5, 0.0), (0.0, 0.0), (1.0, 0.5), (0.75, 0.25)])
 def test_bounds_that_are_just_met(vocabulary: int, top_k: int, top_p: float, min_p: float, rng: np.random.Generator) -> None:
-    """Weights of 1, 1/2 and 1/4: numbers and bounds fall on their sums, where rounding decides nothing. Fewer tokens than can be
-    sorted at once, and more, also of each weight alone."""
+    """Weights of 1, 1/2 and 1/4: numbers and bounds fall on their sums, so that rounding decides nothing.
+
+    With fewer tokens than one sort holds, and with more, also of each weight alone.
+    """
     shares = np.eye(3)[rng.integers(3)] if rng.random() < 0.3 else rng.dirichlet([1.0, 1.0, 1.0])
     levels = rng.choice(3, vocabulary, p=shares)
     levels -= levels.min()
@@ -97,7 +99,7 @@ def test_bounds_that_are_just_met_in_the_whole_row(at_level: tuple[int, ...], to
 
 
 def test_a_top_p_that_rounds_to_zero_keeps_the_best_token() -> None:
-    """Also where the search begins with sections that have none."""
+    """Also if the search begins with empty sections."""
     levels = np.repeat([2, 0], [20, 70])
     assert draws(-LN2 * levels, [0.0, 0.5, LARGEST], top_k=6, top_p=1e-60) == [20] * 3
 
@@ -137,7 +139,7 @@ def store_whether_before(entry_ptr, prompt_length_ptr, lengths_ptr, out_ptr):
 
 
 def test_stop_ids_count_from_min_tokens_on() -> None:
-    """Of an output of `made` tokens so far; those of a scored prompt are none of them."""
+    """With `made` output tokens so far; tokens of a scored prompt do not count."""
     cases = [(least, made) for least in range(4) for made in range(-2, 5)]
     entries = E.neutral_entries(len(cases))
     entries["min_tokens"] = [least for least, _ in cases]
