@@ -425,7 +425,7 @@ class FrontendOptions:
     )
     answer_room_mib: int = option(
         128,
-        "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest gets a 503",
+        "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest one is replaced by a 503",
         low=1,
         high=1 << 16,
     )

@@ -260,7 +260,7 @@ class Supervisor:
         return None
 
     def _is_last(self, worker: WorkerProcess, death: Death) -> bool:
-        """Report a death. Returns whether the worker stays dead. Raises ConfigError."""
+        """Report a death. Returns whether the worker is not started again. Raises ConfigError."""
         if death.code == USAGE_EXIT and not worker.process.served:
             raise ConfigError(death.error or "a front-end worker refused its options")
         logger.error("worker %d %s", worker.index, death)

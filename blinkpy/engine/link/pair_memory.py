@@ -58,7 +58,7 @@ class HostMemory:
 class DmaBufMemory:
     """GPU memory as a dma-buf.
 
-    descriptor: of a dma-buf that starts at the memory. Its owner closes it after the last use.
+    descriptor: file descriptor of a dma-buf that starts at the memory. Its owner closes it after the last use.
     """
 
     def __init__(self, descriptor: int, read_word: ReadWord):

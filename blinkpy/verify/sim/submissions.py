@@ -156,7 +156,7 @@ def share_left(limits, fronts, pair):
 def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
     """Give a slot's request a valid or damaged grammar or token rules, or neither.
 
-    ids: of each slot, written here.
+    ids: the number chosen for each slot (of a grammar or of token rules), set here.
     good, damaged: numbers of valid ones and of the damaged ones after them.
     left: unused part of the share.
     Returns (whether a damaged one was chosen, the unused part of the share now).
