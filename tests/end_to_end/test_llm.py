@@ -1,6 +1,7 @@
 """The offline API, through the same queues and the same engine as the server."""
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from support.compiled_grammars import automaton_of_regex
 from support.front_end.chat_templates import HARMONY, HERMES
 from support.waiting import wait_for
 from tokenizers import AddedToken
@@ -22,6 +24,7 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
+from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.queues import words as W
 
@@ -95,12 +98,16 @@ def test_each_prompt_can_have_its_own_parameters(null: LLM) -> None:
 
 def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
     params = {"max_tokens": 40, "seed": 7, "ignore_eos": True}
-    text = null.generate("x", SamplingParams(**params))[0].outputs[0].text
+    (whole,) = null.generate("x", SamplingParams(**params))[0].outputs
+    text = whole.text
     stop = text[len(text) // 2 :][:2]
     (done,) = null.generate("x", SamplingParams(**params, stop=stop))[0].outputs
     assert done.text == text[: text.index(stop)]
     assert done.finish_reason == "stop"
-    assert len(done.token_ids) <= 40
+    # The last token completes it, although the engine may have sent more.
+    decode, count = null.get_tokenizer().decode, len(done.token_ids)
+    assert done.token_ids == whole.token_ids[:count]
+    assert stop in decode(done.token_ids) and stop not in decode(done.token_ids[:-1]), done.token_ids
 
 
 @pytest.mark.parametrize(
@@ -124,6 +131,27 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
 def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any], options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         null.generate(prompt, SamplingParams(**options))
+
+
+def test_an_error_blames_only_what_the_request_has(demo: LLM) -> None:
+    """Of the parameters that may leave no token, for each combination of them."""
+    given: dict[str, Any] = {"grammar": automaton_of_regex("[a-z]+"), "stop_token_ids": [5], "bad_words": ["x"]}
+    given["allowed_token_ids"] = [3, 4, 5]
+    for names in itertools.chain.from_iterable(itertools.combinations(given, size) for size in range(len(given) + 1)):
+        params = SamplingParams(**{name: given[name] for name in names})
+        (work,) = demo._works(0, np.array([3, 4], np.int32), params, NOTHING)
+        blamed = next((name for name in ("allowed_token_ids", "bad_words") if name in names), "")
+        blamed = blamed or ("stop_token_ids" if {"grammar", "stop_token_ids"} <= {*names} else "")
+        assert work.generation.excluding == blamed, names
+
+
+def test_the_longest_prompt_leaves_one_token(null: LLM) -> None:
+    context = min(null._pair.context, null._pair.longest_prompt + 1)
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    assert len(null.generate([[1] * (context - 1)], params)[0].outputs[0].token_ids) == 1
+    for length in (context, context + 1):
+        with pytest.raises(ValueError, match=f"prompt 0: it has {length} tokens, but the context length is"):
+            null.generate([[1] * length], params)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Supports claim decisions/front-end-queue.
 
 import asyncio
 import functools
+import itertools
 import json
 import socket
 import time
@@ -27,7 +28,7 @@ from blinkpy.dpu.admission import admission
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import MOST_TENANTS
 from blinkpy.dpu.admission.tenant import NOBODY, Tenant
-from blinkpy.dpu.admission.tenant_table import ROWS, TABLE_BYTES, TenantTable
+from blinkpy.dpu.admission.tenant_table import COUNTERS, GAUGES, ROWS, TABLE_BYTES, TenantTable
 from blinkpy.dpu.api_errors import ApiError
 
 soon = functools.partial(wait_for, timeout_s=60.0)
@@ -512,9 +513,14 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
     one.end(waits[0], 20)
     two.admission.let_in()
     assert waits[1].inside, "what another worker gives free is found at the next look"
+    numbers = [tenant.number for tenant in two.admission.tenants.values()]
+    for number, name in itertools.product(numbers, (*GAUGES, *COUNTERS)):
+        one.admission.table.add(number, name, 5)
+    had = {name: two.has("a", name) - one.admission.table.values(two.admission.tenants["a"].number, name)[0] for name in GAUGES}
+    counted = {name: two.has("a", name) for name in COUNTERS}
     again = TenantTable(0, 2, memory)
-    again.keep([tenant.number for tenant in two.admission.tenants.values()])
-    assert two.has("a", "requests_in_flight") == 2, "a worker that starts again has nothing"
+    again.keep(numbers)
+    assert {name: two.has("a", name) for name in (*GAUGES, *COUNTERS)} == had | counted, "nothing of it runs or waits"
 
 
 @in_loop

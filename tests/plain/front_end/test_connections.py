@@ -1,6 +1,7 @@
 """Attacks on connections: each has a bound, and those who behave are served meanwhile."""
 
 import contextlib
+import itertools
 import logging
 import random
 import re
@@ -186,6 +187,13 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
     assert not room.make_way(greedy[0]), "it has most itself"
     greedy[0].is_answering = greedy[1].is_answering = True
     assert not room.make_way(other), "answers have begun"
+    for many, few in itertools.product(range(1, 6), repeat=2):  # with the new one
+        room = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
+        clients = [client("greedy", is_answering=False) for _ in range(many)] + [client("other") for _ in range(few)]
+        for one in clients:
+            room.enter(one)
+            room.busy(one)
+        assert room.make_way(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:

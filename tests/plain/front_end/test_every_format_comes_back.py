@@ -49,13 +49,14 @@ TOOLS: list[dict[str, Any]] = [
 ]  # fmt: skip
 GIVEN: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Oslo", "days": 2}), ("from_city", {"city": "Rome"})]
 CUTS = 5  # of each answer, in addition to the whole
+DEEP = 5_000  # brackets of a value
 
 
-def written(entry: CallFormat) -> str:
-    """Two calls, as the format's own texts have them."""
+def written(entry: CallFormat, given: list[tuple[str, dict[str, Any]]] = GIVEN) -> str:
+    """Calls, as the format's own texts have them."""
     text, shape = entry.text, entry.text.arguments
     calls = []
-    for name, arguments in GIVEN:
+    for name, arguments in given:
         body = json.dumps(arguments)
         if shape is not None:
             values = [
@@ -166,6 +167,22 @@ def test_answers_of_every_format_come_back_to_every_template(parser: str, tokeni
                     body = {"messages": history, "tools": TOOLS if takes else []}
                     check(case, dialect, tokenizer, parse_chat(orjson.dumps(body), RequestParameters()), names)
     assert most == 2, "the texts are calls"
+
+
+@pytest.mark.parametrize("parser", call_formats())
+def test_deep_values_and_short_ids(parser: str, tokenizer: Tokenizer) -> None:
+    """No value exhausts the stack, and its text stays. New ids suit the templates of the format."""
+    entry = call_formats()[parser]
+    text = written(entry, [("get_weather", {"city": "DEEP"})])
+    for quoted in ('"DEEP"', '<|"|>DEEP<|"|>', "DEEP"):
+        text = text.replace(quoted, "[" * DEEP)
+    for cut in (text, text[: text.rindex("[") + 1]):
+        shown = json.dumps(message_of(cut, Expected(calls=entry, tools=frozenset(["get_weather"]))))
+        assert shown.count("[") >= DEEP, f"{shown.count('[')} brackets"
+    for title, source in TEMPLATES.items():
+        own = dialect_of(source, "auto")
+        if own.call_format == parser and "tool_call_id | length != 9" in source:
+            assert len(Expected(calls=entry).new_id()) == 9, title
 
 
 @pytest.mark.parametrize("parser", call_formats())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from blinkpy.dpu.metrics import BLOCK_BYTES, ENDINGS, HISTOGRAMS, Metrics
+from blinkpy.dpu.metrics import BLOCK_BYTES, ENDINGS, GAUGES, HISTOGRAMS, Metrics
 from blinkpy.dpu.watch.energy_meter import EnergyMeter, chosen_gpu, start_energy_meter
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.queues import words as W
@@ -66,6 +66,8 @@ def test_names_of_vllm_have_the_values_of_ours(rng) -> None:
     for metrics in workers:
         metrics.count("prompt_tokens", int(rng.integers(1, 100)))
         metrics.count("generated_tokens", int(rng.integers(1, 100)))
+        for name in GAUGES:
+            metrics.gauge(name, int(rng.integers(1, 100)))
         for shape in HISTOGRAMS:
             for value in rng.lognormal(-2, 3, 20):
                 metrics.observe(shape.attribute, float(value))
@@ -81,15 +83,16 @@ def test_names_of_vllm_have_the_values_of_ours(rng) -> None:
     assert families == {f"vllm:{name}" for name in SINGLE_OF_VLLM | HISTOGRAMS_OF_VLLM}
     labels = r'model_name="a \"model\"\\",engine="0"'
     single = {name: values[labels] for name, values in found.items() if name.startswith("vllm:") and labels in values}
-    expected = {
-        "num_requests_running": 5, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.3, "num_preemptions_total": 3,
-        "prefix_cache_queries_total": 900, "prefix_cache_hits_total": 300,
-    }  # fmt: skip
-    assert expected.items() <= {name.removeprefix("vllm:"): value for name, value in single.items()}.items()
 
     def ours(name: str, suffix: str = "") -> float:
         return sum(value for label, value in found[f"blinkpy_{name}"].items() if label.endswith(suffix))
 
+    expected = {
+        "num_requests_running": 5, "num_requests_waiting": 2 + ours("waiting_requests"),
+        "kv_cache_usage_perc": 0.3, "num_preemptions_total": 3,
+        "prefix_cache_queries_total": 900, "prefix_cache_hits_total": 300,
+    }  # fmt: skip
+    assert expected.items() <= {name.removeprefix("vllm:"): value for name, value in single.items()}.items()
     assert single["vllm:generation_tokens_total"] == ours("generated_tokens_total")
     for ending in ("_sum", "_count"):
         assert single[f"vllm:e2e_request_latency_seconds{ending}"] == pytest.approx(ours(f"request_duration_seconds{ending}"))

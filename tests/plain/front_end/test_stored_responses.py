@@ -115,10 +115,12 @@ def test_pages_of_input_items(storing: Served, rng: np.random.Generator) -> None
     texts = [f"text {i}" for i in range(int(rng.integers(1, 60)))]
     first = storing.client.responses.create(model="tiny", input=[{"role": "user", "content": text} for text in texts])
     for order, wanted in (("desc", texts[::-1]), ("asc", texts)):
-        limit = int(rng.integers(1, 30))
-        pages: Any = storing.client.responses.input_items.list(first.id, order=order, limit=limit)  # type: ignore[arg-type]
-        assert len(pages.data) == min(limit, len(texts))
-        assert [item.content[0].text for item in pages] == wanted
+        edges = {len(texts) + more for more in (-1, 0, 1)} - {0}
+        for limit in {int(rng.integers(1, 30)), *edges}:  # no page is empty, and each but the last one is full
+            pages: Any = storing.client.responses.input_items.list(first.id, order=order, limit=limit)  # type: ignore[arg-type]
+            sizes = [len(page.data) for page in pages.iter_pages()]
+            assert sizes == [min(limit, len(texts) - at) for at in range(0, len(texts), limit)]
+            assert [item.content[0].text for item in pages] == wanted
     url = f"/v1/responses/{first.id}"
     assert len(storing.server.client.get(f"{url}/input_items").json()["data"]) == min(20, len(texts))
     last = storing.server.client.get(f"{url}/input_items?order=asc&limit=100").json()["last_id"]

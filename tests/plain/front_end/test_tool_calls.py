@@ -428,3 +428,22 @@ def test_a_prefix_of_the_answer_is_part_of_it() -> None:
     message = parsed(list('f", "arguments": {}}\n</tool_call>'), **expected)
     assert (message.content, message.calls) == ("", [["f", "{}"]])
     assert parsed([], **expected).content == '<tool_call>\n{"name": "'
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_reasoning_tokens_count_up_to_the_closing_tag(name: str, seed: int) -> None:
+    """Of a text in any pieces: those up to the one that completes the tag, or all without it. Parts of tags are common."""
+    draw, tags = random.Random(seed), PARSERS[name]
+    for _ in range(300):
+        inside, closed = draw.random() < 0.5, draw.random() < 0.8
+        starts = [tags.close[: draw.randrange(len(tags.close))] for _ in range(draw.randrange(4))]
+        thought = "x".join(f"{start}{draw.choice(['', ' ', 'x', chr(10)])}" for start in starts).replace(tags.close, "") + " "
+        begun = ("" if inside else tags.open) + thought + (tags.close if closed else "")
+        counter = Expected(tags=tags, inside=inside).reasoning_counter()
+        assert counter is not None
+        pushed = [part for part in pieces(draw, begun + (draw.choice(["", "\n\nWell.", tags.close]) if closed else "")) if part]
+        for part in pushed:
+            counter.push(part)
+        lengths = [sum(map(len, pushed[:count])) for count in range(1, len(pushed) + 1)]
+        wanted = next(count for count, length in enumerate(lengths, 1) if length >= len(begun)) if closed else len(pushed)
+        assert counter.tokens == wanted, (pushed, inside)

@@ -1,6 +1,6 @@
 """Numbers within bounds as automata, against exact arithmetic."""
 
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +11,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.number_ranges import NumberRange, exact
 
 RANGES = 100
+CONTEXT = Context(prec=60)
 STEPS = ("1", "2", "3", "7", "10", "0.5", "0.25", "0.01", "1.5")
 
 
@@ -71,6 +72,31 @@ def test_the_stricter_bound_counts() -> None:
         assert [value for value in (2, 3, 4, 5, 6) if automaton_of(numbers.piece()).accepts(b"%d" % value)] == [4]
         numbers = NumberRange().above(Decimal(1), True).above(Decimal(3), False).below(Decimal(9), True).below(Decimal(5), False)
         assert [value for value in range(10) if numbers.holds(value)] == [3, 4, 5]
+
+
+def test_doubles_keep_exclusive_bounds(rng: np.random.Generator) -> None:
+    """A reader of doubles sees no accepted number at or beyond an exclusive bound, however close its digits come. The bounds
+    have digits of any two numbers; most numbers of a few digits behind a bound are accepted."""
+    accepted = 0
+    for _ in range(60):
+        sizes = rng.integers(0, 16, 2)
+        first, second = (int(rng.integers(10 ** int(size - 1) if size else 0, 10 ** int(size))) for size in sizes)
+        low, high = sorted((first * int(rng.choice([-1, 1])), second * int(rng.choice([-1, 1]))))
+        if low == high:
+            continue
+        automaton = automaton_of(NumberRange(Decimal(low), Decimal(high), True, True).piece())
+        for edge, sign in ((low, 1), (high, -1)):
+            for places in range(1, 25):
+                text = _beside(edge, sign, places)
+                if automaton.accepts(text.encode()):
+                    accepted += 1
+                    assert low < float(text) < high, f"{text} within {low} and {high}"
+    assert accepted > 100
+
+
+def _beside(edge: int, sign: int, places: int) -> str:
+    """The number at the smallest distance from an edge that so many places allow."""
+    return f"{(Decimal(edge * 10**places + sign)).scaleb(-places, CONTEXT):f}"
 
 
 def test_forms() -> None:

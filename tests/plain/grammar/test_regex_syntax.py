@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import re
 import signal
+import string
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +109,23 @@ def test_patterns_search_in_strings_of_json(rng: np.random.Generator) -> None:
             assert rules.holds(text) == wanted, (expression, text)
             assert (automaton is not None and automaton.accepts(json_text(text))) == wanted, (expression, text)
     assert found == {True, False}
+
+
+def test_escapes_of_each_letter() -> None:
+    """ASCII characters of each letter behind a backslash, and behind a c, as in ECMA-262, 22.2; none: it is refused."""
+    several = {"d": "[0-9]", "w": "[A-Za-z0-9_]", "s": "[\t\n\v\f\r ]"}
+    ascii_texts = [chr(code) for code in range(128)]
+    for letter in string.ascii_letters:
+        one = "\t\n\v\f\r"["tnvfr".index(letter)] if letter in "tnvfr" else ""
+        inside = {text for text in ascii_texts if re.fullmatch(several.get(letter.lower(), r"(?!)"), text)}
+        wanted = inside if letter in several else {*ascii_texts} - inside if inside else {one} if one else set()
+        for escape, meant in ((f"\\{letter}", wanted), (f"\\c{letter}", {chr(ord(letter) & 31)})):
+            try:
+                found = automaton_of_regex(escape)
+            except GrammarError:
+                assert not meant, escape
+                continue
+            assert {text for text in ascii_texts if found.accepts(text.encode())} == meant, escape
 
 
 def test_anchors_mean_the_ends() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.devices.cpu_device import lacking_without_torch
@@ -766,3 +768,28 @@ def test_files(tmp_path: Path) -> None:
             describe_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     assert len(describe_model(tmp_path).layers) == 32
+
+
+def test_rotations_are_those_of_transformers(rng: np.random.Generator) -> None:
+    """Of random sections of each kind: bases and contexts put the ends of a ramp within the pairs, at their end and beyond."""
+    for _ in range(60):
+        kind = str(rng.choice(["linear", "llama3", "yarn", "longrope"]))
+        head_dim, original = int(rng.choice([16, 64, 128])), int(2 ** rng.integers(6, 21))
+        rope: dict[str, Any] = {"rope_type": kind, "rope_theta": float(rng.choice([10.0, 100.0, 1e4, 1e6]))}
+        rope |= {"factor": float(rng.choice([1.0, 2.0, 40.0])), "original_max_position_embeddings": original}
+        if kind == "llama3":
+            rope |= {"low_freq_factor": float(rng.choice([0.5, 1, 2])), "high_freq_factor": float(rng.choice([2.5, 4, 32]))}
+        elif kind == "longrope":
+            stretches = rng.uniform(0.5, 50, (2, head_dim // 2)).tolist()
+            rope |= {"short_factor": stretches[0], "long_factor": stretches[1]}
+        elif kind == "yarn":
+            given = {"beta_fast": 20.0, "beta_slow": 0.1, "mscale": 0.7, "mscale_all_dim": 0.9, "truncate": False}
+            rope |= {name: value for name, value in given.items() if rng.random() < 0.4}
+        sizes = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": head_dim}
+        most = int(original * rope["factor"])
+        theirs = LlamaConfig(**sizes, max_position_embeddings=most, rope_parameters=rope)
+        ours = describe_config({**LLAMA_31_8B, **sizes, "max_position_embeddings": most, "rope_scaling": rope}).attention.rope
+        length = int(rng.choice([original, original + 1]))
+        wanted, scale = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=length)
+        np.testing.assert_allclose(ours.inverse_frequencies(length), wanted.numpy(), rtol=2e-5, err_msg=str(rope))
+        assert ours.attention_factor == pytest.approx(scale), rope

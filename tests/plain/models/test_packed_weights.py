@@ -11,12 +11,15 @@ import torch
 from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
 from safetensors.torch import load_file, save_file
 from support.models.model_zoo import make_model
-from support.models.packed_checkpoints import AWQ, FORMS, SIZES, Stored, is_linear, save, save_packed
+from support.models.packed_checkpoints import AWQ, FORMS, GROUP, SIZES, Stored, is_linear, save, save_packed
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.description.packing import Layout
+from blinkpy.models.description.packing_reader import read_packing
+from blinkpy.models.description.quantization_section import Section
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache
@@ -49,9 +52,56 @@ def logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.ndar
 
 
 OF_EXPERTS = ("w4a16", "awq", "gptq-order")
+# The effects of values that a section may have, on the fields of the Packing; all other values have none.
+EFFECTS: dict[str, dict[Any, dict[str, Any]]] = {
+    "actorder": {"group": {"ordered": True}, "dynamic": {"ordered": True}},
+    "desc_act": {True: {"ordered": True}},
+    "checkpoint_format": {"gptq_v2": {"zero_offset": 0}},
+    "format": {"gptq_v2": {"zero_offset": 0}},
+    "symmetric": {False: {"zeros": True}},
+    "group_size": {-1: {"group": 0}, **{size: {"group": size} for size in (16, 32, 64, 128)}},
+    "strategy": {"channel": {"group": 0}},
+    "packing_format": {"auto_round:auto_awq": {"layout": Layout.AWQ, "zero_offset": 0}},
+}
+NEUTRAL = {"ordered": False, "zeros": False, "group": GROUP}  # else as GPTQ's
 
 
-@pytest.mark.parametrize(("form", "zoo"), [*((f, "qwen3-biased") for f in FORMS), *((f, "qwen3-moe") for f in OF_EXPERTS)])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "w4a16-channel"])
+def test_each_accepted_value_has_its_effect(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each key, whatever values the reader declares: new ones need an entry in EFFECTS, or have none."""
+    config = json.loads(json.dumps(FORMS[form][0]))
+    declared: list[tuple[dict[str, Any], str, tuple[Any, ...]]] = []
+    one_of = Section.one_of
+
+    def noted(section: Section, key: str, *supported: Any) -> Any:
+        declared.append((section.values, key, supported))
+        return one_of(section, key, *supported)
+
+    monkeypatch.setattr(Section, "one_of", noted)
+    base = read_packing(Section(config, "config"))
+    assert base is not None and declared
+    monkeypatch.undo()
+    for values, key, supported in declared:
+        for value in supported:
+            before = values.get(key)
+            if (key == "format" and (values.get("checkpoint_format") or base.layout == Layout.COMPRESSED)) or value == before:
+                continue
+            values[key] = value
+            found = read_packing(Section(config, "config"))
+            values[key] = before
+            neutral = NEUTRAL | {"zero_offset": 1, "layout": Layout.GPTQ}
+            effects = EFFECTS.get(key, {})
+            wanted = {name: neutral[name] for effect in effects.values() for name in effect}
+            wanted |= next((effect for some, effect in effects.items() if some == value and type(some) is type(value)), {})
+            if wanted.get("group") == 0 and base.layout == Layout.COMPRESSED:
+                wanted["ordered"] = False
+            assert found == replace(base, **wanted), f"{key} {value!r}"
+
+
+PAIRS = [*((form, "qwen3-biased") for form in FORMS), *((form, "qwen3-moe") for form in OF_EXPERTS), ("gptq", "granite")]
+
+
+@pytest.mark.parametrize(("form", "zoo"), PAIRS)
 def test_each_form(form: str, zoo: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Weights to the bit, and logits as those of the same weights without a quantization."""
     _, exact = save_packed(rng, tmp_path / "packed", form, zoo)
@@ -130,10 +180,11 @@ def test_rows_and_scales_are_rearranged_as_of_other_weights(
         assert isinstance(layer.qkv, PackedMatrix) and isinstance(layer.down, PackedMatrix)
 
 
+@pytest.mark.parametrize("zoo", ["qwen3-biased", "granite"])
 @pytest.mark.parametrize("of_modelopt", [False, True])
-def test_nvfp4(of_modelopt: bool, tmp_path: Path, rng: np.random.Generator) -> None:
-    """compressed-tensors' form, packed by it, and modelopt's."""
-    make_model("qwen3-biased", int(rng.integers(2**31)), **SIZES).save_pretrained(tmp_path)
+def test_nvfp4(of_modelopt: bool, zoo: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """compressed-tensors' form, packed by it, and modelopt's. granite: its factor of residuals is in the weights."""
+    make_model(zoo, int(rng.integers(2**31)), **SIZES).save_pretrained(tmp_path)
     whole, exact, tensors = load_file(tmp_path / "model.safetensors"), Stored(), Stored()
     for name, weight in whole.items():
         if not is_linear(name):
@@ -170,9 +221,11 @@ def test_nvfp4(of_modelopt: bool, tmp_path: Path, rng: np.random.Generator) -> N
         "producer": {"name": "x"},
     }
     save(tmp_path, tensors, modelopt if of_modelopt else section)
-    for index, layer in enumerate(load_weights(describe_model(tmp_path), tmp_path, torch.float32).layers):
+    model = describe_model(tmp_path)
+    for index, layer in enumerate(load_weights(model, tmp_path, torch.float32).layers):
         assert isinstance(layer.o, PackedMatrix)
-        torch.testing.assert_close(unpacked(layer.o), exact[f"model.layers.{index}.self_attn.o_proj.weight"], rtol=1e-6, atol=0)
+        wanted = exact[f"model.layers.{index}.self_attn.o_proj.weight"] * model.factors.residual
+        torch.testing.assert_close(unpacked(layer.o), wanted, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

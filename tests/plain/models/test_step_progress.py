@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.models.model_zoo import BASE, MOE, OSS
+from support.models.model_zoo import BASE, LATENT, MOE, OSS
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import Config
@@ -29,6 +29,7 @@ PAGE, PAGES, CONTEXT, TOKENS = 8, 100, 256, 256
 SHAPES = {
     "dense": {**BASE, "architectures": ["LlamaForCausalLM"], "mlp_bias": True},
     "experts": {**BASE, **MOE, "architectures": ["Qwen3MoeForCausalLM"]},
+    "latent": {**BASE, **LATENT, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 1, "topk_group": 1},
     "mxfp4": {**BASE, **OSS, "architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}},
 }
 
@@ -100,15 +101,21 @@ def all_logits(decoder: TorchDecoder | NumpyDecoder, seed: int, lengths: list[in
     return torch.cat(seen)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_of_any_size_compute_the_same(shape: str, rng: np.random.Generator) -> None:
+    seed, piece = int(rng.integers(2**31)), int(rng.choice([1, 100_000, 1_000_000]))
+    expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
+    assert torch.allclose(all_logits(decoder_of(shape, TorchProgress(piece))[1], seed, [120, 40]), expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("shape", ["dense", "experts"])
 def test_the_word_moves_between_pieces_of_bounded_work(
     shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed, piece = int(rng.integers(2**31)), 200_000
-    expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
     model, decoder = decoder_of(shape, TorchProgress(piece))
     watched = Watched(monkeypatch, decoder.progress)
-    assert torch.allclose(all_logits(decoder, seed, [120, 40]), expected, atol=1e-4)
+    all_logits(decoder, seed, [120, 40])
     assert max(watched.others) <= max(piece, FEWEST_TOKENS * 2 * model.q_size * 120)
     assert max(watched.products) <= max(piece, FEWEST_TOKENS * max(199, model.q_size + 2 * model.kv_size) * model.hidden_size)
     assert len(watched.products) > 60 and all(a < b for a, b in zip(watched.words, watched.words[1:], strict=False))

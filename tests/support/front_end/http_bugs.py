@@ -55,6 +55,17 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("hidden reasoning is content", "elif self._include_reasoning or isinstance(event, Content):\n                part",
          "else:\n                event = event if self._include_reasoning else Content(event.text)\n                part"),
     ],
+    "anthropic_answer": [
+        ("cached tokens count twice", "usage.prompt_tokens - usage.cached_tokens", "usage.prompt_tokens"),
+        ("a call that breaks off is a call", '"tool_use" if called and not cut else', '"tool_use" if called else'),
+        ("hidden thinking is shown", "if kind == THINKING and not self._request.include_reasoning:", "if False:"),
+    ],
+    "anthropic_fields": [
+        ("texts of a result run together", 'else "\\n".join(part.text for part', 'else "".join(part.text for part'),
+        ("only the first stop sequence counts", "tuple(dict.fromkeys(given.stop_sequences or ()))",
+         "tuple(dict.fromkeys((given.stop_sequences or ())[:1]))"),
+        ("top_p of 0 stays", 'if sampling["top_p"] == 0:', 'if sampling["top_p"] is False:'),
+    ],
     "message_parser": [
         ("the closing tag is no reasoning", "        self.tokens = self._begun\n        self._seen = None if",
          "        self.tokens = self._begun - (self._tags.close in seen)\n        self._seen = None if"),

@@ -1,11 +1,11 @@
-"""Random requests for /v1/completions, /v1/chat/completions and /v1/responses. Each feature is drawn by itself, so any of them
-meet; values at the edges of their ranges are frequent."""
+"""Random requests for /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages. Each feature is drawn by itself, so
+any of them meet; values at the edges of their ranges are frequent."""
 
 import json
 import random
 from typing import Any
 
-from support.front_end.http_model import CHAT, COMPLETIONS, EOS, RESPONSES, Case, Model, Speech
+from support.front_end.http_model import CHAT, COMPLETIONS, EOS, MESSAGES, RESPONSES, Case, Model, Speech
 
 WORDS = (
     "The king",
@@ -43,6 +43,11 @@ GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, ['{"a": 1}'], ["{}", "1"]),
 ]
 """Fields of a grammar, texts that it accepts, and others."""
+_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+MESSAGES_GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"output_format": _FORMAT}, ['{"a": 1}'], ["{}", "1"]),
+    ({"output_config": {"format": _FORMAT}}, ['{"a": 1}'], ["{}", "1"]),
+]
 
 
 class CaseMaker:
@@ -61,7 +66,7 @@ class CaseMaker:
     def case(self) -> Case:
         """The next one."""
         self.made += 1
-        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES])
+        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES, MESSAGES])
         case = self._completion() if path == COMPLETIONS else self._chat(path)
         self._sampling(case)
         self._rules(case)
@@ -104,7 +109,9 @@ class CaseMaker:
         body: dict[str, Any] = {}
         text = f"{self.made} {self.text()}"
         messages = [{"role": "user", "content": text}]
-        if path == CHAT:
+        if path == MESSAGES:
+            self._conversation(body, messages)
+        elif path == CHAT:
             body["messages"] = messages
             body |= {"n": self.draw.randint(1, 3)} if self.some(0.4) else {}
             if self.some(0.4):
@@ -126,22 +133,67 @@ class CaseMaker:
             body.pop("include_reasoning", None)
             return case
         values = {"enable_thinking": False} if self.some(0.5) else {}
-        body |= {"chat_template_kwargs": values} if values else {}
+        if path == MESSAGES:
+            shown = {"type": self.draw.choice(["enabled", "adaptive"])} | ({"display": "omitted"} if self.some(0.2) else {})
+            body |= {"thinking": {"type": "disabled"}} if values else {"thinking": shown} if self.some(0.7) else {}
+        else:
+            body |= {"chat_template_kwargs": values} if values else {}
         tools, names = [], sorted(FUNCTIONS)[: self.draw.randint(1, 2)]
         if self.some(0.4):
             tools = [self._tool(name) for name in names]
-            body["tools"] = tools if path == CHAT else [{"type": "function", **tool["function"]} for tool in tools]
-            body |= {"parallel_tool_calls": self.draw.choice([True, False])} if self.some(0.5) else {}
-            body |= {"tool_choice": self.draw.choice(["auto", "none"])} if self.some(0.4) else {}
-        shown = [] if body.get("tool_choice") == "none" else tools
-        prompts = [self.model.chat_prompt(messages, shown, values)]
+            choice = self.draw.choice(["auto", "none"]) if self.some(0.4) else ""
+            parallel = self.draw.choice([True, False]) if self.some(0.5) else None
+            if path == MESSAGES:
+                body["tools"] = [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+                                 for tool in (tool["function"] for tool in tools)]  # fmt: skip
+                alone = {} if parallel is None or choice == "none" else {"disable_parallel_tool_use": not parallel}
+                body |= {"tool_choice": {"type": choice or "auto", **alone}} if choice or alone else {}
+            else:
+                body["tools"] = tools if path == CHAT else [{"type": "function", **tool["function"]} for tool in tools]
+                body |= {} if parallel is None else {"parallel_tool_calls": parallel}
+                body |= {"tool_choice": choice} if choice else {}
+            tools = [] if choice == "none" else tools
+        prompts = [self.model.chat_prompt(messages, tools, values)]
         case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values)
-        if shown and self.some(0.7):
+        if tools and self.some(0.7):
+            case.broken = self.some(0.2)
             case.calls = [
                 (name, json.dumps({"city": self.text(2)})) for name in self.draw.choices(names, k=self.draw.randint(1, 2))
             ]
         case.speeches = [[self._answer(case) for _ in range(case.choices)]]
         return case
+
+    def _conversation(self, body: dict[str, Any], messages: list[dict[str, str]]) -> None:
+        """The fields of /v1/messages for one question, at times behind instructions and results of calls. messages: of the
+        question; becomes the whole conversation as text."""
+        body["messages"] = [dict(one) for one in messages]
+
+        def texts() -> tuple[Any, list[str]]:
+            """A content, as one text or as blocks, and its texts."""
+            some = [f"{self.draw.randint(0, 99)}{self.text(3)}x" for _ in range(self.draw.randint(1, 3))]
+            return ([{"type": "text", "text": one} for one in some], some) if self.some(0.7) else (some[0], some[:1])
+
+        if self.some(0.4) and not self.model.plain:
+            said, (_, thanked) = self.text(3).strip() or "Well.", texts()
+            use = {"type": "tool_use", "name": "get_time", "input": {}}
+            uses = [use | {"id": f"toolu_{i}"} for i in range(self.draw.randint(1, 2))]
+            results: list[dict[str, Any]] = []
+            calls = "".join('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>' for _ in uses)
+            messages.append({"role": "assistant", "content": f"{said}{calls}"})
+            for one in uses:
+                content, told = texts()
+                wrong = self.some(0.3)
+                results.append({"type": "tool_result", "tool_use_id": one["id"], "content": content, "is_error": wrong})
+                messages.append({"role": "tool", "content": "Error: " * wrong + "\n".join(told)})
+            results += [{"type": "text", "text": one} for one in thanked]
+            messages.append({"role": "user", "content": "\n".join(thanked)})
+            body["messages"] += [
+                {"role": "assistant", "content": [{"type": "text", "text": said}, *uses]},
+                {"role": "user", "content": results},
+            ]
+        if self.some(0.3):
+            body["system"], told = texts()
+            messages.insert(0, {"role": "system", "content": "\n\n".join(told)})
 
     @staticmethod
     def _tool(name: str) -> dict[str, Any]:
@@ -156,6 +208,8 @@ class CaseMaker:
         text += f"x{self.text(6)}" if self.some(0.8) or not case.calls else ""
         for name, arguments in case.calls:
             text += f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        if case.broken:
+            text = text[: self.draw.randint(text.rindex("<tool_call>") + 1, len(text) - len("}\n</tool_call>"))]
         return [*encode(text, add_special_tokens=False).ids, EOS]
 
     # ---- everything else
@@ -169,12 +223,16 @@ class CaseMaker:
             "cache_salt": ["a", "b", " a"], "service_tier": ["auto", "default", "priority", "flex"],
             "request_id": [f"id-{self.made}"], "user": ["somebody"],
         }  # fmt: skip
+        if case.path == MESSAGES:
+            values = {name: values[name] for name in ("temperature", "top_p", "top_k")}
+            values |= {"service_tier": ["auto", "standard_only", "priority", "flex"], "metadata": [{"user_id": "somebody"}]}
+            values["top_p"] = [0, *values["top_p"]]
         for name, edges in values.items():
             if self.some(0.25):
                 body[name] = draw.choice(edges)
         if self.some(0.5) and not self.model.scores_prompts(case) and case.choices == (body.get("n") or 1):
             body["stream"] = True
-            if case.path != RESPONSES and self.some(0.6):
+            if case.path in (CHAT, COMPLETIONS) and self.some(0.6):
                 usage = {"include_usage": self.some(0.7)}
                 body["stream_options"] = usage | ({"continuous_usage_stats": True} if self.some(0.4) else {})
         case.hits = [
@@ -183,6 +241,9 @@ class CaseMaker:
 
     def _rules(self, case: Case) -> None:
         draw, body = self.draw, case.body
+        if case.path == MESSAGES:
+            body |= draw.choice(MESSAGES_GRAMMARS)[0] if self.some(0.2) and not case.thinking and not body.get("tools") else {}
+            return
         if self.some(0.15):
             body["logit_bias"] = {str(token): draw.choice([-100, 0.5, 100]) for token in draw.sample(range(3, 400), 3)}
         if self.some(0.1):
@@ -197,21 +258,23 @@ class CaseMaker:
         """Stop strings, stop ids and limits: they may cut a text anywhere, but no call."""
         draw, body = self.draw, case.body
         room = min(self.model.context - len(prompt) for prompt in case.prompts)
+        body |= {"max_tokens": room} if case.path == MESSAGES else {}
         spoken = [speech for speeches in case.speeches for speech in speeches]
         longest = max(map(len, spoken))
         if case.calls:
-            body |= {case.limit_field: draw.choice([room, longest - 1, longest - 20])} if self.some(0.3) else {}
+            body |= {case.limit_field: max(1, draw.choice([room, longest - 1, longest - 20]))} if self.some(0.3) else {}
             if self.some(0.3):
-                body["stop"] = draw.choice(["city", '"}', "</tool_call>", "END", "arg"])
+                stop = draw.choice(["city", '"}', "</tool_call>", "END", "arg"])
+                body |= {"stop_sequences": [stop]} if case.path == MESSAGES else {"stop": stop}
             return
         if self.some(0.6):
             body[case.limit_field] = draw.choice([1, 2, longest - 1 or 1, longest, longest + 1, min(room, 40), room])
         if body.get("echo") and self.some(0.3):
             body["max_tokens"] = 0
-        if self.some(0.2) and 0 < body.get(case.limit_field, 0) <= 60:
+        if self.some(0.2) and 0 < body.get(case.limit_field, 0) <= 60 and case.path != MESSAGES:
             body["ignore_eos"] = True
         limit = max(1, room if body.get(case.limit_field) is None else body[case.limit_field])
-        if self.some(0.3):
+        if self.some(0.3) and case.path != MESSAGES:
             body["min_tokens"] = min(limit, draw.choice([0, 1, 3, longest, draw.randint(0, longest)]))
         if self.some(0.4):
             texts = [self.model.text(speech[:-1], True, case.chat) for speech in spoken]
@@ -219,7 +282,10 @@ class CaseMaker:
             stops = [part for part in (*parts, " END", "END ", "never", "aab") if part and "\x00" not in part]
             chosen = draw.sample(stops, min(len(stops), draw.randint(1, 3)))
             chosen += [chosen[0][1:]] if len(chosen[0]) > 1 and self.some(0.3) else []
-            body["stop"] = chosen if len(chosen) > 1 or self.some(0.5) else chosen[0]
+            name = "stop_sequences" if case.path == MESSAGES else "stop"
+            body[name] = chosen if len(chosen) > 1 or case.path == MESSAGES or self.some(0.5) else chosen[0]
+        if case.path == MESSAGES:
+            return
         if self.some(0.2):
             body["stop_token_ids"] = draw.sample([token for token in spoken[0] if token != EOS] or [5], 1)
         for name, value in (("include_stop_str_in_output", True), ("skip_special_tokens", False)):

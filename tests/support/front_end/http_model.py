@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Encoder
 
 EOS = 1
 SHOWN = ("<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")  # special tokens that parsers of chats read
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 PLAIN = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant:"
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9}  # of the model's generation_config.json
 NEUTRAL = {
@@ -48,6 +48,7 @@ class Case:
     thinking: bool = False  # the prompt opens the reasoning
     calls: list[tuple[str, str]] = field(default_factory=list)  # name and arguments in each speech
     plain: bool = False  # chats have content alone
+    broken: bool = False  # each speech ends within its last call
 
     @property
     def chat(self) -> bool:
@@ -71,6 +72,25 @@ class Case:
     def limit_field(self) -> str:
         return "max_output_tokens" if self.path == RESPONSES else "max_tokens"
 
+    @property
+    def stops(self) -> list[str]:
+        given = self.body.get("stop_sequences" if self.path == MESSAGES else "stop") or []
+        return [given] if isinstance(given, str) else list(given)
+
+    @property
+    def hides_reasoning(self) -> bool:
+        if self.path == MESSAGES:
+            thinking = self.body.get("thinking") or {"type": "disabled"}
+            return thinking["type"] == "disabled" or thinking.get("display") == "omitted"
+        return self.body.get("include_reasoning") is False
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the answer may have several calls."""
+        if self.path == MESSAGES:
+            return not (self.body.get("tool_choice") or {}).get("disable_parallel_tool_use")
+        return self.body.get("parallel_tool_calls") is not False
+
 
 @dataclass
 class Said:
@@ -81,6 +101,7 @@ class Said:
     finish: str
     texts: list[str]
     pushed: list[int]  # tokens that have text
+    met: str = ""  # the stop string that ended it
 
 
 class Model:
@@ -112,7 +133,6 @@ class Model:
         """A choice up to the first of: a stop id, a stop string, the limit."""
         body, minimum = case.body, int(case.body.get("min_tokens") or 0)
         skip, include = body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
-        stops = [body["stop"]] if isinstance(body.get("stop"), str) else list(body.get("stop") or ())
         tokens: list[int] = []
         pushed: list[int] = []
         texts = [""]
@@ -125,10 +145,10 @@ class Model:
             before, text = texts[-1], self.text(pushed, skip, case.chat)
             texts.append(text)
             for end in range(len(before) + 1, len(text) + 1) if len(tokens) > minimum else ():
-                met = [stop for stop in stops if text[:end].endswith(stop)]
+                met = [stop for stop in case.stops if text[:end].endswith(stop)]
                 if met:
-                    longest = max(map(len, met))
-                    return Said(tokens, text[: end if include else end - longest], "stop", texts, pushed)
+                    longest = max(met, key=len)
+                    return Said(tokens, text[: end if include else end - len(longest)], "stop", texts, pushed, longest)
             if ends:
                 return Said(tokens, text, "stop", texts, pushed)
             if len(tokens) == self.limit(case, prompt):
@@ -151,6 +171,7 @@ class Model:
             given = body.get(name)
             wanted[name] = DEFAULTS.get(name, neutral) if given is None else given
         wanted["top_k"] = max(0, wanted["top_k"])
+        wanted["top_p"] = wanted["top_p"] or 1.0  # 0 is off in Anthropic's API, and refused elsewhere
         if body.get("seed") is not None:
             wanted["seed"] = (int(body["seed"]) + choice + 2**63) % 2**64 - 2**63
         wanted["priority"] = int(body.get("priority") or 0)
@@ -175,8 +196,12 @@ class Model:
         return list(self.encoder.encode(given, add_special_tokens=body.get("add_special_tokens") is not False).ids)
 
     def chat_prompt(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any]) -> list[int]:
-        """By the template. tools: as chats have them."""
-        said = "".join(f"<|start|>{m['role']}\n{m['content']}<|end|>\n" for m in messages)
+        """By the template. messages: with their calls as text, and results of the role `tool`. tools: as chats have them."""
+        texts = [
+            ("user", f"<tool_response>{m['content']}</tool_response>") if m["role"] == "tool" else (m["role"], m["content"])
+            for m in messages
+        ]
+        said = "".join(f"<|start|>{role}\n{text}<|end|>\n" for role, text in texts)
         if self.plain:
             return list(self.encoder.encode(f"{said}<|start|>assistant:", add_special_tokens=False).ids)
         text = ""

@@ -9,8 +9,9 @@ from typing import Any
 
 from support.front_end import chat_templates
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, Request
-from support.front_end.http_cases import FLEX, GRAMMARS, TENANTS, CaseMaker
-from support.front_end.http_model import COMPLETIONS, EOS, PLAIN, RESPONSES, Case, Model, Said, logprob_of
+from support.front_end.http_cases import FLEX, GRAMMARS, MESSAGES_GRAMMARS, TENANTS, CaseMaker
+from support.front_end.http_messages import found_message
+from support.front_end.http_model import COMPLETIONS, EOS, MESSAGES, PLAIN, RESPONSES, Case, Model, Said, logprob_of
 from support.front_end.http_server import RunningServer, serving
 from support.front_end.scripted_model import folder_with
 from support.front_end.tenants import bearer, write_keys
@@ -114,6 +115,10 @@ class HttpOracle:
         body = case.body | {case.limit_field: room + 1}
         response = self.server.client.post(case.path, json=body, headers=bearer(case.tenant))
         error = response.json()["error"]
+        if case.path == MESSAGES:  # has no names of fields
+            assert (response.status_code, error["type"], self.engine.taken) == (400, "invalid_request_error", []), response.text
+            assert f"{room + 1} in the completion" in error["message"], response.text
+            return
         assert (response.status_code, error["param"]) == (400, case.limit_field), response.text
         assert (error["code"], self.engine.taken) == ("context_length_exceeded", []), response.text
 
@@ -129,8 +134,17 @@ class HttpOracle:
         if case.path == RESPONSES:
             self._response(case, response.text, said[0][0])
             return
+        if case.path == MESSAGES:
+            one = said[0][0]
+            found = found_message(case, response.text, one, PAGE)
+            self._equal(case, [found], [self._message(case, one) | {"finish": one.finish}])
+            return
         wanted = self._wanted(case, said)
         got = self._streamed(case, response.text) if case.body.get("stream") else self._whole(case, response.json())
+        self._equal(case, got, wanted)
+
+    def _equal(self, case: Case, got: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+        """Compare choices."""
         assert len(got) == len(wanted), f"{len(got)} choices, not {len(wanted)}"
         for one, other in zip(got, wanted, strict=True):
             if case.calls:
@@ -174,7 +188,7 @@ class HttpOracle:
             assert sorted(rules.allowed or ()) == sorted(body.get("allowed_token_ids", ()))
             assert bool(rules.banned) == bool(body.get("bad_words"))
             assert sorted(map(list, rules.banned)) == sorted(self._banned(body.get("bad_words", ())))
-        grammar = next((one for one in GRAMMARS if one[0].items() <= body.items()), None)
+        grammar = next((one for one in (*GRAMMARS, *MESSAGES_GRAMMARS) if one[0].items() <= body.items()), None)
         assert (len(request.grammar) > 0) == (grammar is not None), (
             "a grammar without a field for it, or no grammar for the field"
         )
@@ -252,10 +266,9 @@ class HttpOracle:
             return {"content": content, "reasoning": "", "calls": []}
         if not case.thinking and not case.body.get("tools"):
             return {"content": content, "reasoning": "", "calls": []}
-        calls = case.calls if case.body.get("parallel_tool_calls") is not False else case.calls[:1]
-        hidden = case.body.get("include_reasoning") is False
-        message = {"content": content.strip(), "reasoning": "" if hidden else reasoning.strip(), "calls": calls}
-        return message | ({"whole": said.tokens[-1] == EOS} if case.calls else {})
+        calls = case.calls if case.parallel else case.calls[:1]
+        message = {"content": content.strip(), "reasoning": "" if case.hides_reasoning else reasoning.strip(), "calls": calls}
+        return message | ({"whole": said.tokens[-1] == EOS and not case.broken} if case.calls else {})
 
     def _got(
         self, case: Case, index: int, content: str, reasoning: str, calls: list[Any], finish: str, logprobs: Any

@@ -29,7 +29,7 @@ class Drawn:
         self.order = np.arange(width) // group if order is None else order
         self.numbers = rng.integers(0, 16, (rows, width))
         self.scales = torch.from_numpy(rng.uniform(0.005, 0.02, (rows, width // group))).to(torch.float16)
-        self.zeros = rng.integers(1, 16, self.scales.shape) if zeros else np.full(self.scales.shape, 8)
+        self.zeros = rng.integers(0, 16, self.scales.shape) if zeros else np.full(self.scales.shape, 8)
         offsets = torch.from_numpy(self.numbers - self.zeros[:, self.order])
         self.weight = offsets.float() * self.scales.float()[:, self.order]
 
@@ -71,7 +71,7 @@ def write_gptq(stem: str, drawn: Drawn, zeros: bool, ordered: bool, offset: int 
     plain = list(range(8))
     made = {
         "qweight": packed_along(drawn.numbers.T, 0, plain),
-        "qzeros": packed_along(drawn.zeros.T - offset, 1, plain),
+        "qzeros": packed_along(drawn.zeros.T - offset & 15, 1, plain),
         "scales": drawn.scales.T.contiguous(),
         "g_idx": torch.from_numpy(drawn.order).int(),
     }
