@@ -29,11 +29,13 @@ def _front(*names: str) -> tuple[str, ...]:
 PARTS = {
     "http": Part(
         ("dpu/http/fields", "dpu/http/answers.py", "dpu/http/answer_sinks.py", "dpu/http/chat_dialect.py", "dpu/http/service.py",
-         "dpu/http/message_answer.py", "dpu/http/response_answer.py", "dpu/generation.py",
+         "dpu/http/message_answer.py", "dpu/http/response_answer.py", "dpu/http/anthropic_answer.py",
+         "dpu/http/response_store.py", "dpu/http/stored_responses.py", "dpu/generation.py",
          "dpu/banned_words.py", "dpu/api_errors.py"),
         ("tests/verified/test_http_oracle.py",
          *_front("request_fields", "api_fields", "chat_fields", "answer_shapes", "answer_forms", "answer_sinks", "choices",
-                 "token_rule_fields", "response_tools", "held_calls", "allowed_tools")),
+                 "token_rule_fields", "response_tools", "held_calls", "allowed_tools", "anthropic", "response_store",
+                 "stored_responses")),
     ),
     "admission": Part(("dpu/admission",), _front("admission", "fair_queue", "keys", "gate", "access")),
     "fleet": Part(("dpu/fleet",), ("tests/plain/fleet", *_front("fleet", "engines_file"))),
@@ -41,7 +43,8 @@ PARTS = {
     "tools": Part(
         ("dpu/tools",),
         ("tests/verified/test_http_oracle.py",
-         *_front("tool_calls", "tool_chats", "harmony", "harmony_chats", "held_calls", "allowed_tools", "call_grammar")),
+         *_front("tool_calls", "tool_chats", "harmony", "harmony_chats", "held_calls", "allowed_tools", "call_grammar",
+                 "tagged_calls", "every_format_comes_back", "custom_tools")),
     ),
     "grammar": Part(("dpu/grammar",), ("tests/plain/grammar",)),
     "readers": Part(
@@ -49,7 +52,8 @@ PARTS = {
          "models/paged_cache.py"),
         tuple(f"{_MODELS}/test_{name}.py" for name in (
             "model_files", "folder_reader", "fp8_checkpoints", "compressed_tensors", "model_description", "cache_scales",
-            "ring_sizes", "published_models", "gpu_refusals")),
+            "ring_sizes", "published_models", "gpu_refusals", "packed_weights", "fp8_models", "latent_models",
+            "config_defaults")),
     ),
     "kernels": Part(
         ("kernels/norm.py", "kernels/activation.py", "kernels/fp8_rows.py", "kernels/tile_product.py", "kernels/attention",

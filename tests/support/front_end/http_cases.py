@@ -66,7 +66,7 @@ class CaseMaker:
     def case(self) -> Case:
         """The next one."""
         self.made += 1
-        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES, MESSAGES])
+        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES, MESSAGES, MESSAGES])
         case = self._completion() if path == COMPLETIONS else self._chat(path)
         self._sampling(case)
         self._rules(case)
@@ -139,7 +139,7 @@ class CaseMaker:
         else:
             body |= {"chat_template_kwargs": values} if values else {}
         tools, names = [], sorted(FUNCTIONS)[: self.draw.randint(1, 2)]
-        if self.some(0.4):
+        if self.some(0.6 if path == MESSAGES else 0.4):
             tools = [self._tool(name) for name in names]
             choice = self.draw.choice(["auto", "none"]) if self.some(0.4) else ""
             parallel = self.draw.choice([True, False]) if self.some(0.5) else None
@@ -156,7 +156,7 @@ class CaseMaker:
         prompts = [self.model.chat_prompt(messages, tools, values)]
         case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values)
         if tools and self.some(0.7):
-            case.broken = self.some(0.2)
+            case.broken = self.some(0.35)
             case.calls = [
                 (name, json.dumps({"city": self.text(2)})) for name in self.draw.choices(names, k=self.draw.randint(1, 2))
             ]
@@ -209,7 +209,8 @@ class CaseMaker:
         for name, arguments in case.calls:
             text += f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
         if case.broken:
-            text = text[: self.draw.randint(text.rindex("<tool_call>") + 1, len(text) - len("}\n</tool_call>"))]
+            begin = "<tool_call>" if self.some(0.3) else '"arguments": {'
+            text = text[: self.draw.randint(text.rindex(begin) + len(begin), len(text) - len("}\n</tool_call>"))]
         return [*encode(text, add_special_tokens=False).ids, EOS]
 
     # ---- everything else
