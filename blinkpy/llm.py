@@ -271,7 +271,7 @@ class LLM:
         except ApiError as error:
             raise ValueError(error.message) from error
         except GrammarError as error:
-            raise ValueError(error.told("tools")[1]) from error
+            raise ValueError(error.with_param("tools")[1]) from error
         except ChatError as error:
             raise ValueError(str(error)) from error
         each = self._each(sampling_params, len(prompts))

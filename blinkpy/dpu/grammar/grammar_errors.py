@@ -18,7 +18,7 @@ class GrammarError(ValueError):
         super().__init__(message)
         self.message, self.path, self.keyword, self.part = message, path, keyword, part
 
-    def told(self, param: str) -> tuple[str, str]:
+    def with_param(self, param: str) -> tuple[str, str]:
         """The field at fault, and the message that names it. param: the field of the whole grammar."""
         place = "" if self.path == "#" else f" At {self.path}."
         if self.part is None:

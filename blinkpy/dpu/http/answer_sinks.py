@@ -23,7 +23,7 @@ SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # lines with the sizes o
 BACKLOG_BYTES = 8 << 20  # default limit of unread bytes of a slow client, whatever the number of events
 TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
 UNREAD_BYTES = 1 << 16  # unread bytes of a stream above which they count toward the worker's limit
-TOLD_BYTES = 1 << 16  # growth of an answer between two reports of its memory
+REPORT_BYTES = 1 << 16  # growth of an answer between two reports of its memory
 LONG_BYTES = 1 << 16  # bytes of an answer that takes more than a millisecond to write
 
 
@@ -48,7 +48,7 @@ class Collector:
         room: ByteRoom | None = None,
         owner: str = "",
     ):
-        self._room, self._owner, self._bytes, self._told = room, owner, 0, TOLD_BYTES
+        self._room, self._owner, self._bytes, self._reported = room, owner, 0, REPORT_BYTES
         self.answer, self._n, self._with_logprobs, self.shows_prompt = answer, n, with_logprobs, shows_prompt
         self.choices = n
         self.generations: list[Generation] = []
@@ -66,8 +66,8 @@ class Collector:
         if logprobs:
             self._logprobs[generation.index] += logprobs
             self._bytes += PAIR_BYTES * sum(2 + len(entry.top) for entry in logprobs)
-        if self._bytes > self._told and self._room is not None:
-            self._told = self._bytes + TOLD_BYTES
+        if self._bytes > self._reported and self._room is not None:
+            self._reported = self._bytes + REPORT_BYTES
             self._room.hold(self, self._bytes, self._give_up, self._owner)
 
     def expect(self, size: int) -> None:

@@ -60,7 +60,7 @@ class App:
     def __init__(self, service: Service, config: Config):
         self.service, self.options = service, config.frontend
         self.draining = False
-        self._told = set[str]()  # types of hidden tools that were already logged
+        self._logged_tools = set[str]()  # types of hidden tools that were already logged
         self.running = 0  # requests with a body and an incomplete answer
         self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
@@ -274,8 +274,8 @@ class App:
         """Answer a request that generates. kind: of JOBS."""
         service = self.service
         request, prompts = await self._prepare(kind, exchange)
-        for hidden in set(request.hidden_tools) - self._told:
-            self._told.add(hidden)
+        for hidden in set(request.hidden_tools) - self._logged_tools:
+            self._logged_tools.add(hidden)
             logger.warning("clients list tools of type %s, which are not functions: they are hidden from the model", hidden)
         if exchange.own_id and request.request_id is None:
             request.request_id = exchange.request_id

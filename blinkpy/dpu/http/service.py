@@ -132,7 +132,7 @@ class Service:
         try:
             request.automaton = await self._grammars.automaton(field.grammar, asker)
         except GrammarError as error:
-            param, message = error.told(field.param)
+            param, message = error.with_param(field.param)
             raise ApiError(400, message, param=param, code="invalid_grammar", limit=error.limit) from error
         except GrammarBusyError as error:
             raise busy("too many grammars are waiting for compilation; try again") from error
@@ -148,7 +148,7 @@ class Service:
             ):
                 refusal.message = f"{error}; the server's option '--grammar-kib' sets it."
                 located(request.grammar.grammar, refusal)
-            param, message = refusal.told(request.grammar.param)
+            param, message = refusal.with_param(request.grammar.param)
             return bad_request(message, param, "invalid_grammar")
         param = next(name for name in ("logit_bias", "allowed_token_ids", "bad_words") if getattr(request, name))
         return bad_request(f"'{param}': {error}.", param, "invalid_value")

@@ -63,7 +63,7 @@ def test_the_tool_is_named() -> None:
     heavy = {"sequence": [grammar] * 3}
     with pytest.raises(GrammarTooLargeError) as refused:
         automaton_of_grammar(heavy)
-    param, message = refused.value.told("tools")
+    param, message = refused.value.with_param("tools")
     assert param == "tools[heavy].function.parameters"
     assert "'tools[heavy].function.parameters' of 'heavy'" in message and message.endswith("At #/properties/a.")
 

@@ -146,7 +146,7 @@ class RequestReader:
         except ChatError as error:
             raise bad_request(f"{error}", request.conversation_field, "invalid_messages") from error
         except GrammarError as error:
-            param, message = error.told("tools")
+            param, message = error.with_param("tools")
             raise bad_request(message, param, "invalid_grammar") from error
         self._check_length(text, request.conversation_field, limits)
         return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)

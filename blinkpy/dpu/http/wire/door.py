@@ -38,7 +38,7 @@ class Door:
     ):
         self._sockets, self._events, self._gate, self._opened, self._may_enter = sockets, events, gate, opened, may_enter
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # a descriptor to refuse a connection with
-        self._closed = self._told = False
+        self._closed = self._logged = False
         for sock in sockets:
             sock.setblocking(False)
             sock.listen(BACKLOG)
@@ -83,9 +83,9 @@ class Door:
 
     def _refuse(self, sock: socket.socket, error: OSError) -> None:
         """Accept and close the next connection: without a free descriptor, it would only wait."""
-        if not self._told:
+        if not self._logged:
             logger.warning("connections are refused: %s", error.strerror)
-            self._told = True
+            self._logged = True
         os.close(self._spare)
         try:
             sock.accept()[0].close()
