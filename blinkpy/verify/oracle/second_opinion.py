@@ -109,6 +109,12 @@ class SecondOpinion:
         yield "decode rows", words[S.DECODE_ROWS], decodes
         yield "requests that have drafts wrongly", [r.slot for r in drafted if not self._may_have_drafts(r)], []
         drafts = [(i, row.draft) for i, row in enumerate(rows) if row.ahead]
+        running = self.oracle.running if self.oracle.limits.draft_tokens else []
+        drafts_of, lengths = self.state.drafts, [len(r.tokens) for r in running]
+        allowed = [(r.slot, int(drafts_of.most[r.slot])) for r in running]
+        yield "drafts per step that requests may have", allowed, [(r.slot, r.most_drafts) for r in running]
+        resting = [int(drafts_of.rests_until[r.slot]) > length for r, length in zip(running, lengths, strict=True)]
+        yield "requests that rest", resting, [r.rests_until > length for r, length in zip(running, lengths, strict=True)]
         yield "drafts", [(i, batch.token_ids[i]) for i, _ in drafts], drafts
         yield "emits", words[S.EMITS], sum([row.emits for row in rows])
         yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
