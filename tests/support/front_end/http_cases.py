@@ -156,7 +156,7 @@ class CaseMaker:
         prompts = [self.model.chat_prompt(messages, tools, values)]
         case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values)
         if tools and self.some(0.7):
-            case.broken = self.some(0.35)
+            case.broken = self.some(0.5 if path == MESSAGES else 0.25)
             case.calls = [
                 (name, json.dumps({"city": self.text(2)})) for name in self.draw.choices(names, k=self.draw.randint(1, 2))
             ]
