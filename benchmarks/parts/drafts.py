@@ -19,7 +19,6 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,42 +96,13 @@ def workloads(run: Run, count: int, prompt: int, new: int) -> dict[str, list[Tex
     starts = [draw.randrange(len(prose) - prompt - new) for _ in range(count)]
     continued = [Text(prose[at : at + prompt], prose[at + prompt : at + prompt + new]) for at in starts]
     quoted = []
-    for text in continued:
+    for one in continued:
         output = list[int]()
         while len(output) < new:
             at, fresh = draw.randrange(prompt - QUOTED), draw.randrange(len(prose) - FRESH)
-            output += text.prompt[at : at + QUOTED] + prose[fresh : fresh + FRESH]
-        quoted.append(Text(text.prompt, output[:new]))
+            output += one.prompt[at : at + QUOTED] + prose[fresh : fresh + FRESH]
+        quoted.append(Text(one.prompt, output[:new]))
     return {"edits": [edits[i % len(edits)] for i in range(count)], "quotations": quoted, "prose": continued}
-
-
-def forcing(outputs: torch.Tensor) -> Callable[[Any], None]:
-    """Sampling that gives the tokens of texts. outputs: int32 [texts, tokens] on the GPU; a request's seed is its text."""
-    import triton
-    import triton.language as tl
-
-    from blinkpy.kernels.launch import COUNT_ROWS
-    from blinkpy.kernels.sampling.sampler import ENTRY_WORDS, WORD_SEED, SamplingCall, sample_tokens
-
-    @triton.jit
-    def force(sampled_ptr, outputs_ptr, length, entry_ptr, prompt_length_ptr, row_slots_ptr, context_lengths_ptr, counts_ptr):
-        row = tl.program_id(0)
-        if row < tl.load(counts_ptr + COUNT_ROWS):
-            slot = tl.load(row_slots_ptr + row).to(tl.int64)
-            place = tl.load(context_lengths_ptr + row) - tl.load(prompt_length_ptr + slot)
-            if (place >= 0) & (place < length):
-                text = tl.load(entry_ptr + slot * ENTRY_WORDS + WORD_SEED)
-                tl.store(sampled_ptr + row, tl.load(outputs_ptr + text * length + place))
-
-    def sample(call: SamplingCall) -> None:
-        sample_tokens(call)
-        batch, requests = call.batch, call.requests
-        force[(len(call.logits),)](
-            call.sampled, outputs, outputs.shape[1], requests.entry, requests.prompt_length, batch.row_slots,
-            batch.context_lengths, batch.counts,
-        )  # fmt: skip
-
-    return sample
 
 
 def serve(engine: Engine, pair: QueuePair, texts: list[Text], first: int) -> dict[str, Any]:
@@ -180,6 +150,7 @@ def measure(config: Config, texts: dict[str, list[Text]], run: Run) -> dict[str,
     """The figures of one engine, by workload and streams. Raises ConfigError."""
     device = None
     if not run.options.smoke:
+        from benchmarks.common.forced_outputs import forcing
         from blinkpy.engine.devices.cuda_device import CudaDevice
 
         outputs = torch.tensor([text.output for some in texts.values() for text in some], dtype=torch.int32, device="cuda")
