@@ -109,6 +109,7 @@ class DecoderDescription:
     max_position: maximum context of its training, tokens.
     dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
+    head_rows: of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
     """
 
     name: str
@@ -124,6 +125,7 @@ class DecoderDescription:
     factors: Factors = NO_FACTORS
     quantization: Quantization | None = None
     packing: Packing | None = None
+    head_rows: int = 0
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope

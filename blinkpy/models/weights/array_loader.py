@@ -19,7 +19,7 @@ from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import POWERS, StoredTensor
 from blinkpy.models.weights.part import Part, ScaleTensor
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales, open_weights, read_into
+from blinkpy.models.weights.weight_parts import all_parts, cache_scales, open_weights
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20
@@ -58,11 +58,11 @@ def load_arrays(
         closing.callback(pool.shutdown, cancel_futures=True)
         pieces = []
         for name, stored, target in places:
-            flat, offset = target.reshape(-1), stored.offset
+            flat, position = target.reshape(-1), 0
             for first in range(0, flat.size, piece_items):
                 part = flat[first : first + piece_items]
-                pieces.append((part.size, pool.submit(load_piece, files[stored.path], name, stored.dtype, offset, part)))
-                offset += part.size * np.dtype(STORED_DTYPES[stored.dtype]).itemsize
+                pieces.append((part.size, pool.submit(load_piece, files[stored.path], name, stored, position, part)))
+                position += part.size * stored.itemsize
         total, done, told = sum(size for size, _ in pieces), 0, 0.0
         for size, piece in pieces:
             piece.result()
@@ -72,10 +72,11 @@ def load_arrays(
                 progress(told)
 
 
-def load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
-    """Fill a contiguous array from the file at `offset`. dtype: safetensors' name of the stored type."""
+def load_piece(file: FileIO, name: str, place: StoredTensor, position: int, target: NDArray[np.float32]) -> None:
+    """Fill a contiguous array from a stored tensor. position: bytes of it."""
+    dtype = place.dtype
     stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
-    read_into(stored.view(np.uint8).data, file, offset, name)
+    place.read(stored.view(np.uint8).data, file, position, name)
     if dtype == "BF16":  # the upper half of a float32
         np.left_shift(stored, 16, out=target.view(np.uint32), dtype=np.uint32, casting="unsafe")
     elif dtype == "F8_E4M3":
@@ -126,7 +127,7 @@ class _Reader:
             self._files[place.path] = self._closing.enter_context(open_weights(place.path))
         found = np.empty(place.shape, np.float32)
         with np.errstate(over="ignore", under="ignore"):  # converting float64; the check below finds both
-            load_piece(self._files[place.path], name, place.dtype, place.offset, found.reshape(-1))
+            load_piece(self._files[place.path], name, place, 0, found.reshape(-1))
         wrong = found[~(np.isfinite(found) & (found > 0))]
         if wrong.size:
             raise ConfigError(f"{place.path}: {name} has the value {wrong[0]:g}; scales must be finite and above 0")

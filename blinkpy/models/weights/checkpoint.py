@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,15 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.model_files import has_file, open_file, parse_json, read_json
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.part import Part, ScaleTensor
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales, expected_tensors, open_weights, packed_tensors
+from blinkpy.models.weights.stored_slice import StoredSlice
+from blinkpy.models.weights.weight_parts import (
+    all_parts,
+    cache_scales,
+    expected_tensors,
+    open_weights,
+    packed_tensors,
+    read_into,
+)
 from blinkpy.progress import ProgressCallback
 
 # A model's safetensors files and the places of their tensors.
@@ -33,12 +42,34 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of a tensor. dtype: safetensors' name. offset: bytes from the start of the file."""
+    """The place of a tensor, or of a part of it.
+
+    dtype: safetensors' name.
+    offset: bytes of the whole tensor from the start of the file.
+    part: the bytes of it; None: all.
+    """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    part: StoredSlice | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return item_bytes(self.dtype)
+
+    def read(self, memory: memoryview, file: FileIO, position: int, name: str) -> None:
+        """Fill memory, bytes, from `position` of the tensor or its part on. Raises ConfigError as read_into."""
+        for start, size in [(position, len(memory))] if self.part is None else self.part.pieces(position, len(memory)):
+            read_into(memory[:size], file, self.offset + start, name)
+            memory = memory[size:]
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of a number; 0 for a type that is not supported."""
+    return 1 if dtype in (PACKED, FP8, POWERS) else (ITEM_BYTES | INTEGER_BYTES).get(dtype, 0)
 
 
 def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -62,7 +93,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        itemsize = 1 if dtype in (PACKED, FP8, POWERS) else (ITEM_BYTES | INTEGER_BYTES).get(dtype)
+        itemsize = item_bytes(dtype)
         if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which does not match {dtype} {list(shape)}")
         if 8 + length + end > size:

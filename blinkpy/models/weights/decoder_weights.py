@@ -17,6 +17,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix, quantised_rows
 from blinkpy.kernels.linear.packed_words import SCALE_BIAS, PackedMatrix, int4_scales
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.split import WHOLE, Share
 from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import StoredTensor, open_checkpoint
 from blinkpy.models.weights.packed_loader import SYMMETRIC, PackedReader
@@ -28,7 +29,8 @@ from blinkpy.models.weights.packed_matrix import (
     read_packed,
 )
 from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import dtype_name, layer_parts, open_weights, outer_parts, read_into
+from blinkpy.models.weights.rank_checkpoint import rank_checkpoint, rank_description
+from blinkpy.models.weights.weight_parts import dtype_name, layer_parts, open_weights, outer_parts
 
 # Loads tensors from files to a device: threads read pieces into staging buffers, and copies follow.
 #
@@ -129,11 +131,11 @@ def load_tensors(
         closing.callback(pool.shutdown, cancel_futures=True)
         pieces = []
         for name, stored, target in places:
-            dtype, offset = STORED_DTYPES[stored.dtype], stored.offset
+            dtype, position = STORED_DTYPES[stored.dtype], 0
             for part in _split(target, piece_bytes // dtype.itemsize):
                 size = _numel(part) * dtype.itemsize
-                pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, offset, dtype, part)))
-                offset += size
+                pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, stored, position, part)))
+                position += size
         total, done, told = sum(size for size, _ in pieces), 0, 0.0
         for size, piece in pieces:
             piece.result()
@@ -143,11 +145,11 @@ def load_tensors(
                 progress(told)
 
 
-def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: Target) -> None:
-    staging = free.get()
+def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, stored: StoredTensor, position: int, target: Target) -> None:
+    staging, dtype = free.get(), STORED_DTYPES[stored.dtype]
     try:
         staging.wait()
-        read_into(staging.memory[: _numel(target) * dtype.itemsize], file, offset, name)
+        stored.read(staging.memory[: _numel(target) * dtype.itemsize], file, position, name)
         staging.copy(dtype, target)
     finally:
         free.put(staging)
@@ -270,11 +272,13 @@ def _assemble(
     make_fp8: Callable[[Part], Fp8Matrix],
     make_packed: Callable[[Part], PackedMatrix],
     cache_scales: list[dict[str, float]] | None = None,
+    share: Share = WHOLE,
 ) -> Weights:
     """Build all weights.
 
     make, make_fp8, make_packed: build the weight of a part.
     cache_scales: of each layer.
+    share: whose output head it is, if that is a part of the embedding.
     """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
@@ -283,7 +287,8 @@ def _assemble(
             form = make_packed if part.packing is not None else make if part.quantization is None else make_fp8
             weights[part.field] = form(part)
         layers.append(LayerWeights(**weights))
-    return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+    embedding, head = outer["embedding"], share.head(model.vocab_size)
+    return Weights(embedding, layers, outer["final_norm"], outer.get("lm_head", embedding[head.start : head.stop]))
 
 
 def load_weights(
@@ -292,13 +297,19 @@ def load_weights(
     dtype: torch.dtype,
     device: str = "cpu",
     progress: Callable[[float], None] = lambda share: None,
+    share: Share = WHOLE,
 ) -> Weights:
-    """Load a checkpoint. progress: called with the completed fraction of the bytes.
+    """Load a checkpoint, or a rank's part of it.
+
+    progress: called with the completed fraction of the bytes.
+    share: of the rank; a bias of a matrix whose results are summed over ranks is 0 on all ranks but the first.
 
     All headers are checked before memory is allocated; then tensors are read piece by piece into their
     places. Raises ConfigError (see open_checkpoint), also for a truncated file.
     """
     stored = open_checkpoint(model, folder)
+    if share.ranks > 1:
+        model, stored = rank_checkpoint(model, share, stored)
     scales, packed = read_scales(model, stored), None if model.packing is None else PackedReader(model.packing, stored)
     if packed is not None:
         packed.check(model)
@@ -344,7 +355,7 @@ def load_weights(
             raise ValueError("a 4-bit matrix of a model without a packing")
         return read_packed(part, packed, device)
 
-    weights = _assemble(model, make, make_fp8, make_packed, scales.of_cache)
+    weights = _assemble(model, make, make_fp8, make_packed, scales.of_cache, share)
     load_tensors(places, torch.device(device), progress)
     for part, matrix in quantised:
         if not bool(matrix.scales.isfinite().all()):
@@ -358,7 +369,15 @@ def load_weights(
             arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
-    return _dequantised(weights)
+    return _dequantised(_biased_once(weights, share))
+
+
+def _biased_once(weights: Weights, share: Share) -> Weights:
+    for layer in weights.layers if share.rank else ():
+        for bias in (layer.o_bias, layer.down_bias):
+            if bias is not None:
+                bias.zero_()
+    return weights
 
 
 def _dequantised(weights: Weights) -> Weights:
@@ -387,15 +406,21 @@ def arrange_experts(weight: torch.Tensor, part: Part) -> None:
 
 
 def dummy_weights(
-    model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
+    model: DecoderDescription,
+    seed: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    spread: float = DUMMY_RANGE,
+    share: Share = WHOLE,
 ) -> Weights:
     """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1;
-    equal for equal seeds.
+    equal for equal seeds. With a share, they have the sizes of a rank; weights that are whole on all ranks are equal there.
 
     MXFP4: random bits, with a scale that keeps them within the spread. FP8: uniform, too; all scales are
         equal.
     """
-    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
+    model = rank_description(model, share)
+    generator, of_head = (torch.Generator(device).manual_seed(int(np.int64(seed))) for _ in range(2))
 
     def make(part: Part) -> torch.Tensor:
         result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
@@ -405,7 +430,8 @@ def dummy_weights(
             return result.random_(0, 256, generator=generator)
         if part.field.endswith(("norm", "layer_scale", "expert_factors")):
             return result.fill_(1)
-        return result.uniform_(-spread, spread, generator=generator)
+        own_numbers = part.field == "lm_head" and share.ranks > 1  # ranks differ in the number of these rows
+        return result.uniform_(-spread, spread, generator=of_head if own_numbers else generator)
 
     def make_fp8(part: Part) -> Fp8Matrix:
         result = _empty_fp8(part, device, DUMMY_INPUT_SCALE if part.quantization and part.quantization.static else None)
@@ -426,4 +452,4 @@ def dummy_weights(
             result.scales.copy_(int4_scales(scales, torch.full(scales.shape, SYMMETRIC)))
         return result
 
-    return _dequantised(_assemble(model, make, make_fp8, make_packed))
+    return _dequantised(_biased_once(_assemble(model, make, make_fp8, make_packed, share=share), share))

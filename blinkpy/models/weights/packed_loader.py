@@ -11,7 +11,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Layout, Packing, StoredPart
 from blinkpy.models.weights.array_loader import FP8_NUMBERS
 from blinkpy.models.weights.checkpoint import StoredTensor
-from blinkpy.models.weights.weight_parts import all_parts, open_weights, read_into
+from blinkpy.models.weights.weight_parts import all_parts, open_weights
 
 DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": np.uint8, "F32": np.float32, "F16": np.float16}
 NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of a word
@@ -60,6 +60,10 @@ class PackedReader:
         scales, factor = self._scales(found)
         return StoredMatrix(self._array(found["words"]), scales, self._zeros(found, scales), self._columns(found, width), factor)
 
+    def is_ordered(self, name: str, rows: int, width: int) -> bool:
+        """Whether a matrix has its inputs in another order than their own."""
+        return self._columns(self._found(name, rows, width), width) is not None
+
     def _zeros(self, found: dict[str, StoredPart], scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
         """uint8 [rows, groups]."""
         packing = self._packing
@@ -83,7 +87,7 @@ class PackedReader:
             file = closing.enter_context(open_weights(place.path))
             dtype = np.uint16 if place.dtype == "BF16" else DTYPES[place.dtype]
             found = np.empty(place.shape, dtype)
-            read_into(found.reshape(-1).view(np.uint8).data, file, place.offset, part.name)
+            place.read(found.reshape(-1).view(np.uint8).data, file, 0, part.name)
         if place.dtype == "BF16":
             return (found.astype(np.uint32) << 16).view(np.float32)
         return FP8_NUMBERS[found] if place.dtype == "F8_E4M3" else found

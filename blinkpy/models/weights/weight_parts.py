@@ -319,7 +319,8 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
         joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
         replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
     ]
-    return parts if model.tied_embeddings else [*parts, joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
+    head = joined("lm_head", [(f"{names.lm_head}.weight", model.head_rows or vocab)], hidden)
+    return parts if model.tied_embeddings else [*parts, head]
 
 
 def all_parts(model: DecoderDescription) -> list[Part]:
