@@ -289,7 +289,7 @@ def test_a_stored_head_is_compared_to_its_end(
 def test_other_shape(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
-    refused(model, r"gate_proj\.weight has shape \[96, 64\], but config\.json makes it \[100, 64\]")
+    refused(model, r"gate_proj\.weight has shape \[96, 64\], but config\.json requires \[100, 64\]")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 100, 3000, -1])
