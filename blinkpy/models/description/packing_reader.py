@@ -122,7 +122,7 @@ def _compressed_format(section: Section) -> str:
         section.values.get("format"),
         *(g.get("format") for g in _compressed_groups(section).values() if isinstance(g, Mapping)),
     ]
-    return next((str(one) for one in formats if one in FOUR_BITS), "")
+    return next((str(one) for one in formats if isinstance(one, str) and one in FOUR_BITS), "")
 
 
 def _compressed(section: Section) -> Packing:

@@ -100,6 +100,7 @@ REFUSED: list[tuple[Any, str]] = [
     (FP8 | {"modules_to_not_convert": ["("]}, "not a regular expression"),
     (changed("format", "pack-quantized"), "weights: num_bits '8' is not supported"),
     (changed("format", "mixed-precision"), "format 'mixed-precision'"),
+    (changed("format", ["float-quantized"]), "format .*is not supported"),
     (changed("quantization_status", "frozen"), "quantization_status 'frozen'"),
     (changed("sparsity_config", {"format": "sparse-bitmask"}), "sparsity_config is not supported"),
     (changed("transform_config", {"config_groups": {"R1": {}}}), "transform_config not supported"),
