@@ -155,7 +155,7 @@ def test_lookahead_at_the_beginning(rng: np.random.Generator) -> None:
 REFUSED = (
     ("(?=a)", "lookahead"),
     ("a^(?=a)", "lookahead"),
-    ("^(?=a)b|c", "beside"),
+    ("^(?=a)b|c", "together with '|'"),
     ("^(?=a", "missing"),
     ("(?!a)", "lookahead"),
     ("(?<=a)b", "lookbehind"),
