@@ -51,7 +51,8 @@ def meta_packed(n: int, k: int, group: int, fp4: bool, ordered: bool, *experts: 
 
 
 def meta_grammars(vocabulary: int = 128256) -> GrammarView:
-    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), meta(SLOTS), meta(SLOTS))
+    positions = meta(SLOTS, dtype=torch.int64)
+    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), positions, meta(SLOTS))
 
 
 def meta_requests() -> RequestView:

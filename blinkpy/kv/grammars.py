@@ -3,11 +3,12 @@ token.
 
 A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_automaton.py) or token rules
 (blinkpy/kv/grammars.py). Each queue pair has its own share of the slots, so front ends do not compete for
-them. A request has a slot and a state of its automaton. commit advances the state by the bytes of each
-sampled token, and the samplers mask tokens that no string of the language continues with. The state after
-a token is a pure function of the state before it.
+them. A request has a slot and a position in its automaton: a state, and the count of the characters of a counted
+string (blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the
+samplers mask tokens that no string of the language continues with. The position after a token is a pure function of the
+position before it.
 
-Near max_tokens, the mask leads to an end: the state after a token must be near enough to an accepting state
+Near max_tokens, the mask leads to an end: the position after a token must be near enough to an accepting state
 for the tokens that are left (see most_distance).
 
 A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
@@ -118,10 +119,10 @@ class TokenBytes(NamedTuple):
 
 
 ILLEGAL = -1  # instead of a state: the grammar does not allow this token
-STATE_MASK = (1 << 15) - 1
-ENDING = 1 << 15  # flag added to a state: the output ends here
+STATE_MASK = A.STATE_MASK
+ENDING = 1 << 15  # flag added to a position: the output ends here
 
-NO_LIMIT = A.MOST_DISTANCE + 1  # of the distance to an end
+NO_LIMIT = 1 << 20  # of the distance to an end; above MOST_DISTANCE + LONGEST_LEAST
 
 _INDEX_BITS = 12  # limits.MOST_SHARE
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
@@ -142,35 +143,116 @@ def class_of(words, slot, byte):
 
 
 @device
-def state_after(grammars, slot, state, token):
-    """The state of the automaton in a slot after the bytes of a token, or ILLEGAL. A token without bytes is never legal."""
+def loops_of(words, slot):
+    """The first word of the loops of the automaton in a slot."""
+    return A.CELLS_WORD + ((words[slot, A.STATES_WORD] * (1 + words[slot, A.CLASSES_WORD]) + 1) >> 1)
+
+
+@device
+def end_of(words, slot):
+    """The number of words of the automaton in a slot."""
+    return loops_of(words, slot) + A.LOOP_WORDS * (words[slot, A.STATES_WORD] - words[slot, A.COUNTED_WORD])
+
+
+@device
+def loop_word(words, slot, state, word):
+    """A LOOP_* word of a state of a counted string."""
+    return words[slot, loops_of(words, slot) + A.LOOP_WORDS * (state - words[slot, A.COUNTED_WORD]) + word]
+
+
+@device
+def count_after(words, slot, state, following, count):
+    """The count after a step into a counted string, within it or out of it, or ILLEGAL if its length forbids the step."""
+    counted = words[slot, A.COUNTED_WORD]
+    if state < counted:
+        after = 0
+    elif following < counted:
+        after = 0 if count >= loop_word(words, slot, state, A.LOOP_LEAST) else ILLEGAL
+    elif count >= loop_word(words, slot, state, A.LOOP_MOST):
+        after = ILLEGAL
+    else:
+        after = count + 1 if following >= words[slot, A.HUBS_WORD] else count
+    return after
+
+
+@device
+def position_after(words, slot, position, byte):
+    """The position of the automaton in a slot after a byte, or ILLEGAL."""
+    state, count = position & STATE_MASK, position >> A.COUNT_SHIFT
+    following = cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD]) + 1 + class_of(words, slot, byte))
+    if following == A.DEAD_CELL:
+        return ILLEGAL
+    if max(state, following) >= words[slot, A.COUNTED_WORD]:
+        count = count_after(words, slot, state, following, count)
+    return following | count << A.COUNT_SHIFT if count >= 0 else ILLEGAL
+
+
+@device
+def state_after(grammars, slot, position, token):
+    """The position of the automaton in a slot after the bytes of a token, or ILLEGAL. A token without bytes is never legal."""
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
-    following = state if length > 0 else ILLEGAL
+    state, count, counted = position & STATE_MASK, position >> A.COUNT_SHIFT, words[slot, A.COUNTED_WORD]
+    if length == 0:
+        return ILLEGAL
     for i in range(length):
         byte = (grammars.token_bytes[first + (i >> 2)] >> 8 * (i & 3)) & 0xFF
-        following = cell_of(words, slot, following * row + 1 + class_of(words, slot, byte))
+        following = cell_of(words, slot, state * row + 1 + class_of(words, slot, byte))
         if following == A.DEAD_CELL:
             return ILLEGAL
-    return following
+        if max(state, following) >= counted:
+            count = count_after(words, slot, state, following, count)
+            if count < 0:
+                return ILLEGAL
+        state = following
+    return state | count << A.COUNT_SHIFT
 
 
 @device
-def may_end(words, slot, state):
-    """Whether the output may end in a state of the automaton in a slot."""
-    return cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD])) & A.STATE_ACCEPTING != 0
+def flags_of(words, slot, position):
+    """The first cell of a position's state: STATE_* flags and the distance."""
+    return cell_of(words, slot, (position & STATE_MASK) * (1 + words[slot, A.CLASSES_WORD]))
 
 
 @device
-def must_end(words, slot, state):
-    """Whether the output ends in this state, because no byte continues it."""
-    return cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD])) & A.STATE_ENDING != 0
+def may_end(words, slot, position):
+    """Whether the output may end at a position of the automaton in a slot."""
+    return flags_of(words, slot, position) & A.STATE_ACCEPTING != 0
 
 
 @device
-def distance_of(words, slot, state):
-    """The fewest bytes from a state of the automaton in a slot to an accepting one."""
-    return cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD])) >> A.DISTANCE_SHIFT
+def must_end(words, slot, position):
+    """Whether the output ends at this position, because no byte continues it."""
+    return flags_of(words, slot, position) & A.STATE_ENDING != 0
+
+
+@device
+def distance_of(words, slot, position):
+    """The fewest bytes from a position of the automaton in a slot to an accepting state."""
+    state, far = position & STATE_MASK, flags_of(words, slot, position) >> A.DISTANCE_SHIFT
+    if state >= words[slot, A.COUNTED_WORD]:  # a character that is begun counts
+        count = (position >> A.COUNT_SHIFT) + (1 if state < words[slot, A.HUBS_WORD] else 0)
+        far += max(0, loop_word(words, slot, state, A.LOOP_LEAST) - count)
+    return far
+
+
+@device
+def start_of(words, slot):
+    """The position of the automaton in a slot before the first byte."""
+    return words[slot, A.START_WORD] | int(words[slot, A.START_COUNT_WORD]) << A.COUNT_SHIFT
+
+
+@device
+def is_position(words, slot, position):
+    """Whether a position is one of the automaton in a slot: one of its states, with a count that this state may have."""
+    state, count, fine = position & STATE_MASK, position >> A.COUNT_SHIFT, position >= 0 and position & ENDING == 0
+    fine = fine and state < words[slot, A.STATES_WORD]
+    if fine and state < words[slot, A.COUNTED_WORD]:
+        fine = count == 0
+    elif fine:
+        within = 1 if state < words[slot, A.HUBS_WORD] else 0
+        fine = count + within <= loop_word(words, slot, state, A.LOOP_MOST)
+    return fine
 
 
 @device
@@ -192,7 +274,7 @@ def most_distance(grammars, requests, slot):
     entry, own, state = requests.entry, requests.grammar[slot], requests.grammar_state[slot]
     generated = requests.length[slot] + 1 - requests.prompt_length[slot]
     left = entry[slot, WORD_MAX_TOKENS] - generated
-    if left >= grammars.words[own, A.STATES_WORD] or entry[slot, WORD_RULES_WORDS] != 0:
+    if left >= grammars.words[own, A.FARTHEST_WORD] or entry[slot, WORD_RULES_WORDS] != 0:
         return NO_LIMIT
     if distance_of(grammars.words, own, state) > left + 1:
         return NO_LIMIT
@@ -202,16 +284,16 @@ def most_distance(grammars, requests, slot):
 
 
 @device
-def follow(grammars, slot, state, token, stops, most):
-    """The state after a token, with ENDING if the output ends there, or ILLEGAL.
+def follow(grammars, slot, position, token, stops, most):
+    """The position after a token, with ENDING if the output ends there, or ILLEGAL.
 
-    stops: whether the token is a stop id; it is legal if the output may end here, and keeps the state.
-    most: the largest legal distance of the state after the token (most_distance).
+    stops: whether the token is a stop id; it is legal if the output may end here, and keeps the position.
+    most: the largest legal distance of the position after the token (most_distance).
     """
     if stops:
-        following = state if may_end(grammars.words, slot, state) else ILLEGAL
+        following = position if may_end(grammars.words, slot, position) else ILLEGAL
     else:
-        following = state_after(grammars, slot, state, token)
+        following = state_after(grammars, slot, position, token)
         if following >= 0 and distance_of(grammars.words, slot, following) > most:
             following = ILLEGAL
         if following >= 0 and must_end(grammars.words, slot, following):
@@ -221,7 +303,7 @@ def follow(grammars, slot, state, token, stops, most):
 
 @device
 def finish_under_grammar(grammars, requests, slot, token, finish):
-    """(finish code, next state) of a request with a grammar after a sampled token.
+    """(finish code, next position) of a request with a grammar after a sampled token.
 
     finish: its finish code without the grammar.
     """
@@ -231,7 +313,7 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
         finish = FINISH_ERROR
     elif following & ENDING != 0:
         finish = FINISH_COMPLETE
-    return finish, following & STATE_MASK
+    return finish, following & ~ENDING
 
 
 # ---- all lanes ----------------------------------------------------------------------------------------------------------
@@ -278,12 +360,13 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
 
 @device
 def is_automaton(words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are a packed automaton with valid targets, correct flags, and distances that are all
-    correct, or all 0."""
-    states, classes = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD]
-    row = 1 + classes
-    fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and count == A.CELLS_WORD + ((states * row + 1) >> 1)
-    bad, wrong, distances = 0, 0, 0
+    """Whether the `count` words in a slot are a packed automaton with valid targets and loops, correct flags, and distances that
+    are all correct, or all 0."""
+    states, classes, counted = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD], words[slot, A.COUNTED_WORD]
+    row, hubs = 1 + classes, words[slot, A.HUBS_WORD]
+    fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and 1 <= counted <= hubs <= states
+    fits = fits and count == end_of(words, slot)
+    bad, wrong, distances, farthest = 0, 0, 0, 0
     if fits:
         for byte in strided(lane, A.BYTES, lanes):
             if class_of(words, slot, byte) >= classes:
@@ -297,14 +380,61 @@ def is_automaton(words, slot, count, lane, lanes):
                     if following >= states:
                         bad = 1
                     else:
-                        nearest = min(nearest, 1 + (cell_of(words, slot, following * row) >> A.DISTANCE_SHIFT))
+                        more = least_of_hub(words, slot, following) if state < counted else 0
+                        nearest = min(nearest, 1 + more + (cell_of(words, slot, following * row) >> A.DISTANCE_SHIFT))
             accepts, distance = flags & A.STATE_ACCEPTING, flags >> A.DISTANCE_SHIFT
             if flags & (1 << A.DISTANCE_SHIFT) - 1 != accepts | (A.STATE_ENDING if accepts != 0 and leads == 0 else 0):
                 bad = 1
             if distance != (0 if accepts != 0 else nearest):
                 wrong = 1
+            bad |= bad_loop(words, slot, state)
             distances = max(distances, distance)
+            farthest = max(farthest, distance + least_of_hub(words, slot, state))
         if lane == 0 and states * row & 1 != 0 and cell_of(words, slot, states * row) != 0:
             bad = 1  # padding
+        if words[slot, A.START_COUNT_WORD] < 0 or not 0 <= words[slot, A.START_WORD] < states:
+            bad = 1
+        else:
+            bad |= 0 if is_position(words, slot, start_of(words, slot)) else 1
     bad, wrong, distances = block_max(bad, lane, lanes), block_max(wrong, lane, lanes), block_max(distances, lane, lanes)
+    farthest = block_max(farthest, lane, lanes)
+    fits = fits and words[slot, A.FARTHEST_WORD] == (farthest if distances > 0 else 0)
     return fits and bad == 0 and (wrong == 0 or distances == 0)
+
+
+@device
+def least_of_hub(words, slot, state):
+    """The least characters of the counted string that begins in a state of a valid number, or 0."""
+    return min(loop_word(words, slot, state, A.LOOP_LEAST), A.LONGEST_LEAST) if state >= words[slot, A.HUBS_WORD] else 0
+
+
+@device
+def bad_loop(words, slot, state):
+    """1 unless the edges of a state keep to the rules of counted strings (blinkpy/queues/byte_automaton.py)."""
+    states, counted, hubs = words[slot, A.STATES_WORD], words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
+    row, bad, again, leaves, hub = 1 + words[slot, A.CLASSES_WORD], 0, 0, 0, -1
+    if counted == states:
+        return 0
+    if state >= counted:
+        hub = loop_word(words, slot, state, A.LOOP_HUB)
+        least, most = loop_word(words, slot, state, A.LOOP_LEAST), loop_word(words, slot, state, A.LOOP_MOST)
+        if not hubs <= hub < states or (state >= hubs and hub != state):
+            return 1
+        if least != loop_word(words, slot, hub, A.LOOP_LEAST) or most != loop_word(words, slot, hub, A.LOOP_MOST):
+            bad = 1
+        if not (0 <= least <= most and least <= A.LONGEST_LEAST and 1 <= most <= A.NO_MOST):
+            bad = 1
+        if cell_of(words, slot, state * row) & A.STATE_ACCEPTING != 0:
+            bad = 1
+    for i in range(1, row):
+        following = cell_of(words, slot, state * row + i)
+        if following < states:
+            if state < counted and counted <= following < hubs:
+                bad = 1  # a string begins within a character
+            if state >= counted and following >= counted and loop_word(words, slot, following, A.LOOP_HUB) != hub:
+                bad = 1
+            if counted <= state < hubs and following < counted:
+                bad = 1  # a string ends within a character
+            again = 1 if following == state else again
+            leaves = 1 if following < counted else leaves
+    return 1 if state >= hubs and (again == 0 or leaves == 0) else bad

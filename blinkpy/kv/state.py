@@ -155,7 +155,7 @@ class Requests(NamedTuple):
     preemptions: Int32
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
     grammar: Int32  # slot of its automaton in Grammars; -1: without a grammar
-    grammar_state: Int32  # of the automaton, after all generated tokens
+    grammar_state: Int64  # position in the automaton, after all generated tokens
     rules: Int32  # slot of its token rules in Grammars, or -1
 
 

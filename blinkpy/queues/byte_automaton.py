@@ -7,16 +7,28 @@ it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the f
     --------------------------  --------------------------------------------------------------------------------------
     0                           states
     1                           classes of bytes
-    2 .. 65                     the class of each byte, four bytes a word
-    66 ..                       cells of 16 bits, two a word, 1 + classes for each state: STATE_* flags and the distance to
+    2                           first state of a counted string, or `states`
+    3                           first hub, or `states`
+    4, 5                        the start: its state and its count
+    6                           an upper bound of all distances
+    7 .. 70                     the class of each byte, four bytes a word
+    71 ..                       cells of 16 bits, two a word, 1 + classes for each state: STATE_* flags and the distance to
                                 an end << DISTANCE_SHIFT, then the next state for each class, or DEAD_CELL
+    behind the cells            LOOP_WORDS for each state of a counted string: its hub, and the string's least and most
+                                characters
 
 The distance of a state is the number of bytes of the shortest text that completes the output. That also bounds the
 number of tokens, if each byte is a token. Otherwise all distances are 0, and outputs are not led to an end.
+
+A counted string has between a least and a most number of characters. Its states are a loop: a hub between two characters,
+and the states within a character. The last states of an automaton are those of its loops, and the hubs are the last of
+these. A counter counts the characters. It is set to 0 on the way into the hub from a plain state, and incremented on each way back
+to it. The loop may continue below the most characters, and end at the least. Only one string is open at a time, so one counter is
+enough. A position is both: state | count << COUNT_SHIFT.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -27,7 +39,7 @@ from blinkpy.queues.words import Int32, digest_of
 
 BYTES = 256
 MOST_STATES = (1 << 15) - 1
-STATES_WORD, CLASSES_WORD, CLASS_OF_WORD = range(3)
+STATES_WORD, CLASSES_WORD, COUNTED_WORD, HUBS_WORD, START_WORD, START_COUNT_WORD, FARTHEST_WORD, CLASS_OF_WORD = range(8)
 CELLS_WORD = CLASS_OF_WORD + BYTES // 4
 CELL_BITS, CELL_MASK = 16, 0xFFFF
 DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language continues with this byte
@@ -35,21 +47,35 @@ STATE_ACCEPTING = 1  # the output may end here
 STATE_ENDING = 2  # the output must end here: no byte continues it
 DISTANCE_SHIFT = 2
 MOST_DISTANCE = (1 << CELL_BITS - DISTANCE_SHIFT) - 1  # a larger distance counts as this one
+STATE_MASK, COUNT_SHIFT = MOST_STATES, 16  # of a position
+LOOP_HUB, LOOP_LEAST, LOOP_MOST, LOOP_WORDS = range(4)
+LONGEST_LEAST = 1 << 19  # characters that a string may have to have
+NO_MOST = 1 << 30  # characters: no limit
 
 
-def packed_words(states: int, classes: int) -> int:
-    """The number of int32 words of a packed automaton."""
-    return CELLS_WORD + (states * (1 + classes) + 1) // 2
+def packed_words(states: int, classes: int, counted: int = 0) -> int:
+    """The number of int32 words of a packed automaton. counted: states of counted strings."""
+    return CELLS_WORD + (states * (1 + classes) + 1) // 2 + LOOP_WORDS * counted
+
+
+def position_of(state: int, count: int) -> int:
+    """The position of a state and a count."""
+    return state | count << COUNT_SHIFT
+
+
+NO_LOOPS: Int32 = np.zeros((0, LOOP_WORDS), np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """A deterministic automaton that starts in state 0. Every state reaches an accepting state.
+    """A deterministic automaton. Every state reaches an accepting state.
 
     class_of: uint8 [256], the class of each byte.
     next_state: int16 [states, classes], DEAD if no string continues.
     accepting: bool [states].
     closes: whether the packed form has distances.
+    loops: int32 [n, 3], hub, least and most characters of each of the last n states, which are those of counted strings.
+    start: the position before the first byte.
     Raises ValueError for wrong shapes, types or ranges; `trimmed` makes an automaton of any table.
     """
 
@@ -57,6 +83,8 @@ class ByteAutomaton:
     next_state: NDArray[np.int16]
     accepting: NDArray[np.bool_]
     closes: bool = True
+    loops: Int32 = field(default_factory=lambda: NO_LOOPS)
+    start: int = 0
 
     def __post_init__(self) -> None:
         _require(self.class_of.shape == (BYTES,) and self.class_of.dtype == np.uint8, "class_of must be uint8 [256]")
@@ -65,10 +93,54 @@ class ByteAutomaton:
         _require(1 <= self.states <= MOST_STATES, f"an automaton has 1 to {MOST_STATES} states, not {self.states}")
         _require(1 <= self.classes <= BYTES and int(self.class_of.max()) < self.classes, "a byte's class is out of range")
         _require(DEAD <= int(self.next_state.min()) and int(self.next_state.max()) < self.states, "a next state is out of range")
+        _require(self.loops.shape == (len(self.loops), LOOP_WORDS) and self.loops.dtype == np.int32, "loops must be int32 [n, 3]")
+        _require(0 < self.counted, "an automaton must have a state of no counted string")
+        if len(self.loops):
+            self._require_loops()
+        _require(0 <= self.start and self.start & STATE_MASK < self.states, "the start is no state")
+        _require(self._may_be_at(self.start & STATE_MASK, self.start >> COUNT_SHIFT), "the start has a wrong count")
+
+    def _require_loops(self) -> None:
+        """Raise ValueError unless each loop is whole: see the top of this file."""
+        states, hub = np.arange(self.counted, self.states), self.loops[:, LOOP_HUB]
+        least, most = self.loops[:, LOOP_LEAST], self.loops[:, LOOP_MOST]
+        fine = (self.hubs <= hub) & (hub < self.states) & ((states < self.hubs) | (hub == states))
+        _require(bool(fine.all()) and self.hubs < self.states, "a state of a counted string has no hub")
+        _require(
+            np.array_equal(self.loops[hub - self.counted], self.loops), "the states of a counted string differ in its lengths"
+        )
+        fine = (least >= 0) & (least <= most) & (least <= LONGEST_LEAST) & (most >= 1) & (most <= NO_MOST)
+        _require(bool(fine.all()), "the lengths of a counted string are out of range")
+        _require(not self.accepting[self.counted :].any(), "an output may not end in a counted string")
+        entered = self.next_state[: self.counted]
+        _require(not ((entered >= self.counted) & (entered < self.hubs)).any(), "a counted string must begin at its hub")
+        within = self.next_state[self.counted :]
+        stays, leaves = within >= self.counted, (within >= 0) & (within < self.counted)
+        following = self.loops[np.where(stays, within - self.counted, 0), LOOP_HUB]
+        _require(bool((~stays | (following == hub[:, None])).all()), "a counted string leads into another one")
+        _require(not leaves[: self.hubs - self.counted].any(), "a counted string ends within a character")
+        again = (within == states[:, None]).any(axis=1)[self.hubs - self.counted :]
+        _require(bool(again.all() and leaves[self.hubs - self.counted :].any(axis=1).all()), "a hub must lead to itself, and out")
+
+    def _may_be_at(self, state: int, count: int) -> bool:
+        """Whether a state may have this count."""
+        if state < self.counted:
+            return count == 0
+        return 0 <= count <= int(self.loops[state - self.counted, LOOP_MOST]) - (1 if state < self.hubs else 0)
 
     @property
     def states(self) -> int:
         return int(self.next_state.shape[0])
+
+    @property
+    def counted(self) -> int:
+        """The first state of a counted string, or the number of states."""
+        return self.states - len(self.loops)
+
+    @cached_property
+    def hubs(self) -> int:
+        """The first hub, or the number of states."""
+        return int(self.loops[:, LOOP_HUB].min()) if len(self.loops) else self.states
 
     @property
     def classes(self) -> int:
@@ -100,7 +172,7 @@ class ByteAutomaton:
     @property
     def nbytes(self) -> int:
         """Bytes of memory, including the packed form."""
-        return self.class_of.nbytes + self.next_state.nbytes + self.accepting.nbytes + self._words.nbytes
+        return self.class_of.nbytes + self.next_state.nbytes + self.accepting.nbytes + self.loops.nbytes + self._words.nbytes
 
     @property
     def digest(self) -> int:
@@ -115,15 +187,27 @@ class ByteAutomaton:
         ending = self.accepting & (self.next_state == DEAD).all(axis=1)
         flags = self.accepting * STATE_ACCEPTING + ending * STATE_ENDING + (distances.astype(np.int64) << DISTANCE_SHIFT)
         cells = np.concatenate([flags[:, None].astype(np.uint16), self.next_state.view(np.uint16)], axis=1)
-        words = np.zeros(packed_words(self.states, self.classes), np.int32)
+        words = np.zeros(packed_words(self.states, self.classes, len(self.loops)), np.int32)
         words[STATES_WORD], words[CLASSES_WORD] = self.states, self.classes
+        words[COUNTED_WORD], words[HUBS_WORD] = self.counted, self.hubs
+        words[START_WORD], words[START_COUNT_WORD] = self.start & STATE_MASK, self.start >> COUNT_SHIFT
+        words[FARTHEST_WORD] = int((distances + self._least_of_hubs()).max()) if distances.any() else 0
         words[CLASS_OF_WORD:CELLS_WORD] = self.class_of.view(np.int32)
         words[CELLS_WORD:].view(np.uint16)[: cells.size] = cells.reshape(-1)
+        words[len(words) - self.loops.size :] = self.loops.reshape(-1)
         words.setflags(write=False)
         return words
 
+    def _least_of_hubs(self) -> NDArray[np.int64]:
+        """The least characters of the counted string that begins in each state; int64 [states]."""
+        least = np.zeros(self.states, np.int64)
+        least[self.hubs :] = self.loops[self.hubs - self.counted :, LOOP_LEAST]
+        return least
+
     def distances(self) -> NDArray[np.int64]:
-        """Of each state: the fewest bytes to an accepting state, at most MOST_DISTANCE; int64 [states]."""
+        """Of each state: the fewest bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted string,
+        those from the least characters on.
+        """
         following = np.sort(self.next_state, axis=1)
         new = following >= 0
         new[:, 1:] &= following[:, 1:] != following[:, :-1]
@@ -133,14 +217,16 @@ class ByteAutomaton:
         first = np.searchsorted(target[order], np.arange(self.states + 1)).tolist()
         sources = source[order].tolist()
         found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
-        level, reached = 0, np.flatnonzero(self.accepting).tolist()
-        while reached and level + 1 < MOST_DISTANCE:
-            level, states, reached = level + 1, reached, []
-            for state in states:
-                for before in sources[first[state] : first[state + 1]]:
-                    if found[before] > level:
-                        found[before] = level
-                        reached.append(before)
+        more = self._least_of_hubs().tolist()  # bytes of the string that begins with a step to a hub
+        reached = {0: np.flatnonzero(self.accepting).tolist()}  # by distance
+        while reached:
+            level = min(reached)
+            for state in reached.pop(level):
+                for before in sources[first[state] : first[state + 1]] if found[state] == level else ():
+                    far = level + 1 + (more[state] if before < self.counted else 0)
+                    if far < found[before]:
+                        found[before] = far
+                        reached.setdefault(far, []).append(before)
         return np.array(found, np.int64)
 
     @cached_property
@@ -153,12 +239,21 @@ class ByteAutomaton:
         _require(len(words) >= CELLS_WORD, "a packed automaton is too short")
         states, classes = int(words[STATES_WORD]), int(words[CLASSES_WORD])
         _require(1 <= states <= MOST_STATES and 1 <= classes <= BYTES, "a packed automaton's sizes are out of range")
-        _require(len(words) == packed_words(states, classes), "the length of a packed automaton does not match its sizes")
+        counted = int(words[COUNTED_WORD])
+        _require(0 < counted <= states, "a packed automaton's first state of a counted string is out of range")
+        length = packed_words(states, classes, states - counted)
+        _require(len(words) == length, "the length of a packed automaton does not match its sizes")
+        loops = words[length - LOOP_WORDS * (states - counted) :].reshape(-1, LOOP_WORDS).copy()
+        count = int(words[START_COUNT_WORD])
+        _require(
+            0 <= int(words[START_WORD]) < states and 0 <= count <= NO_MOST, "the start of a packed automaton is out of range"
+        )
+        start = position_of(int(words[START_WORD]), count)
         cells = words[CELLS_WORD:].view(np.uint16)[: states * (1 + classes)].reshape(states, 1 + classes)
         class_of = words[CLASS_OF_WORD:CELLS_WORD].copy().view(np.uint8)  # a view would keep all words alive
         distances, accepting = (cells[:, 0] >> DISTANCE_SHIFT).astype(np.int64), (cells[:, 0] & STATE_ACCEPTING) != 0
         closes = bool(distances.any() or accepting.all())
-        automaton = cls(class_of, cells[:, 1:].astype(np.int16), accepting, closes)
+        automaton = cls(class_of, cells[:, 1:].astype(np.int16), accepting, closes, loops, start)
         # The equations of distances have one solution, so they need not be computed.
         fine = not closes or np.array_equal(distances, automaton._one_byte_before(distances))
         _require(fine, "a packed automaton has wrong distances")
@@ -170,24 +265,50 @@ class ByteAutomaton:
     def _one_byte_before(self, distances: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distance of each state by the distances of the next ones."""
         padded = np.append(distances, MOST_DISTANCE)  # DEAD is -1, the last element
-        nearest = np.minimum(padded[self.next_state].min(axis=1) + 1, MOST_DISTANCE)
-        return np.where(self.accepting, 0, nearest)
+        entered = np.append(distances + self._least_of_hubs(), MOST_DISTANCE)
+        nearest = padded[self.next_state].min(axis=1) + 1
+        nearest[: self.counted] = entered[self.next_state[: self.counted]].min(axis=1) + 1
+        return np.where(self.accepting, 0, np.minimum(nearest, MOST_DISTANCE))
 
-    def advance(self, state: int, output: bytes) -> int:
-        """The state after some bytes, or DEAD if no string of the language continues with them."""
+    def advance(self, position: int, output: bytes) -> int:
+        """The position after some bytes, or DEAD if no string of the language continues with them."""
+        if position == DEAD:
+            return DEAD
+        state, count = position & STATE_MASK, position >> COUNT_SHIFT
         for byte in output:
-            if state != DEAD:
-                state = int(self.next_state[state, self.class_of[byte]])
-        return state
+            following = int(self.next_state[state, self.class_of[byte]])
+            if following == DEAD:
+                return DEAD
+            if max(state, following) >= self.counted:
+                count = self._count_after(state, following, count)
+                if count == DEAD:
+                    return DEAD
+            state = following
+        return position_of(state, count)
 
-    def must_end(self, state: int) -> bool:
-        """Whether the state is accepting and no byte continues it."""
-        return bool(self.accepting[state]) and bool((self.next_state[state] == DEAD).all())
+    def _count_after(self, state: int, following: int, count: int) -> int:
+        """The count after a step into a counted string, within it or out of it; DEAD if its length forbids the step."""
+        if state < self.counted:
+            return 0
+        _, least, most = self.loops[state - self.counted].tolist()
+        if following < self.counted:
+            return 0 if count >= least else DEAD
+        if count >= most:
+            return DEAD
+        return count + 1 if following >= self.hubs else count
+
+    def may_end(self, position: int) -> bool:
+        """Whether the output may end at this position."""
+        return bool(self.accepting[position & STATE_MASK])
+
+    def must_end(self, position: int) -> bool:
+        """Whether the output may end at this position, and no byte continues it."""
+        return self.may_end(position) and bool((self.next_state[position & STATE_MASK] == DEAD).all())
 
     def accepts(self, output: bytes) -> bool:
         """Whether the bytes are a complete string of the language."""
-        state = self.advance(0, output)
-        return state != DEAD and bool(self.accepting[state])
+        position = self.advance(self.start, output)
+        return position != DEAD and self.may_end(position)
 
 
 def _require(fine: bool, what: str) -> None:

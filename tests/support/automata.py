@@ -6,6 +6,7 @@ import numpy as np
 
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
 from blinkpy.queues.words import Int32
+from blinkpy.verify.sim.grammar_supply import MOST_LOOP, with_a_string, written_out
 
 
 class WordsOfSlot:
@@ -46,3 +47,15 @@ def random_automaton(rng: np.random.Generator, *, states: int = 0, classes: int 
     accepting = rng.random(n) < 0.3
     accepting[-1] = True
     return ByteAutomaton.trimmed(rng.integers(0, classes, BYTES).astype(np.uint8), table, accepting)
+
+
+def random_counted_automaton(rng: np.random.Generator, classes: int = 4) -> ByteAutomaton:
+    """A random automaton with a counted string of up to MOST_CHARACTERS, in which it starts half of the time."""
+    plain = random_automaton(rng, states=5, classes=classes, dead=0.3)
+    loop = int(rng.integers(1, MOST_LOOP + 1))
+    return with_a_string(rng, plain.class_of, plain.next_state.astype(np.int64), plain.accepting, loop)
+
+
+def random_position(rng: np.random.Generator, automaton: ByteAutomaton) -> int:
+    """One that the start leads to."""
+    return int(rng.choice(list(written_out(automaton).number)))

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY
+from blinkpy.verify.sim.grammar_supply import written_out
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
 
@@ -55,23 +57,31 @@ class ExpectedRequest:
 def leading_to_an_end(
     grammar: ByteAutomaton, output: bytes, after: list[int], left: int, sampling: RequestParameters, made: int
 ) -> list[int]:
-    """The states after each token, without those from which `left` tokens, that one included, can't reach an end."""
-    far = [bytes_to_an_end(grammar, state) for state in range(grammar.states)]
-    state = grammar.advance(0, output)
+    """The positions after each token, without those from which `left` tokens, that one included, can't reach an end."""
+    far = bytes_to_an_end(grammar)
+    position = grammar.advance(grammar.start, output)
     stops = made >= sampling.min_tokens and any(stop >= 0 for stop in sampling.stop_ids)
-    if far[state] > left or left > grammar.states or (grammar.accepting[state] and not stops):
+    if far[position] > left or left > len(far) or (grammar.may_end(position) and not stops):
         return after
     return [one if one != DEAD and far[one] < left else DEAD for one in after]
 
 
-def bytes_to_an_end(grammar: ByteAutomaton, state: int) -> int:
-    """The fewest bytes from a state to an accepting one."""
-    known = {state}
-    for count in range(grammar.states):
-        if any(grammar.accepting[one] for one in known):
-            return count
-        known |= {int(one) for state in known for one in grammar.next_state[state] if one != DEAD}
-    return 1 << 30
+@lru_cache(64)
+def bytes_to_an_end(grammar: ByteAutomaton) -> dict[int, int]:
+    """Of each position: the fewest bytes to an accepting state."""
+    table, accepting, number = written_out(grammar)
+    sources: list[set[int]] = [set() for _ in table]
+    for before, row in enumerate(table.tolist()):
+        for target in set(row) - {DEAD}:
+            sources[target].add(before)
+    far = np.where(accepting, 0, 1 << 30)
+    found = np.flatnonzero(accepting).tolist()
+    for target in found:  # grows meanwhile
+        for before in sources[target]:
+            if far[before] == 1 << 30:
+                far[before] = far[target] + 1
+                found.append(before)
+    return {position: int(far[i]) for position, i in number.items()}
 
 
 def _generate(
@@ -89,7 +99,7 @@ def _generate(
     while True:
         token = token_after(total, sampling.seed, limits.vocab_size)
         if grammar is not None:
-            after = [grammar.advance(0, output + piece) if piece else DEAD for piece in pieces]
+            after = [grammar.advance(grammar.start, output + piece) if piece else DEAD for piece in pieces]
             if rules is None:
                 after = leading_to_an_end(grammar, output, after, most - len(tokens), sampling, len(tokens))
             if len(tokens) >= sampling.min_tokens:
@@ -109,7 +119,7 @@ def _generate(
             return tokens, C.FINISH_STOP
         if grammar is not None:
             output += pieces[token]
-            if grammar.must_end(grammar.advance(0, output)):
+            if grammar.must_end(grammar.advance(grammar.start, output)):
                 return tokens, C.FINISH_COMPLETE
         if len(tokens) == most:
             return tokens, C.FINISH_LENGTH

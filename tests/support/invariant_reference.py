@@ -15,7 +15,7 @@ from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.queues.byte_automaton import STATES_WORD
+from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 
@@ -94,8 +94,21 @@ def _grammar(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:
         return
     if not _owns(limits, state, slot, own, entry["grammar_digest"]):
         yield R.GRAMMAR_FOREIGN, slot
-    if r.grammar_state[slot] not in range(state.grammars.words[own][STATES_WORD]):
+    if not _is_position(list(state.grammars.words[own]), int(r.grammar_state[slot])):
         yield R.GRAMMAR_STATE, slot
+
+
+def _is_position(words: list[int], position: int) -> bool:
+    state, count = position % (1 << A.COUNT_SHIFT), position >> A.COUNT_SHIFT
+    if position < 0 or state not in range(words[A.STATES_WORD]):
+        return False
+    if A.packed_words(words[A.STATES_WORD], words[A.CLASSES_WORD], words[A.STATES_WORD] - words[A.COUNTED_WORD]) > len(words):
+        return False
+    if state < words[A.COUNTED_WORD]:
+        return count == 0
+    loops = words[A.packed_words(words[A.STATES_WORD], words[A.CLASSES_WORD]) :]
+    most = loops[A.LOOP_WORDS * (state - words[A.COUNTED_WORD]) + A.LOOP_MOST]
+    return count <= most if state >= words[A.HUBS_WORD] else count < most
 
 
 def _rules(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:

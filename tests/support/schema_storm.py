@@ -20,6 +20,7 @@ from blinkpy.kv import grammars as G
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
 from blinkpy.models.cpu.cpu_sampler import mask_illegal
+from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.submission import (
     SQ_ENTRY_WORDS,
@@ -30,6 +31,7 @@ from blinkpy.queues.submission import (
     WORD_STOP_IDS,
 )
 from blinkpy.queues.words import Int32
+from blinkpy.verify.sim.grammar_supply import written_out
 
 MOST_TOKENS = 400  # of an output
 FREE_TOKENS = 60  # chosen without a thought of the end, at most
@@ -109,13 +111,16 @@ class TokenWalk:
         self._stops: Int32 = np.full(STOP_IDS, -1, np.int32)
         self._stops[0] = eos
         self._bytes = np.array(sorted(token for token, piece in enumerate(self._pieces) if len(piece) == 1))
-        self._distance = np.zeros(0, np.int64)
+        self._far: dict[int, int] = {}
+        self._automaton: ByteAutomaton | None = None
 
     def take(self, automaton: ByteAutomaton) -> None:
         """Walk by this automaton from now on."""
         packed = automaton.words()
         self._grammars.words[0, : len(packed)] = packed
-        self._distance = _distances(automaton.next_state, automaton.accepting)
+        table, accepting, number = written_out(automaton)
+        far = _distances(table, accepting)
+        self._automaton, self._far = automaton, {position: int(far[i]) for position, i in number.items()}
 
     def output(self, rng: np.random.Generator) -> tuple[bytes, bool]:
         """An output, and whether it ended by itself."""
@@ -137,19 +142,21 @@ class TokenWalk:
             parts.append(self._pieces[token])
             if following & G.ENDING:
                 return b"".join(parts), True
-            state = following & G.STATE_MASK
+            state = following & ~G.ENDING
         return b"".join(parts), False
 
     def closed(self, rng: np.random.Generator, choice: str) -> bytes:
         """An output of at least as many tokens as the shortest one has bytes, by one of CHOICES alone. It must be complete.
 
         Raises InvalidOutputError if it is cut."""
-        most = max(1, int(self._distance[0])) + int(rng.integers(SPARE_TOKENS))
+        most = max(1, self._distance(0)) + int(rng.integers(SPARE_TOKENS))
         entry: Int32 = np.full((1, SQ_ENTRY_WORDS), -1, np.int32)
         entry[0, [WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS]] = most, 0, 0
         entry[0, WORD_STOP_IDS] = self._eos
         one = np.zeros(1, np.int32)
-        requests = SimpleNamespace(entry=entry, grammar=one, grammar_state=one.copy(), length=one + 1, prompt_length=one + 1)
+        requests = SimpleNamespace(
+            entry=entry, grammar=one, grammar_state=one.astype(np.int64), length=one + 1, prompt_length=one + 1
+        )
         logits, state, parts = np.zeros(len(self._pieces), np.float32), 0, list[bytes]()
         for _ in range(most):
             nearest = int(G.most_distance(self._grammars, requests, 0))
@@ -165,21 +172,30 @@ class TokenWalk:
             if token == self._eos:
                 return b"".join(parts)
             parts.append(self._pieces[token])
-            state = requests.grammar_state[0] = following & G.STATE_MASK
+            state = requests.grammar_state[0] = following & ~G.ENDING
             requests.length[0] += 1
             if following & G.ENDING:
                 return b"".join(parts)
-        if self._distance[state] > 0:
+        if self._distance(state) > 0:
             raise InvalidOutputError(f"{most} tokens did not suffice: {b''.join(parts)!r}")
         return b"".join(parts)
+
+    def _distance(self, position: int) -> int:
+        """The fewest bytes from a position to an accepting state."""
+        assert self._automaton is not None
+        state, count = position & A.STATE_MASK, position >> A.COUNT_SHIFT
+        if state >= self._automaton.counted:
+            _, least, most = self._automaton.loops[state - self._automaton.counted].tolist()
+            count = min(count, least) if most == A.NO_MOST else count
+        return self._far[A.position_of(state, count)]
 
     def _nearest(self, rng: np.random.Generator, state: int, legal: np.ndarray) -> int:
         if legal[legal == self._eos].size:
             return self._eos
         some = rng.choice(legal, min(LOOKS, len(legal)), replace=False)
         some = np.concatenate([some, np.intersect1d(legal, self._bytes)])
-        states = [int(_following(self._grammars, 0, state, token, False, G.NO_LIMIT)) & G.STATE_MASK for token in some.tolist()]
-        return int(some[np.argmin(self._distance[states])])
+        after = [int(_following(self._grammars, 0, state, token, False, G.NO_LIMIT)) & ~G.ENDING for token in some.tolist()]
+        return int(some[np.argmin([self._distance(one) for one in after])])
 
 
 def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> Iterator[tuple[Drawn, Counter[str]]]:

@@ -3,14 +3,16 @@
 import numpy as np
 
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
+from blinkpy.verify.sim.grammar_supply import written_out
 
 
 class Walker:
     """Draws strings: steps at random for a while, then the shortest way to an end."""
 
     def __init__(self, automaton: ByteAutomaton):
-        self.rows = automaton.next_state[:, automaton.class_of].tolist()
-        self.accepting = automaton.accepting.tolist()
+        table, accepting, _ = written_out(automaton)
+        self.rows = table[:, automaton.class_of].tolist()
+        self.accepting = accepting.tolist()
         self.ways = [[byte for byte in range(BYTES) if row[byte] != DEAD] for row in self.rows]
         self.classes = [sorted({row[byte]: byte for byte in ways}) for row, ways in zip(self.rows, self.ways, strict=True)]
         self.distance = self._distances()

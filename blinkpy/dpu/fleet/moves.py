@@ -11,10 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.descriptors import WatchedTasks
@@ -52,7 +51,7 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
         return flight.prompt, sampling, flight.grammar
     grammar = flight.grammar
     if grammar is not None:
-        grammar = started_at(grammar, _state_after(grammar, flight.output, pieces()))
+        grammar = started_at(grammar, _position_after(grammar, flight.output, pieces()))
     sampling = sampling.changed(
         max_tokens=sampling.max_tokens - count,
         min_tokens=max(0, sampling.min_tokens - count),
@@ -62,24 +61,18 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
     return np.concatenate([flight.prompt, np.array(flight.output, np.int32)]), sampling, grammar
 
 
-def _state_after(grammar: ByteAutomaton, output: Sequence[int], pieces: Sequence[bytes] | None) -> int:
+def _position_after(grammar: ByteAutomaton, output: Sequence[int], pieces: Sequence[bytes] | None) -> int:
     if pieces is None:
         raise NoContinuationError("it has a grammar, but the bytes of its tokens are unknown")
-    state = grammar.advance(0, b"".join(pieces[token] if token < len(pieces) else b"" for token in output))
-    if state == DEAD:
+    position = grammar.advance(grammar.start, b"".join(pieces[token] if token < len(pieces) else b"" for token in output))
+    if position == DEAD:
         raise NoContinuationError("its grammar does not allow its output")
-    return state
+    return position
 
 
-def started_at(automaton: ByteAutomaton, state: int) -> ByteAutomaton:
-    """The automaton with `state` as its start."""
-    if state == 0:
-        return automaton
-    order = np.arange(automaton.states)
-    order[[0, state]] = state, 0
-    number: NDArray[np.integer] = np.append(order, DEAD)  # its own inverse; DEAD is -1, the last element
-    following = number[automaton.next_state[order]]
-    return ByteAutomaton.trimmed(automaton.class_of, following, automaton.accepting[order], automaton.closes)
+def started_at(automaton: ByteAutomaton, position: int) -> ByteAutomaton:
+    """The automaton with `position` as its start."""
+    return replace(automaton, start=position)
 
 
 @dataclass(slots=True, eq=False)

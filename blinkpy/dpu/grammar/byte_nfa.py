@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
-from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton, range_edges
+from blinkpy.dpu.grammar.minimal_automaton import Counted, Edge, minimal_automaton, range_edges
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
@@ -22,6 +22,7 @@ class ByteNfa:
     """Nodes with edges for ranges of bytes, and with empty edges.
 
     at_begin, at_end: empty edges for the start and the end of a string only (anchors).
+    counted: of the nodes of counted strings.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class ByteNfa:
         self.empty: list[list[int]] = []
         self.at_begin: dict[int, list[int]] = {}
         self.at_end: dict[int, list[int]] = {}
+        self.counted: dict[int, Counted] = {}
 
     def node(self) -> int:
         """A new node. Raises GrammarTooLargeError if there are too many."""
@@ -149,6 +151,25 @@ def repeat(piece: Piece, low: int, high: int | None) -> Piece:
     return add
 
 
+def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: int) -> Piece:
+    """least to most characters between two delimiters, counted by the engine (blinkpy/queues/byte_automaton.py).
+
+    character: of which no string begins another one, or with the delimiter.
+    """
+    edges, last = range_edges(character), character.accepting.tolist()
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        hub = nfa.nodes(len(edges))
+        place = [hub if last[state] else hub + state for state in range(len(edges))]
+        nfa.edges[source].append((delimiter, delimiter, hub))
+        for state, leading in enumerate(edges):
+            nfa.edges[place[state]] += [(low, high, place[to]) for low, high, to in leading]
+            nfa.counted[place[state]] = Counted(least, most, place[state] == hub)
+        nfa.edges[hub].append((delimiter, delimiter, target))
+
+    return add
+
+
 def words(texts: Iterable[bytes]) -> Piece:
     """Any of these texts; texts with a common start share its nodes."""
     trie: dict[int, dict] = {}  # from a byte to the subtree after it; -1: a text ends
@@ -188,6 +209,8 @@ def embedded(automaton: ByteAutomaton | None) -> Piece:
         nfa.link(source, first)
         for state, leading in enumerate(edges):
             nfa.edges[first + state] = [(low, high, first + to) for low, high, to in leading]
+        for state, (hub, least, most) in enumerate(automaton.loops.tolist(), automaton.counted):
+            nfa.counted[first + state] = Counted(least, most, state == hub)
         for state in accepting:
             nfa.link(first + state, target)
 
@@ -195,12 +218,22 @@ def embedded(automaton: ByteAutomaton | None) -> Piece:
 
 
 def automaton_of(piece: Piece) -> ByteAutomaton | None:
-    """The minimal automaton of a piece; None if its language is empty. Raises GrammarTooLargeError."""
+    """The minimal automaton of a piece; None if its language is empty. Raises GrammarTooLargeError, and MixedCountsError if
+    a text may be in two counted strings of different lengths, or in a counted string and elsewhere."""
     nfa = ByteNfa()
     start, last = nfa.node(), nfa.node()
     piece(nfa, start, last)
-    edges, accepting = _Subsets(nfa, start, last).explore()
-    return minimal_automaton(edges, accepting)
+    subsets = _Subsets(nfa, start, last)
+    edges, accepting = subsets.explore()
+    return minimal_automaton(edges, accepting, subsets.counted())
+
+
+class MixedCountsError(Exception):
+    """One counter does not suffice. lengths: least and most characters of the strings in question."""
+
+    def __init__(self, lengths: set[tuple[int, int]]):
+        super().__init__(f"strings of different lengths overlap: {sorted(lengths)}")
+        self.lengths = lengths
 
 
 class _Subsets:
@@ -226,6 +259,18 @@ class _Subsets:
             accepting.append(self._accepts(nodes, {} if edges else begin_edges))
             edges.append(self._leaving(nodes))
         return edges, accepting
+
+    def counted(self) -> list[Counted | None]:
+        """Of each state; empty if no string is counted. Raises MixedCountsError."""
+        of, result, mixed = self.nfa.counted, list[Counted | None](), set[tuple[int, int]]()
+        for nodes in self.found if of else ():
+            labels = {of.get(node) for node in nodes}
+            if len(labels) > 1:
+                mixed |= {(one.least, one.most) for one in labels if one is not None}
+            result.append(labels.pop() if labels else None)
+        if mixed:
+            raise MixedCountsError(mixed)
+        return result
 
     def _leaving(self, nodes: frozenset[int]) -> list[Edge]:
         leaving = [edge for node in nodes for edge in self.nfa.edges[node]]

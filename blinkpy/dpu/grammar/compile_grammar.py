@@ -17,7 +17,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
@@ -29,6 +29,7 @@ from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
 from blinkpy.dpu.grammar.schema_shapes import Place
+from blinkpy.dpu.grammar.string_rules import WrittenOut
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Grammar = dict[str, Any]
@@ -55,8 +56,9 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = 
 
     Raises GrammarError if the grammar is unsupported, matches nothing, or is too large.
     """
+    written_out: set[tuple[int, int]] = set()
     try:
-        automaton = automaton_of(_piece(grammar, "#", digits))
+        automaton = _with_counts(grammar, digits, written_out)
         if automaton is None:
             raise GrammarError("No output matches the grammar.")
         size = len(automaton.words()) * 4
@@ -64,22 +66,38 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = 
             limits = f"the limits are {MOST_STATES} states and {MOST_BYTES} bytes"
             raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
     except GrammarTooLargeError as error:
-        raise located(grammar, error) from None
+        raise located(grammar, error, written_out) from None
     return automaton if closes else replace(automaton, closes=False)
 
 
-def _piece(grammar: Grammar, path: str, digits: int) -> Piece:
+def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]]) -> ByteAutomaton | None:
+    """The automaton with counted strings, unless one counter does not suffice. written_out: these lengths, added here."""
+    while True:  # each time with more lengths
+        try:
+            return automaton_of(_piece(grammar, "#", _Forms(digits, written_out)))
+        except byte_nfa.MixedCountsError as error:
+            written_out |= error.lengths
+
+
+class _Forms(NamedTuple):
+    digits: int  # see NumberRange.piece
+    written_out: WrittenOut  # see StringRules.piece
+
+
+def _piece(grammar: Grammar, path: str, forms: _Forms) -> Piece:
     kind, value = next(iter(grammar.items()))
     if kind == "schema":
-        return SchemaCompiler(grammar.get("root", value), digits=digits).compile(Place(value, grammar.get("path", "#")))
+        root = grammar.get("root", value)
+        compiler = SchemaCompiler(root, digits=forms.digits, written_out=forms.written_out)
+        return compiler.compile(Place(value, grammar.get("path", "#")))
     if kind == "part":
         try:
-            return _piece(value, path, digits)
+            return _piece(value, path, forms)
         except GrammarError as error:
             error.part = grammar["of"]
             raise
     if kind == "object":
-        return SchemaCompiler(ANY, OBJECT_DEPTH - 1, digits).compile(Place(ANY, "#"))
+        return SchemaCompiler(ANY, OBJECT_DEPTH - 1, forms.digits).compile(Place(ANY, "#"))
     if kind == "regex":
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors refer to its own ends
     if kind == "choice":
@@ -94,10 +112,10 @@ def _piece(grammar: Grammar, path: str, digits: int) -> Piece:
         any_text = automaton_of(byte_nfa.repeat(utf8_character(ALL), 0, None))
         return byte_nfa.embedded(difference(any_text, anywhere(parse_regex(value), utf8_character)))
     if kind == "sequence":
-        return byte_nfa.sequence(*(_piece(part, path, digits) for part in value))
+        return byte_nfa.sequence(*(_piece(part, path, forms) for part in value))
     if kind == "any":
-        return byte_nfa.choice(*(_piece(part, path, digits) for part in value))
+        return byte_nfa.choice(*(_piece(part, path, forms) for part in value))
     low, high = grammar["low"], grammar["high"]
     if max(low, high or 0) > MOST_REPEATS:
         raise GrammarError(f"A grammar may be repeated at most {MOST_REPEATS} times.", path)
-    return byte_nfa.repeat(_piece(value, path, digits), low, high)
+    return byte_nfa.repeat(_piece(value, path, forms), low, high)

@@ -5,17 +5,32 @@ States are separated in rounds, as in Moore's algorithm (1956). As in Hopcroft's
 with an edge into a block that was split off in the previous round.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
-from blinkpy.queues.byte_automaton import BYTES, MOST_STATES, ByteAutomaton
+from blinkpy.queues.byte_automaton import BYTES, LOOP_WORDS, MOST_STATES, ByteAutomaton
+from blinkpy.queues.words import Int32
 
 Edge = tuple[int, int, int]  # first byte, last byte, target
 
 
-def minimal_automaton(edges: list[list[Edge]], accepting: list[bool]) -> ByteAutomaton | None:
-    """edges: for each state, disjoint and in order; state 0 is the start. None if no string is accepted."""
+class Counted(NamedTuple):
+    """A state of a counted string (blinkpy/queues/byte_automaton.py): its least and most characters, and whether it is a hub."""
+
+    least: int
+    most: int
+    is_hub: bool
+
+
+def minimal_automaton(
+    edges: list[list[Edge]], accepting: list[bool], counted: Sequence[Counted | None] = ()
+) -> ByteAutomaton | None:
+    """edges: for each state, disjoint and in order; state 0 is the start. counted: for each state, if any belongs to a counted
+    string. None if no string is accepted."""
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None
@@ -23,11 +38,13 @@ def minimal_automaton(edges: list[list[Edge]], accepting: list[bool]) -> ByteAut
     number = {state: new for new, state in enumerate(order)}
     flat = [(number[s], low, high + 1, number[t]) for s in order for low, high, t in edges[s] if alive[t]]
     table, class_of = _table(len(order), np.array(flat, np.int64).reshape(-1, 4))
-    finals = np.array([accepting[state] for state in order])
-    block = _blocks(table, finals)
-    table, finals = _quotient(table, finals, block)
+    labels: list[Counted | None] = [None, *dict.fromkeys(one for one in counted if one is not None)]
+    index = {label: 2 * number for number, label in enumerate(labels)}
+    kinds = np.array([accepting[state] + (index[counted[state]] if counted else 0) for state in order])
+    block = _blocks(table, kinds)
+    table, kinds = _quotient(table, kinds, block)
     table, class_of = _merge_columns(table, class_of)
-    return _numbered(class_of, table, finals)
+    return _numbered(class_of, table, kinds, labels)
 
 
 def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
@@ -94,16 +111,17 @@ def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tup
     return table[:, kept], number[class_of]
 
 
-def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The block of each state; states of one block accept the same strings."""
+def _blocks(table: NDArray[np.int64], kinds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The block of each state; states of one block are of one kind and accept the same strings."""
     states, classes = table.shape
     weights = np.random.default_rng(1).integers(1, 1 << 62, classes)  # sums of products wrap; _quotient checks the result
     source = np.nonzero(table >= 0)[0]
     target = table[table >= 0]
     order = np.argsort(target, kind="stable")
     source, first = source[order], np.searchsorted(target[order], np.arange(states + 1))
-    block = np.append(finals.astype(np.int64), 2)  # the last entry, at index -1, belongs to no state
-    touched, blocks = np.arange(states), 3
+    found, number = np.unique(kinds, return_inverse=True)
+    block = np.append(number, len(found))  # the last entry, at index -1, belongs to no state
+    touched, blocks = np.arange(states), len(found) + 1
     scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # the number of a block
     while len(touched):
         signature = scatter[block[table[touched]]] @ weights
@@ -138,26 +156,29 @@ def _sources(targets: NDArray[np.int64], source: NDArray[np.int64], first: NDArr
 
 
 def _quotient(
-    table: NDArray[np.int64], finals: NDArray[np.bool_], block: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    table: NDArray[np.int64], kinds: NDArray[np.int64], block: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The automaton whose states are the blocks. Raises RuntimeError unless the states of each block agree."""
     _, first, block = np.unique(block, return_index=True, return_inverse=True)
     if len(first) > MOST_STATES:
         raise GrammarTooLargeError(f"The grammar needs {len(first)} states; the limit is {MOST_STATES}.")
     targets = np.where(table >= 0, block[table], -1)
     merged = targets[first]
-    if not (np.array_equal(merged[block], targets) and np.array_equal(finals[first][block], finals)):
+    if not (np.array_equal(merged[block], targets) and np.array_equal(kinds[first][block], kinds)):
         raise RuntimeError("internal error: states of one block differ")
     # The start must be block 0: swap.
     start = int(block[0])
     swap = np.arange(len(first))
     swap[[0, start]] = start, 0
     merged = np.where(merged >= 0, swap[merged], -1)[swap]
-    return merged, finals[first][swap]
+    return merged, kinds[first][swap]
 
 
-def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDArray[np.bool_]) -> ByteAutomaton:
-    """The states in breadth-first order from the start, by classes."""
+def _numbered(
+    class_of: NDArray[np.int64], table: NDArray[np.int64], kinds: NDArray[np.int64], labels: list[Counted | None]
+) -> ByteAutomaton:
+    """The states in breadth-first order from the start, by classes. The states of counted strings come last, their hubs at the
+    end."""
     rows = table.tolist()
     order, found = [0], {0, -1}
     for state in order:  # grows meanwhile
@@ -165,10 +186,30 @@ def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDA
         fresh = set(row) - found
         found |= fresh
         order += sorted(fresh, key=row.index)
+    of = [labels[kind >> 1] for kind in kinds.tolist()]
+    if len(labels) > 1:
+        order.sort(key=lambda state: 0 if (label := of[state]) is None else 1 + label.is_hub)
     number = np.empty(len(order) + 1, np.int64)
     number[order], number[-1] = np.arange(len(order)), -1
     next_state = number[table[order]].astype(np.int16)
-    return ByteAutomaton(class_of.astype(np.uint8), next_state, finals[order])
+    loops = _loops([of[state] for state in order], next_state)
+    return ByteAutomaton(class_of.astype(np.uint8), next_state, kinds[order] & 1 != 0, loops=loops)
+
+
+def _loops(of: list[Counted | None], next_state: NDArray[np.int16]) -> Int32:
+    """ByteAutomaton.loops of states in their order."""
+    counted = of.count(None)
+    loops = np.zeros((len(of) - counted, LOOP_WORDS), np.int32)
+    for hub, label in enumerate(of):
+        if label is None or not label.is_hub:
+            continue
+        inside, waiting = {hub}, [hub]
+        while waiting:
+            fresh = {state for state in next_state[waiting.pop()].tolist() if state >= counted} - inside
+            inside |= fresh
+            waiting += fresh
+        loops[[state - counted for state in inside]] = hub, label.least, label.most
+    return loops
 
 
 MOST_PAIRS = 20_000  # of states
@@ -186,6 +227,8 @@ def difference(a: ByteAutomaton | None, b: ByteAutomaton | None) -> ByteAutomato
 
 
 def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton | None:
+    if len(a.loops) or len(b.loops):
+        raise RuntimeError("internal error: counted strings must be written out before automata are combined")
     ways_a, ways_b = range_edges(a), [*range_edges(b), []]  # the last entry, at index NONE, has no edges
     last_a, last_b = a.accepting.tolist(), [*b.accepting.tolist(), False]
     number = {(0, 0): 0}

@@ -20,7 +20,7 @@ from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.schema_keywords import Alternatives
 from blinkpy.dpu.grammar.schema_reader import SchemaReader
 from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault
-from blinkpy.dpu.grammar.string_rules import StringRules, pattern_automaton
+from blinkpy.dpu.grammar.string_rules import StringRules, WrittenOut, pattern_automaton
 
 FREE_DEPTH = 2  # of containers inside an unconstrained value
 LIMITED_DEPTH = 3  # of such containers, up to which numbers have a limit of digits: each level doubles the states
@@ -30,10 +30,10 @@ LITERALS = {None: b"null", True: b"true", False: b"false"}
 
 
 class SchemaCompiler:
-    """Compiles one schema. free_depth: see FREE_DEPTH; digits: see NumberRange.piece."""
+    """Compiles one schema. free_depth: see FREE_DEPTH; digits: see NumberRange.piece; written_out: see StringRules.piece."""
 
-    def __init__(self, root: Any, free_depth: int = FREE_DEPTH, digits: int = DIGITS):
-        self.digits = digits
+    def __init__(self, root: Any, free_depth: int = FREE_DEPTH, digits: int = DIGITS, written_out: WrittenOut = None):
+        self.digits, self.written_out = digits, written_out
         self.reader = SchemaReader(root, self._exclude)
         self.free_depth = free_depth
         self._contradiction = ""
@@ -83,7 +83,7 @@ class SchemaCompiler:
             pieces.append(shape.number_range().piece(self.digits if within else None))
         if "string" in shape.types:
             taken = tuple(one for one in shape.refused if type(one) is str)
-            pieces.append(shape.strings.without(taken).piece())
+            pieces.append(shape.strings.without(taken).piece(self.written_out))
         if "array" in shape.types:
             pieces.append(self._array(shape, free, depth + 1))
         if "object" in shape.types:
@@ -193,8 +193,11 @@ class SchemaCompiler:
         return tuple(found)
 
     def _key_rules(self, shape: Shape) -> list[Any]:
-        strings = Place({"type": "string"}, "#")
-        return [automaton_of(self.piece((place, strings), 0, 0)) for place in shape.names]
+        strings, kept = Place({"type": "string"}, "#"), self.written_out
+        self.written_out = None  # the rules are combined
+        rules = [automaton_of(self.piece((place, strings), 0, 0)) for place in shape.names]
+        self.written_out = kept
+        return rules
 
     # ---- oneOf -------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,11 @@ from blinkpy.dpu.grammar.schema_shapes import (
     named_schemas,
     typed,
 )
-from blinkpy.dpu.grammar.string_rules import FORMATS
+from blinkpy.dpu.grammar.string_rules import FORMATS, MOST_WRITTEN_OUT
+from blinkpy.queues.byte_automaton import LONGEST_LEAST
 
-MOST_LENGTH = 2000  # of a string
+MOST_LENGTH = LONGEST_LEAST  # of a string
+WITH_OTHERS = f"{MOST_WRITTEN_OUT:,} with `pattern`, `format` or `not`, in names, and among alternatives of different lengths"
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as in the specification
@@ -152,8 +154,8 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 
 def _length(place: Place, keyword: str, value: Any) -> int:
     if type(value) in (int, float) and value > MOST_LENGTH:
-        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {value}: lower it, or leave it out.")
-    return checked_count(place, keyword, value)
+        raise fault(place, keyword, f"must be at most {MOST_LENGTH:,}, not {value}: lower it, or leave it out.")
+    return checked_count(place, keyword, value, MOST_LENGTH)
 
 
 def _min_length(shape: Shape, value: Any, place: Place) -> None:
@@ -300,8 +302,8 @@ KEYWORDS = {
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
     "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
-    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}"),
-    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH:,}; a character takes 8 states"),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}; {WITH_OTHERS}"),
+    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH:,}; {WITH_OTHERS}"),
     "pattern": Keyword(
         _pattern, "regular expressions without backreferences, word boundaries and `\\p`; lookahead only at the start, after `^`"
     ),

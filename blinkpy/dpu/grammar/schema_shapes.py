@@ -131,10 +131,10 @@ def typed(place: Place, keyword: str, value: Any, *kinds: type) -> Any:
     return value
 
 
-def checked_count(place: Place, keyword: str, value: Any) -> int:
+def checked_count(place: Place, keyword: str, value: Any, most: int = MOST_COUNT) -> int:
     number = typed(place, keyword, value, int, float)
-    if number != int(number) or not 0 <= number <= MOST_COUNT:
-        raise fault(place, keyword, f"must be an integer from 0 to {MOST_COUNT}.")
+    if number != int(number) or not 0 <= number <= most:
+        raise fault(place, keyword, f"must be an integer from 0 to {most}.")
     return int(number)
 
 

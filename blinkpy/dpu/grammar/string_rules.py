@@ -1,5 +1,6 @@
 """JSON strings that satisfy rules: lengths, patterns, formats, excluded strings."""
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,14 +11,19 @@ from blinkpy.dpu.grammar.character_sets import intersection as common
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
-from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 
 QUOTE = byte_nfa.literal(b'"')
-ANY_CHARACTER = byte_nfa.embedded(automaton_of(json_character(ALL)))
+ANY_CHARACTER_ALONE = automaton_of(json_character(ALL))
+ANY_CHARACTER = byte_nfa.embedded(ANY_CHARACTER_ALONE)
 # Characters that can be counted. Without control characters that have no short escape, and without private characters of the last
 # plane, they need 8 states each instead of 14.
 COUNTED = common(ALL, union([(0x08, 0x0A), (0x0C, 0x0D), (0x20, 0xFFFFF)]))
-COUNTED_CHARACTER = byte_nfa.embedded(automaton_of(json_character(COUNTED)))
+COUNTED_CHARACTER_ALONE = automaton_of(json_character(COUNTED))
+COUNTED_CHARACTER = byte_nfa.embedded(COUNTED_CHARACTER_ALONE)
+FEW_CHARACTERS = 1  # strings up to this length are written out: that takes no more states
+MOST_WRITTEN_OUT = 2000  # characters of a string that is not counted
+OVERLAP = "if another schema allows a string of another length, or with other rules, at the same place"
 MOST_PATTERNS = 256  # kept as automata
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -69,6 +75,9 @@ FORMATS["iri"] = FORMATS["iri-reference"] = FORMATS["uri"]
 FORMATS["idn-email"], FORMATS["idn-hostname"] = FORMATS["email"], FORMATS["hostname"]
 
 
+WrittenOut = Set[tuple[int, int]] | None
+
+
 @dataclass(frozen=True)
 class StringRules:
     """least, most: the number of characters; None: no limit.
@@ -83,6 +92,11 @@ class StringRules:
     formats: tuple[str, ...] = ()
     taken: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The least and most characters, NO_MOST for no end."""
+        return self.least, NO_MOST if self.most is None else self.most
 
     def within(self, least: int, most: int | None) -> "StringRules":
         """Further limits of the length."""
@@ -101,11 +115,27 @@ class StringRules:
         """These strings are excluded."""
         return replace(self, taken=tuple(dict.fromkeys((*self.taken, *texts)))) if texts else self
 
-    def piece(self) -> Piece:
-        """The strings in their one form, with quotes. Raises GrammarError for an unsupported pattern."""
+    def piece(self, written_out: WrittenOut = None) -> Piece:
+        """The strings in their one form, with quotes. Raises GrammarError for an unsupported pattern.
+
+        written_out: lengths, as of `lengths`, whose strings are written out instead of counted; None for all.
+        """
         if self == StringRules():
             return byte_nfa.embedded(ANY_STRING)
         if self == StringRules(self.least, self.most):
+            least, most = self.lengths
+            if least > most:
+                return byte_nfa.nothing
+            longest = least if self.most is None else most
+            if longest > FEW_CHARACTERS and written_out is not None and self.lengths not in written_out:
+                character = ANY_CHARACTER_ALONE if self.most is None else COUNTED_CHARACTER_ALONE
+                assert character is not None
+                return byte_nfa.counted_string(character, ord('"'), least, most)
+            if longest > MOST_WRITTEN_OUT:
+                keyword = "minLength" if self.most is None else "maxLength"
+                where = "with 'pattern', 'format' or 'not', and for names of members" if written_out is None else OVERLAP
+                message = f"'{keyword}' is {longest}, but may be at most {MOST_WRITTEN_OUT} {where}: lower it, or leave it out."
+                raise GrammarError(message, keyword=keyword)
             if self.most is None:
                 more = byte_nfa.repeat(ANY_CHARACTER, 0, None)
                 return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, self.least, self.least), more, QUOTE)

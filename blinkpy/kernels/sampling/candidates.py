@@ -181,6 +181,16 @@ CLASSES_WORD = tl.constexpr(byte_automaton.CLASSES_WORD)
 CLASS_OF_BYTE = tl.constexpr(4 * byte_automaton.CLASS_OF_WORD)
 FIRST_CELL = tl.constexpr(2 * byte_automaton.CELLS_WORD)
 STATES_WORD = tl.constexpr(byte_automaton.STATES_WORD)
+COUNTED_WORD = tl.constexpr(byte_automaton.COUNTED_WORD)
+HUBS_WORD = tl.constexpr(byte_automaton.HUBS_WORD)
+FARTHEST_WORD = tl.constexpr(byte_automaton.FARTHEST_WORD)
+FIRST_LOOP = tl.constexpr(byte_automaton.CELLS_WORD)
+LOOP_WORDS = tl.constexpr(byte_automaton.LOOP_WORDS)
+LOOP_LEAST = tl.constexpr(byte_automaton.LOOP_LEAST)
+LOOP_MOST = tl.constexpr(byte_automaton.LOOP_MOST)
+NO_MOST = tl.constexpr(byte_automaton.NO_MOST)
+STATE_MASK = tl.constexpr(byte_automaton.STATE_MASK)
+COUNT_SHIFT = tl.constexpr(byte_automaton.COUNT_SHIFT)
 STATE_ACCEPTING = tl.constexpr(byte_automaton.STATE_ACCEPTING)
 DISTANCE_SHIFT = tl.constexpr(byte_automaton.DISTANCE_SHIFT)
 CELL_MASK = tl.constexpr(byte_automaton.CELL_MASK)
@@ -205,7 +215,7 @@ class GrammarView(NamedTuple):
     token_place: torch.Tensor  # int32 [V, 2] first word and number of bytes of each token
     token_bytes: torch.Tensor  # int32 [n]
     slot: torch.Tensor  # int32 [S] slot of the request's automaton
-    state: torch.Tensor  # int32 [S] its state
+    state: torch.Tensor  # int64 [S] its position: a state, and the count of a counted string
     rules: torch.Tensor  # int32 [S] slot of the request's token rules
 
     @classmethod
@@ -251,16 +261,70 @@ def walk(
 
 
 @triton.jit
+def walk_counted(
+    ids,  # int32 [BLOCK] tokens
+    inside,  # bool [BLOCK] whether the token exists
+    state, count,  # position in the automaton
+    counted, hubs,  # first state of a counted string, first hub
+    loops_ptr,  # int32 [n, LOOP_WORDS] of the states of counted strings
+    words_ptr,  # int32 [W] packed automaton
+    classes_ptr,  # uint8 [4 W] the same memory
+    cells_ptr,  # int16 [2 W] the same memory
+    token_place_ptr,  # int64 [V] first word | number of bytes << 32
+    token_bytes_ptr,  # int32 [n]
+):  # fmt: skip
+    """`walk` of an automaton with counted strings: (whether each token is legal, bool [BLOCK]; the state after it, int32
+    [BLOCK]; the count after it, int32 [BLOCK]).
+    """
+    row = 1 + tl.load(words_ptr + CLASSES_WORD)
+    place = tl.load(token_place_ptr + ids, mask=inside, other=0)
+    first, length = place.to(tl.int32), (place >> 32).to(tl.int32)
+    alive = length > 0
+    at = tl.zeros_like(ids) + state
+    counts = tl.zeros_like(ids) + count
+    done = tl.zeros([], tl.int32)
+    longest = tl.max(length, 0)
+    while done < longest:
+        word = tl.load(token_bytes_ptr + first + (done >> 2), mask=alive & (done < length), other=0)
+        for i in tl.static_range(BYTES_AT_ONCE):
+            moving = alive & (done + i < length)
+            byte = (word >> (8 * i)) & 0xFF
+            kind = tl.load(classes_ptr + CLASS_OF_BYTE + byte, mask=moving, other=0).to(tl.int32)
+            following = tl.load(cells_ptr + FIRST_CELL + at * row + 1 + kind, mask=moving, other=0).to(tl.int32)
+            within = moving & (at >= counted)
+            goes_on = following >= counted
+            own = loops_ptr + (at - counted) * LOOP_WORDS
+            least = tl.load(own + LOOP_LEAST, mask=within & ~goes_on, other=0)
+            most = tl.load(own + LOOP_MOST, mask=within & goes_on, other=NO_MOST)
+            fits = tl.where(goes_on, counts < most, counts >= least)
+            again = tl.where(goes_on & (at >= counted), counts + (following >= hubs).to(tl.int32), 0)
+            counts = tl.where(moving, again, counts)
+            at = tl.where(moving, following, at)
+            alive = alive & (at >= 0) & (fits | ~moving)
+        done += BYTES_AT_ONCE
+        longest = tl.max(tl.where(alive, length, 0), 0)
+    return alive, at, counts
+
+
+@triton.jit
+def missing(at, counts, counted, hubs, loops_ptr, mask):
+    """The characters that counted strings lack at positions, those with a begun character excluded; 0 elsewhere."""
+    within = mask & (at >= counted)
+    least = tl.load(loops_ptr + (at - counted) * LOOP_WORDS + LOOP_LEAST, mask=within, other=0)
+    return tl.maximum(least - counts - (at < hubs).to(tl.int32), 0)
+
+
+@triton.jit
 def most_distance(
     entry_ptr,  # int32 [64] submission entry
     generated,  # tokens of the output, the next one included
-    states,  # of the automaton
-    accepting, distance,  # of its state
+    farthest,  # an upper bound of the automaton's distances
+    accepting, distance,  # of its position
 ):  # fmt: skip
     """kv.grammars.most_distance."""
     left = tl.load(entry_ptr + WORD_MAX_TOKENS) - generated
-    most = tl.where(left >= states, NO_LIMIT, left)
-    if left < states:
+    most = tl.where(left >= farthest, NO_LIMIT, left)
+    if left < farthest:
         some = tl.load(entry_ptr + WORD_STOP_IDS) >= 0
         for i in tl.static_range(1, STOP_IDS):
             some = some | (tl.load(entry_ptr + WORD_STOP_IDS + i) >= 0)
@@ -277,7 +341,7 @@ def mask_illegal(
     vocabulary,  # V
     entry_ptr,  # int32 [64] submission entry
     generated,  # tokens of the output, the next one included
-    grammar, state,  # slot and state of its automaton
+    grammar, position,  # slot of its automaton, and position in it
     words_ptr,  # int32 [G, W]
     classes_ptr,  # uint8 [G, 4 W] the same memory
     cells_ptr,  # int16 [G, 2 W] the same memory
@@ -291,17 +355,39 @@ def mask_illegal(
     legal if the state after them is near an end (most_distance)."""
     offset = grammar.to(tl.int64) * width
     words_ptr, classes_ptr, cells_ptr = words_ptr + offset, classes_ptr + 4 * offset, cells_ptr + 2 * offset
-    row = 1 + tl.load(words_ptr + CLASSES_WORD)
+    row, states = 1 + tl.load(words_ptr + CLASSES_WORD), tl.load(words_ptr + STATES_WORD)
+    counted, hubs = tl.load(words_ptr + COUNTED_WORD), tl.load(words_ptr + HUBS_WORD)
+    loops_ptr = words_ptr + FIRST_LOOP + ((states * row + 1) >> 1)
+    state, count = (position & STATE_MASK).to(tl.int32), (position >> COUNT_SHIFT).to(tl.int32)
     flags = tl.load(cells_ptr + FIRST_CELL + state * row).to(tl.int32) & CELL_MASK
     accepting = (flags & STATE_ACCEPTING) != 0
-    most = most_distance(entry_ptr, generated, tl.load(words_ptr + STATES_WORD), accepting, flags >> DISTANCE_SHIFT)
+    distance = (flags >> DISTANCE_SHIFT) + missing(state, count, counted, hubs, loops_ptr, counted < states)
+    most = most_distance(entry_ptr, generated, tl.load(words_ptr + FARTHEST_WORD), accepting, distance)
     for first in range(0, TOKENS, BLOCK):
         ids = first_id + first + tl.arange(0, BLOCK)
         inside = ids < vocabulary
-        legal, at = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
+        if counted < states:
+            legal, at, counts = walk_counted(
+                ids,
+                inside,
+                state,
+                count,
+                counted,
+                hubs,
+                loops_ptr,
+                words_ptr,
+                classes_ptr,
+                cells_ptr,
+                token_place_ptr,
+                token_bytes_ptr,
+            )
+        else:
+            legal, at = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
+            counts = tl.zeros_like(ids)
         if most < NO_LIMIT:
             after = tl.load(cells_ptr + FIRST_CELL + at * row, mask=legal, other=0).to(tl.int32) & CELL_MASK
-            legal = legal & ((after >> DISTANCE_SHIFT) <= most)
+            far = (after >> DISTANCE_SHIFT) + missing(at, counts, counted, hubs, loops_ptr, legal)
+            legal = legal & (far <= most)
         for i in tl.static_range(STOP_IDS):
             legal = tl.where(ids == tl.load(entry_ptr + WORD_STOP_IDS + i), accepting, legal)
         tl.store(row_ptr + ids, float("-inf"), mask=inside & ~legal)

@@ -196,7 +196,9 @@ def _adjust(
     row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
-    grammar_ptr, grammar_state_ptr, rules_ptr,  # int32 [S]
+    grammar_ptr,  # int32 [S]
+    grammar_state_ptr,  # int64 [S]
+    rules_ptr,  # int32 [S]
     grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr,  # int32 [G, W], and the same memory as uint8 and as int16
     token_place_ptr,  # int64 [V]
     token_bytes_ptr,  # int32 [n]
@@ -371,7 +373,7 @@ def check_call(call: SamplingCall) -> None:
         (call.requests.tokens, "tokens", (slots, None), torch.int32),
         (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
         (call.grammars.slot, "grammar", (slots,), torch.int32),
-        (call.grammars.state, "grammar_state", (slots,), torch.int32),
+        (call.grammars.state, "grammar_state", (slots,), torch.int64),
         (call.grammars.rules, "rules", (slots,), torch.int32),
         (call.grammars.words, "grammar words", (None, None), torch.int32),
         (call.grammars.token_place, "token_place", (None, 2), torch.int32),

@@ -3,8 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import holds_rules
-from blinkpy.queues import byte_automaton as A
+from blinkpy.kv.grammars import end_of, holds_rules, is_position
 from blinkpy.queues import submission as E
 
 UNRANKED = fault_code("requests without a rank are left over")
@@ -136,8 +135,9 @@ def check_grammar(limits, state, slot):
         return 0
     if not is_own(limits, state, slot, own, E.WORD_GRAMMAR_DIGEST):
         return fault_at(GRAMMAR_FOREIGN, slot)
-    states = state.grammars.words[own, A.STATES_WORD]  # of token rules: MARK
-    return 0 if 0 <= r.grammar_state[slot] < states else fault_at(GRAMMAR_STATE, slot)
+    words = state.grammars.words
+    fine = not holds_rules(words, own) and end_of(words, own) <= limits.grammar_words
+    return 0 if fine and is_position(words, own, r.grammar_state[slot]) else fault_at(GRAMMAR_STATE, slot)
 
 
 @device

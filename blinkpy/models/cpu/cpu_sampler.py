@@ -23,7 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.kv.grammars import NO_LIMIT, cell_of, class_of, distance_of, may_end, state_after
+from blinkpy.kv.grammars import NO_LIMIT, distance_of, may_end, position_after, state_after
 from blinkpy.kv.state import Grammars
 from blinkpy.models.cpu.njit_math import bits_of, exp2
 from blinkpy.queues import byte_automaton as A
@@ -249,13 +249,12 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
 
 
 @partial(cached_njit, nogil=True)
-def _mask_row(logits, grammars, slot, state, stop_ids, most):  # type: ignore[no-untyped-def]
-    row = 1 + grammars.words[slot, A.CLASSES_WORD]
+def _mask_row(logits, grammars, slot, position, stop_ids, most):  # type: ignore[no-untyped-def]
     leads = np.zeros(A.BYTES, np.bool_)  # most tokens have an illegal first byte
     for byte in range(A.BYTES):
-        leads[byte] = cell_of(grammars.words, slot, state * row + 1 + class_of(grammars.words, slot, byte)) != A.DEAD_CELL
+        leads[byte] = position_after(grammars.words, slot, position, byte) >= 0
     kept = np.full(len(stop_ids), -np.inf, np.float32)
-    if may_end(grammars.words, slot, state):
+    if may_end(grammars.words, slot, position):
         for i in range(len(stop_ids)):
             if 0 <= stop_ids[i] < len(logits):
                 kept[i] = logits[stop_ids[i]]
@@ -263,7 +262,7 @@ def _mask_row(logits, grammars, slot, state, stop_ids, most):  # type: ignore[no
         first, length = grammars.token_place[token, 0], grammars.token_place[token, 1]
         legal = length > 0 and leads[grammars.token_bytes[first] & 0xFF]
         if legal and (length > 1 or most < NO_LIMIT):
-            following = state_after(grammars, slot, state, token)
+            following = state_after(grammars, slot, position, token)
             legal = following >= 0 and distance_of(grammars.words, slot, following) <= most
         if not legal:
             logits[token] = -np.inf
@@ -272,11 +271,11 @@ def _mask_row(logits, grammars, slot, state, stop_ids, most):  # type: ignore[no
             logits[stop_ids[i]] = kept[i]
 
 
-def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, state: int, stop_ids: Int32, most: int = NO_LIMIT) -> None:
-    """Mask one row in place. logits: float32 [vocab]. slot, state: of its automaton. stop_ids: int32
+def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, position: int, stop_ids: Int32, most: int = NO_LIMIT) -> None:
+    """Mask one row in place. logits: float32 [vocab]. slot, position: of its automaton. stop_ids: int32
     [STOP_IDS], legal if the output may end; padded with -1. most: see kv.grammars.most_distance.
     """
-    _mask_row(logits, grammars, slot, state, stop_ids, int(most))  # of one type, for which it is compiled at the start
+    _mask_row(logits, grammars, slot, position, stop_ids, int(most))  # of one type, for which it is compiled at the start
 
 
 def warm_up_rules(grammars: Grammars) -> None:

@@ -22,7 +22,7 @@ NOT_FAST = -4  # instead of a bucket: the full path has to decide
 
 @device
 def judge_token(limits, state, row, token):
-    """(flags of the completion for a sampled token, next state of the request's grammar); equal to
+    """(flags of the completion for a sampled token, next position in the request's grammar); equal to
     commit.append_token.
     """
     forecasts, following = state.forecast.rows, 0

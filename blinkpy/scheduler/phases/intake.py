@@ -7,7 +7,7 @@ harm itself.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import are_token_rules, find_grammar, is_automaton, unused_grammar
+from blinkpy.kv.grammars import are_token_rules, find_grammar, is_automaton, start_of, unused_grammar
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as C
@@ -122,7 +122,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.preemptions[slot] = 0
         requests.hit_tokens[slot] = 0
         requests.grammar[slot] = grammar
-        requests.grammar_state[slot] = 0
+        requests.grammar_state[slot] = start_of(state.grammars.words, grammar) if grammar >= 0 else 0
         requests.rules[slot] = rules
         begin_drafts(limits, state.drafts, slot)
         state.inbox.cancel[slot] = 0  # cancel word of the slot's last request, whose id a front end may reuse

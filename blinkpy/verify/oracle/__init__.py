@@ -37,8 +37,8 @@ min_tokens; the request reaches max_tokens or the model's context; its grammar a
 whatever min_tokens is. It ends the request with an error if it is outside the vocabulary or illegal in the
 grammar. A stop id is legal where the output may end. Let d be the fewest bytes to an output that may end. While d
 is at most the tokens that are left, a token is legal only if d is still at most the tokens left after it. There
-are four exceptions: a request has token rules; its grammar has no distances; as many tokens as its states are
-left after the token; or the output may end, but no stop id can end it.
+are three exceptions: a request has token rules; its grammar has no distances; or the output may end, but no stop
+id can end it.
 
 R7. Then requests end whose cancel was visible when the turn began, and requests of lost queue pairs: running
 requests first, then waiting ones. Last completions are published in order, while the ring has space.

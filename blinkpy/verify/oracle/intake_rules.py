@@ -198,4 +198,4 @@ def have_grammar(state: OracleState, request: Request, pair: Pair, key: GrammarK
     """Attach a grammar or token rules to a request, and mark them as the most recently used of their pair."""
     pair.grammars[key] = found
     if isinstance(found, ByteAutomaton):
-        request.grammar = found
+        request.grammar, request.grammar_state = found, found.start

@@ -168,7 +168,7 @@ class Request:
     hit_tokens: int = 0
     grammar: ByteAutomaton | None = None
     grammar_keys: list[GrammarKey] = field(default_factory=list)  # keys of its grammar and of its token rules
-    grammar_state: int = 0
+    grammar_state: int = 0  # position in it
     ruled: bool = False  # it has token rules
     most_drafts: int = 0  # in the next step
     rests_until: int = 0  # length below which it has no drafts

@@ -12,7 +12,7 @@ from typing import Any
 from blinkpy.kv import state as S
 from blinkpy.queues import words as C
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import DEAD
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.scheduler.policies import RequestFields, is_shipped
 from blinkpy.verify.oracle.admission_rules import (
     admit,
@@ -223,7 +223,7 @@ def append(state: OracleState, request: Request, token: int, drafted: bool = Fal
 
 def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bool:
     """R6: whether a token is legal: the next token of a scored prompt, or a token of the request's grammar,
-    whose state it advances.
+    whose position it advances.
     """
     if len(request.tokens) < request.prompt_length:
         return token == request.prompt[len(request.tokens)]
@@ -231,33 +231,39 @@ def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bo
     if grammar is None:
         return True
     if stops:
-        return bool(grammar.accepting[request.grammar_state])
+        return grammar.may_end(request.grammar_state)
     before, request.grammar_state = request.grammar_state, grammar.advance(request.grammar_state, piece) if piece else DEAD
     return request.grammar_state != DEAD and (ends_later(request, before) or can_end(request, request.grammar_state, 1))
 
 
 def ends_later(request: Request, before: int) -> bool:
-    """R6: whether the next token of an output in this state of its grammar need not lead to an end."""
+    """R6: whether the next token of an output at this position in its grammar need not lead to an end."""
     grammar, made = request.grammar, len(request.tokens) + 1 - request.prompt_length
     assert grammar is not None
-    if request.ruled or not grammar.closes or request.max_tokens - made >= grammar.states:  # no way to an end is as long
+    if request.ruled or not grammar.closes:
         return True
     stops = any(stop >= 0 for stop in request.stop_ids) and made > request.min_tokens
-    return (bool(grammar.accepting[before]) and not stops) or not can_end(request, before, 0)
+    return (grammar.may_end(before) and not stops) or not can_end(request, before, 0)
 
 
-def can_end(request: Request, state: int, tokens: int) -> bool:
-    """R6: whether some bytes lead from a state of the request's grammar to an accepting one, no more than its tokens that are
+def can_end(request: Request, position: int, tokens: int) -> bool:
+    """R6: whether some bytes lead from a position in the request's grammar to an accepting one, no more than its tokens that are
     left after some more. They are searched breadth first."""
     grammar = request.grammar
     assert grammar is not None
     left = request.max_tokens - (len(request.tokens) - request.prompt_length) - tokens
-    level = {state}
+    level, known = {position}, {position}
     for _ in range(left + 1):
-        if any(grammar.accepting[one] for one in level):
-            return True
-        level = {int(after) for one in level for after in grammar.next_state[one] if after != DEAD}
+        if not level or any(grammar.may_end(one) for one in level):
+            return bool(level)
+        level = {grammar.advance(one, byte) for one in level for byte in one_of_each_class(grammar)} - {DEAD} - known
+        known |= level
     return False
+
+
+def one_of_each_class(grammar: ByteAutomaton) -> list[bytes]:
+    """A byte of each class of a grammar."""
+    return [bytes([byte]) for byte in {class_: byte for byte, class_ in enumerate(grammar.class_of.tolist())}.values()]
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:

@@ -1,14 +1,15 @@
-"""Grammars of a simulated world: small random automata over a vocabulary of a few bytes, some of them
-damaged.
+"""Grammars of a simulated world: small random automata over a vocabulary of a few bytes, half of them with a counted
+string, some of them damaged.
 
-Front ends look up the state after a token in a table, which NumPy fills from the automata. The scheduler and
-the model walk the packed automata byte by byte.
+Front ends look up the position after a token in a table, which NumPy fills from the automata without counts. The
+scheduler and the model walk the packed automata byte by byte.
 """
 
 import random
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.queues.byte_automaton import (
@@ -17,12 +18,21 @@ from blinkpy.queues.byte_automaton import (
     CELLS_WORD,
     CLASS_OF_WORD,
     CLASSES_WORD,
+    COUNT_SHIFT,
     DEAD,
     DISTANCE_SHIFT,
+    FARTHEST_WORD,
+    HUBS_WORD,
+    LOOP_HUB,
+    NO_MOST,
+    START_COUNT_WORD,
+    START_WORD,
     STATE_ENDING,
+    STATE_MASK,
     STATES_WORD,
     ByteAutomaton,
     packed_words,
+    position_of,
 )
 from blinkpy.queues.token_rules import (
     BIASES_WORD,
@@ -38,10 +48,12 @@ from blinkpy.queues.words import Int32, Int64
 
 ALPHABET = b"ab{"
 LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
-GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES), 144)  # the token rules below need 144
+MOST_CHARACTERS, MOST_LOOP = 4, 3  # of a counted string, and its states
+MOST_POSITIONS = MOST_STATES + MOST_LOOP * MOST_CHARACTERS
+GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES, MOST_LOOP), 144)  # the token rules below need 144
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
-FAR = 1000  # more than all states
-DAMAGES = 6  # damaged automata, after the good automata
+FAR = 1000  # more than all positions
+DAMAGES = 10  # damaged automata, after the good automata
 
 
 class GrammarSupply(NamedTuple):
@@ -50,10 +62,10 @@ class GrammarSupply(NamedTuple):
     words: Int32  # [A, GRAMMAR_WORDS] packed
     length: Int64  # [A] words of each
     digest: Int64  # [A] digests that front ends send; their assignment differs between pairs and epochs
-    following: Int32  # [A - DAMAGES, MOST_STATES, V] next state by token, DEAD
-    accepting: Int32  # [A - DAMAGES, MOST_STATES] 1 if the output may end here
-    ending: Int32  # [A - DAMAGES, MOST_STATES] 1 if it must end here
-    distance: Int32  # [A - DAMAGES, MOST_STATES] bytes to an accepting state, or FAR
+    following: Int32  # [A - DAMAGES, MOST_POSITIONS, V] number of the next position by token, DEAD; the start has number 0
+    accepting: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if the output may end here
+    ending: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if it must end here
+    distance: Int32  # [A - DAMAGES, MOST_POSITIONS] bytes to an accepting state, or FAR
 
 
 def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
@@ -73,28 +85,29 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
         words=np.zeros((good + DAMAGES, GRAMMAR_WORDS), np.int32),
         length=np.zeros(good + DAMAGES, np.int64),
         digest=draw.integers(0, 2, good + DAMAGES) << 32 | np.arange(good + DAMAGES),
-        following=np.full((good, MOST_STATES, len(pieces)), DEAD, np.int32),
-        accepting=np.zeros((good, MOST_STATES), np.int32),
-        ending=np.zeros((good, MOST_STATES), np.int32),
-        distance=np.full((good, MOST_STATES), FAR, np.int32),
+        following=np.full((good, MOST_POSITIONS, len(pieces)), DEAD, np.int32),
+        accepting=np.zeros((good, MOST_POSITIONS), np.int32),
+        ending=np.zeros((good, MOST_POSITIONS), np.int32),
+        distance=np.full((good, MOST_POSITIONS), FAR, np.int32),
     )
     place = TokenBytes.of(pieces, len(pieces)).place
     spelled = np.zeros((LONGEST_PIECE, len(pieces)), np.uint8)
     for token, piece in enumerate(pieces):
         spelled[: len(piece), token] = list(piece)
     for i, automaton in enumerate(automata):
-        states = np.tile(np.arange(automaton.states)[:, None], len(pieces))
-        for position, byte in enumerate(spelled):
-            moved = np.where(states >= 0, automaton.next_state[states, automaton.class_of[byte]], DEAD)
-            states = np.where(position < place[:, 1], moved, states)
-        supply.following[i, : automaton.states] = np.where(place[:, 1] > 0, states, DEAD)
-        supply.accepting[i, : automaton.states] = automaton.accepting
-        supply.distance[i, : automaton.states][automaton.accepting] = 0
-        for _ in range(automaton.states):  # no way to an end is longer
-            for state, after in np.argwhere(automaton.next_state != DEAD).tolist():
-                target = automaton.next_state[state, after]
-                supply.distance[i, state] = min(supply.distance[i, state], 1 + supply.distance[i, target])
-        supply.ending[i, : automaton.states] = automaton.accepting & (automaton.next_state == DEAD).all(axis=1)
+        table, accepting, _ = written_out(automaton)
+        at = np.tile(np.arange(len(table))[:, None], len(pieces))
+        for place_in, byte in enumerate(spelled):
+            moved = np.where(at >= 0, table[at, automaton.class_of[byte]], DEAD)
+            at = np.where(place_in < place[:, 1], moved, at)
+        supply.following[i, : len(table)] = np.where(place[:, 1] > 0, at, DEAD)
+        supply.accepting[i, : len(table)] = accepting
+        supply.distance[i, : len(table)][accepting] = 0
+        for _ in range(len(table)):  # no way to an end is longer
+            for before, class_ in np.argwhere(table != DEAD).tolist():
+                target = table[before, class_]
+                supply.distance[i, before] = min(supply.distance[i, before], 1 + supply.distance[i, target])
+        supply.ending[i, : len(table)] = accepting & (table == DEAD).all(axis=1)
     for i in range(good + DAMAGES):
         words = automata[i % good].words()
         supply.words[i, : len(words)], supply.length[i] = words, len(words)
@@ -103,8 +116,55 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
     return supply
 
 
+class WrittenOut(NamedTuple):
+    """An automaton without counts: a state for each of P positions that the start leads to. The start has number 0. If a string
+    has no most characters, counts above the least ones are one position."""
+
+    table: Int32  # [P, classes] number of the next position, DEAD
+    accepting: NDArray[np.bool_]  # [P]
+    number: dict[int, int]  # of each position
+
+
+def written_out(automaton: ByteAutomaton) -> WrittenOut:
+    """An automaton without counts."""
+    counted, hubs = automaton.counted, set(automaton.loops[:, LOOP_HUB].tolist())
+    lengths = {counted + i: (least, most) for i, (_, least, most) in enumerate(automaton.loops.tolist())}
+    next_state = automaton.next_state.tolist()
+
+    def after(state: int, target: int, count: int) -> int:
+        """The count after a step, or -1: a string has between its least and its most characters."""
+        if state not in lengths:
+            return 0
+        least, most = lengths[state]
+        if target not in lengths:
+            return 0 if count >= least else -1
+        count += target in hubs
+        if most == NO_MOST:
+            return min(count, least)
+        return count if count + (target not in hubs) <= most else -1
+
+    number = {automaton.start: 0}
+    found, rows = [automaton.start], list[list[int]]()
+    for position in found:  # grows meanwhile
+        state, count = position & STATE_MASK, position >> COUNT_SHIFT
+        row = []
+        for target in next_state[state]:
+            later = after(state, target, count) if target != DEAD else -1
+            if later < 0:
+                row.append(DEAD)
+                continue
+            following = position_of(target, later)
+            if following not in number:
+                number[following] = len(found)
+                found.append(following)
+            row.append(number[following])
+        rows.append(row)
+    return WrittenOut(np.array(rows, np.int32), automaton.accepting[[position & STATE_MASK for position in found]], number)
+
+
 def _random_automaton(draw: np.random.Generator, dead_end: bool) -> ByteAutomaton:
-    states, classes = int(draw.integers(1, MOST_STATES + 1)), int(draw.integers(1, MOST_CLASSES + 1))
+    loop = int(draw.integers(1, MOST_LOOP + 1)) if draw.random() < 0.5 else 0  # states of a counted string
+    states, classes = int(draw.integers(1, MOST_STATES + 1 - loop)), int(draw.integers(2 if loop else 1, MOST_CLASSES + 1))
     table = np.where(draw.random((states, classes)) < 0.3, DEAD, draw.integers(0, states, (states, classes)))
     chain = np.arange(states - 1)
     table[chain, draw.integers(0, classes, states - 1)] = chain + 1
@@ -114,7 +174,34 @@ def _random_automaton(draw: np.random.Generator, dead_end: bool) -> ByteAutomato
         table[-1] = DEAD
     class_of = np.zeros(BYTES, np.uint8)
     class_of[list(ALPHABET)] = draw.integers(0, classes, len(ALPHABET))
-    return ByteAutomaton(class_of, table.astype(np.int16), accepting)
+    if not loop:
+        return ByteAutomaton(class_of, table.astype(np.int16), accepting)
+    return with_a_string(draw, class_of, table, accepting, loop)
+
+
+def with_a_string(
+    draw: np.random.Generator, class_of: NDArray[np.uint8], table: Int64, accepting: NDArray[np.bool_], loop: int
+) -> ByteAutomaton:
+    """The automaton with a counted string of `loop` states, which begins behind a random state; half of the time it starts in the
+    string."""
+    (states, classes), inside = table.shape, np.full((loop, table.shape[1]), DEAD)
+    hub = states + loop - 1
+    for body in range(loop - 1):
+        inside[body, draw.random(classes) < 0.5] = hub
+        inside[body, draw.integers(classes)] = states + draw.integers(loop - 1) if draw.random() < 0.3 else hub
+        inside[body, draw.integers(classes)] = hub
+    inside[-1] = np.where(draw.random(classes) < 0.5, DEAD, states + draw.integers(0, loop, classes))
+    again, out = draw.choice(classes, 2, replace=False)
+    inside[-1, again], inside[-1, out] = hub, draw.integers(0, states)
+    begins = int(draw.integers(states - 1)) if states > 1 else 0  # the last state may have to be an end
+    free = [class_ for class_ in range(classes) if table[begins, class_] != begins + 1] or [0]
+    if states > 1 or not (table == DEAD).all():
+        table[begins, free[int(draw.integers(len(free)))]] = hub
+    most = int(draw.integers(1, MOST_CHARACTERS + 1))
+    loops = np.tile(np.array([[hub, draw.integers(0, most + 1), most]], np.int32), (loop, 1))
+    start = position_of(hub, int(draw.integers(most + 1))) if draw.random() < 0.5 else 0
+    whole = np.concatenate([table, inside]).astype(np.int16)
+    return ByteAutomaton(class_of, whole, np.append(accepting, np.zeros(loop, bool)), loops=loops, start=start)
 
 
 def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
@@ -130,6 +217,14 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
         words[CLASSES_WORD] = 0
     elif kind == 4:
         words[CELLS_WORD] ^= STATE_ENDING
+    elif kind == 6:
+        words[START_WORD] = int(words[STATES_WORD])
+    elif kind == 7:
+        words[FARTHEST_WORD] += 1
+    elif kind == 8:
+        words[START_COUNT_WORD] += MOST_CHARACTERS + 1
+    elif kind == 9:
+        words[HUBS_WORD] += 1 if words[HUBS_WORD] < words[STATES_WORD] else -1
     else:
         words[CELLS_WORD] ^= 2 << DISTANCE_SHIFT  # of the first state
 

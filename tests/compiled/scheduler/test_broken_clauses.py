@@ -21,7 +21,7 @@ from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues import submission as E
-from blinkpy.queues.byte_automaton import STATES_WORD
+from blinkpy.queues.byte_automaton import COUNTED_WORD, HUBS_WORD, LOOP_MOST, STATES_WORD, packed_words
 from blinkpy.queues.token_rules import MARK
 
 DIGEST = 0x5_8765_4321  # the sign of its low word is set
@@ -42,6 +42,7 @@ r.entry[0, GRAMMAR_WORDS], longs[0, GRAMMAR_DIGEST], r.grammar[0], r.grammar_sta
 r.entry[4, GRAMMAR_WORDS], longs[4, GRAMMAR_DIGEST], r.grammar[4] = 9, {DIGEST}, 2
 r.entry[4, RULES_WORDS], longs[4, RULES_DIGEST], r.rules[4] = 9, {DIGEST} + 1, 3
 g.epoch[:4], g.digest[:4], g.words[:4, {STATES_WORD}] = (3, 3, 5, 5), {DIGEST}, (2, 2, 1, {MARK})
+g.words[:3, {COUNTED_WORD}], g.words[:3, {HUBS_WORD}] = (2, 2, 1), (2, 2, 1)
 g.digest[3] += 1
 q.epoch[:], q.attached[:] = (3, 5, 9), (1, 1, 0)
 q.sq_head[:], q.sq_tail[:], q.cq_head[:], q.cq_tail[:] = 7, (7, 11, 9), 20, (36, 20, 21)
@@ -160,6 +161,14 @@ GRAMMAR_FOREIGN 0: g.digest[1] ^= 1 << 33
 0 0: r.grammar_state[0] = 0
 GRAMMAR_STATE 0: r.grammar_state[0] = 2
 GRAMMAR_STATE 4: r.grammar_state[4] = -1
+GRAMMAR_STATE 0: r.grammar_state[0] = 1 << 15
+GRAMMAR_STATE 0: r.grammar_state[0] = 1 << 16
+0 0: string(1, 1); r.grammar_state[0] = 1 + (3 << 16)
+GRAMMAR_STATE 0: string(1, 1); r.grammar_state[0] = 1 + (4 << 16)
+GRAMMAR_STATE 0: string(1, 1); r.grammar_state[0] = 1 << 16
+0 0: string(1, 2); r.grammar_state[0] = 1 + (2 << 16)
+GRAMMAR_STATE 0: string(1, 2); r.grammar_state[0] = 1 + (3 << 16)
+GRAMMAR_STATE 0: g.words[1, {COUNTED_WORD}] = -9999
 GRAMMAR_STATE 4: r.grammar[4] = 3; longs[4, GRAMMAR_DIGEST] += 1
 RULES_LOST 4: r.rules[4] = -1
 RULES_LOST 0: r.entry[0, RULES_WORDS] = 1
@@ -455,12 +464,18 @@ def names(state: Any) -> dict[str, Any]:
         places = b.cache_slots // 4
         b.cache_slots[:] += np.select([places == page, places == other], [other - page, page - other], 0) * 4
 
+    def string(own: int, hubs: int) -> None:
+        """The last state of an automaton is one of a counted string of up to three characters: its hub if hubs is 1."""
+        words = state.grammars.words[own]
+        words[[COUNTED_WORD, HUBS_WORD]] = 1, hubs
+        words[packed_words(2, 0) + LOOP_MOST] = 3
+
     links = (pages.bucket_head, pages.bucket_next, pages.bucket_previous, pages.parent)
     longs = r.entry.view(np.int64)
     words = {"GRAMMAR_WORDS": E.WORD_GRAMMAR_WORDS, "GRAMMAR_DIGEST": E.LONG_GRAMMAR_DIGEST}
     words |= {"RULES_WORDS": E.WORD_RULES_WORDS, "RULES_DIGEST": E.LONG_RULES_DIGEST}
     helpers = {"scored": scored, "best_effort": best_effort, "index": index, "rows": rows, "longer": longer}
-    helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend}
+    helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend, "string": string}
     arrays = {"r": r, "p": pages, "b": b, "g": state.grammars, "q": state.pairs, "c": state.counts, "longs": longs}
     arrays |= {"WORD_BEST_EFFORT": E.WORD_BEST_EFFORT}
     return vars(S) | words | helpers | arrays | {"state": state}

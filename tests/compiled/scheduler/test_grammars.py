@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.automata import WordsOfSlot, automaton_of_choices, random_automaton
-from support.expected_request import ExpectedRequest
+from support.automata import WordsOfSlot, automaton_of_choices, random_automaton, random_counted_automaton, random_position
+from support.expected_request import ExpectedRequest, bytes_to_an_end
 from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.lanes import in_lanes
@@ -20,8 +20,8 @@ from blinkpy.kv.grammars import (
     ILLEGAL,
     LONGEST,
     NO_LIMIT,
-    STATE_MASK,
     TokenBytes,
+    distance_of,
     follow,
     is_automaton,
     state_after,
@@ -320,10 +320,14 @@ def test_rules_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, int]
 def test_words_that_are_no_automaton_are_refused(rng: np.random.Generator) -> None:
     """One or two words of an automaton are anything: the engine takes what ByteAutomaton takes."""
     seen = set()
-    for _ in range(800):
-        words = random_automaton(rng).words().copy()
+    for _ in range(1200):
+        automaton = random_automaton(rng) if rng.random() < 0.5 else random_counted_automaton(rng)
+        words = automaton.words().copy()
         for _ in range(rng.integers(0, 3)):
-            place = int(rng.choice([0, 1, 2, 65, len(words) - 1, rng.integers(len(words))]))
+            loops = len(words) - 1 - int(rng.integers(max(1, 3 * len(automaton.loops))))
+            place = int(
+                rng.choice([*range(A.CLASS_OF_WORD + 1), A.CELLS_WORD - 1, len(words) - 1, loops, rng.integers(len(words))])
+            )
             words[place] ^= 1 << int(rng.integers(0, 31))
         try:
             ByteAutomaton.of_words(words)
@@ -341,22 +345,31 @@ def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
     table = TokenBytes.of(pieces, 310)
     assert table.pieces() == pieces[:300] + [b""] * 10
     for classes in [0, 250] * 12:  # many: in front of the first state there are not as many words
-        automaton = random_automaton(rng, dead=0.1, classes=classes)
-        if rng.random() < 0.5:  # an output ends in the first state, too
+        counted = rng.random() < 0.5
+        automaton = random_counted_automaton(rng) if counted else random_automaton(rng, dead=0.1, classes=classes)
+        if not counted and rng.random() < 0.5:  # an output ends in the first state, too
             following, accepting = automaton.next_state.copy(), automaton.accepting.copy()
             following[0], accepting[0] = DEAD, True
             automaton = replace(automaton, next_state=following, accepting=accepting)
         none = np.zeros(1, np.int64)
         grammars = as_memoryviews(Grammars(none, none, none, none, *table))._replace(words=WordsOfSlot(automaton.words(), 1))
-        state = int(rng.integers(automaton.states))
+        state = random_position(rng, automaton) if counted else int(rng.integers(automaton.states))
         for token in rng.integers(0, 310, 60).tolist():
             piece = pieces[token] if token < 300 else b""
             expected = automaton.advance(state, piece) if piece else DEAD
             assert state_after(grammars, 1, state, token) == (ILLEGAL if expected == DEAD else expected)
             found = follow(grammars, 1, state, token, False, NO_LIMIT)
-            assert found == ILLEGAL if expected == DEAD else found & STATE_MASK == expected
+            assert found == ILLEGAL if expected == DEAD else found & ~ENDING == expected
             assert found < 0 or bool(found & ENDING) == automaton.must_end(expected)
-            assert follow(grammars, 1, state, token, True, NO_LIMIT) == (state if automaton.accepting[state] else ILLEGAL)
+            assert follow(grammars, 1, state, token, True, NO_LIMIT) == (state if automaton.may_end(state) else ILLEGAL)
+
+
+def test_the_distance_of_a_position_is_that_of_its_shortest_end(rng: np.random.Generator) -> None:
+    for _ in range(60):
+        automaton = random_counted_automaton(rng)
+        words = WordsOfSlot(automaton.words(), 1)
+        for position, far in bytes_to_an_end(automaton).items():
+            assert distance_of(words, 1, position) == far <= automaton.words()[A.FARTHEST_WORD]
 
 
 def test_tokens_without_bytes() -> None:
@@ -388,7 +401,7 @@ def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool
     cells[::2] = A.STATE_ACCEPTING
     packed = cells[::2] | cells[1::2] << A.CELL_BITS
     words = np.concatenate([small[: A.CELLS_WORD], packed]).astype(np.int32)
-    words[A.STATES_WORD] = states
+    words[[A.STATES_WORD, A.COUNTED_WORD, A.HUBS_WORD]] = states
     assert is_automaton(WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine
 
 

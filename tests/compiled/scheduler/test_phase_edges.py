@@ -18,7 +18,15 @@ from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.state_memory import differences, snapshot, synthetic_choice
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import BYTES, CLASSES_WORD, STATES_WORD, ByteAutomaton, packed_words
+from blinkpy.queues.byte_automaton import (
+    BYTES,
+    CLASSES_WORD,
+    COUNTED_WORD,
+    HUBS_WORD,
+    STATES_WORD,
+    ByteAutomaton,
+    packed_words,
+)
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import FINISH_LENGTH, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.scheduler.phases.commit import mark_ending, release_ended
@@ -117,7 +125,7 @@ def test_an_automaton_has_as_many_states_and_classes_as_there_can_be() -> None:
     """All else of these words is right: they are as long as they say, and no cell or class of a byte is out of range."""
     for states, classes, fine in ((1, BYTES, True), (1, BYTES + 1, False), (1, 0, False), (0, 1, False), (2, 3, True)):
         words = np.zeros(packed_words(states, classes), np.int32)
-        words[[STATES_WORD, CLASSES_WORD]] = states, classes
+        words[[STATES_WORD, CLASSES_WORD, COUNTED_WORD, HUBS_WORD]] = states, classes, states, states
         assert is_automaton(WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine, (states, classes)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.automata import random_automaton
+from support.automata import random_automaton, random_counted_automaton
 from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.fleet_bugs import FLEET_BUGS
 from support.front_end.fleet_storm import Storm
@@ -81,9 +81,9 @@ def test_a_seeded_bug_is_found(bug: Bug) -> None:
 
 def test_an_automaton_that_starts_elsewhere_accepts_what_follows(rng: np.random.Generator) -> None:
     for _ in range(200):
-        automaton = random_automaton(rng)
+        automaton = random_automaton(rng) if rng.random() < 0.5 else random_counted_automaton(rng)
         begin = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
-        state = automaton.advance(0, begin)
+        state = automaton.advance(automaton.start, begin)
         if state == DEAD:
             continue
         rest = started_at(automaton, state)
@@ -91,8 +91,9 @@ def test_an_automaton_that_starts_elsewhere_accepts_what_follows(rng: np.random.
             end = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
             assert rest.accepts(end) == automaton.accepts(begin + end)
             reached = automaton.advance(state, end)
-            assert (rest.advance(0, end) == DEAD) == (reached == DEAD)
-        assert np.array_equal(ByteAutomaton.of_words(rest.words()).next_state, rest.next_state)
+            assert (rest.advance(rest.start, end) == DEAD) == (reached == DEAD)
+        again = ByteAutomaton.of_words(rest.words())
+        assert again.start == state and np.array_equal(again.next_state, rest.next_state)
 
 
 def options(**values: Any) -> tuple[Config, frozenset[str]]:

@@ -16,10 +16,11 @@ def obj(**properties: Any) -> dict[str, Any]:
 
 
 HEAVY: list[tuple[Any, str]] = [
-    ({"type": "string", "maxLength": 1999}, "maxLength"),
-    ({"type": "string", "minLength": 1999}, "minLength"),
+    ({"type": "string", "maxLength": 1999, "pattern": "^[a-z]"}, "maxLength"),
+    ({"type": "string", "minLength": 1999, "pattern": "^[a-z]"}, "minLength"),
+    ({"anyOf": [{"type": "string", "maxLength": 1999}, {"type": "string", "minLength": 3, "maxLength": 1990}]}, "maxLength"),
     ({"type": "array", "items": obj(a={"type": "number"}, b={"type": "string"}), "maxItems": 900}, "maxItems"),
-    ({"type": "array", "items": {"type": "string", "maxLength": 300}, "maxItems": 60}, "maxLength"),
+    ({"type": "array", "items": {"type": "string", "maxLength": 300, "pattern": "^[^x]"}, "maxItems": 60}, "maxLength"),
 ]
 
 
@@ -58,7 +59,10 @@ def test_the_tool_is_named() -> None:
     def part(name: str, schema: Any) -> Any:
         return {"part": {"schema": schema}, "of": [f"tools[{name}].function.parameters", name]}
 
-    tools = [part("light", obj(a={"type": "string"})), part("heavy", obj(a={"type": "string", "maxLength": 1900}))]
+    tools = [
+        part("light", obj(a={"type": "string"})),
+        part("heavy", obj(a={"type": "string", "maxLength": 1900, "pattern": "^a"})),
+    ]
     grammar = {"sequence": [{"text": "["}, {"any": [*tools, part("other", obj(b={"type": "integer"}))]}, {"text": "]"}]}
     heavy = {"sequence": [grammar] * 3}
     with pytest.raises(GrammarTooLargeError) as refused:
@@ -88,7 +92,21 @@ def test_long_strings_fit() -> None:
     assert not automaton.accepts(b'"%b"' % (b"x" * 1001))
 
 
-@pytest.mark.parametrize("length", [2001, 100_001, 524_288, 1e300])
-def test_a_length_beyond_the_limit_has_one_error(length: float) -> None:
-    with pytest.raises(GrammarError, match="must be at most 2000, not"):
-        automaton_of_schema({"type": "string", "maxLength": length})
+@pytest.mark.parametrize("keyword", ["minLength", "maxLength"])
+@pytest.mark.parametrize("length", [524_289, 1_000_000, 1e300])
+def test_a_length_beyond_the_limit_has_one_error(keyword: str, length: float) -> None:
+    with pytest.raises(GrammarError, match="must be at most 524,288, not"):
+        automaton_of_schema({"type": "string", keyword: length})
+
+
+def test_tools_with_long_strings_take_no_more_states_than_with_short_ones(rng: np.random.Generator) -> None:
+    """20 tools of 10 fields."""
+
+    def fields() -> Any:
+        return obj(**{f"field{i}": {"type": "string", "maxLength": int(rng.integers(2001, 524_289))} for i in range(10)})
+
+    parts = [{"part": {"schema": fields()}, "of": [f"tools[{i}]", f"tool{i}"]} for i in range(20)]
+    with pytest.raises(GrammarError, match="at most 2000 if another schema"):
+        automaton_of_grammar({"any": parts})  # nothing says which tool it is
+    named = [{"sequence": [{"text": f"{i}:"}, part]} for i, part in enumerate(parts)]
+    assert automaton_of_grammar({"any": named}).states < 20 * 10 * 30

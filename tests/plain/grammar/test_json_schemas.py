@@ -151,7 +151,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"format": "regex"}, "#", "format"),
     ({"type": "object", "minProperties": 3}, "#", "minProperties"),
     ({"unevaluatedProperties": False}, "#", "unevaluatedProperties"),
-    ({"type": "array", "items": {"type": "string", "maxLength": 200}, "maxItems": 200}, "#/items", "maxLength"),
+    (
+        {"type": "array", "items": {"type": "string", "maxLength": 200, "pattern": "^[^x]"}, "maxItems": 200},
+        "#/items",
+        "maxLength",
+    ),
     ("a schema", "#", "#"),
 ]
 

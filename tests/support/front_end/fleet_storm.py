@@ -26,6 +26,7 @@ from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import STATE_DRAINING, STATE_READY
+from blinkpy.verify.sim.grammar_supply import with_a_string
 
 PIECES = [b"", *(bytes([65 + i]) for i in range(12)), b"AB", b"BC", b"CAD"]
 VOCABULARY, STOP_ID, SLOTS = len(PIECES), 0, 6
@@ -60,6 +61,9 @@ class Asked:
     records: deque[Any] = field(default_factory=deque)
     written: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.state = 0 if self.grammar is None else self.grammar.start
+
     def step(self) -> tuple[int, int]:
         """The next completion: its token and flags."""
         sampling = self.sampling
@@ -91,7 +95,7 @@ class Asked:
 
     def _legal(self, token: int) -> bool:
         if token == STOP_ID:
-            ends = self.grammar is None or bool(self.grammar.accepting[self.state])
+            ends = self.grammar is None or self.grammar.may_end(self.state)
             return ends and len(self.made) >= self.sampling.min_tokens and bool(self.sampling.stop_ids)
         banned = () if self.rules is None else self.rules.banned
         if any(list(one) == [*self._output, token][-len(one) :] for one in banned):
@@ -547,5 +551,11 @@ def _automaton(draw: random.Random) -> ByteAutomaton:
             automaton = ByteAutomaton.trimmed(class_of, table, accepting)
         except ValueError:
             continue
-        if not automaton.must_end(0):
-            return automaton
+        if automaton.must_end(0):
+            continue
+        if draw.random() < 0.5:
+            rng = np.random.default_rng(draw.randrange(1 << 30))
+            automaton = with_a_string(
+                rng, class_of, automaton.next_state.astype(np.int64), automaton.accepting, draw.randint(1, 3)
+            )
+        return automaton

@@ -3,16 +3,17 @@ every token, and by what the rules say."""
 
 import numpy as np
 import torch
-from support.automata import random_automaton
+from support.automata import random_automaton, random_counted_automaton, random_position
 from support.expected_request import bytes_to_an_end
 
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kv.grammars import NO_LIMIT, TokenBytes
 from blinkpy.kv.state import Grammars
 from blinkpy.queues import submission as E
+from blinkpy.queues.byte_automaton import DEAD, FARTHEST_WORD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 
-GRAMMARS = 5
+GRAMMARS, COUNTED = 5, 3  # the last ones have a counted string
 RULES = 6
 
 
@@ -21,7 +22,8 @@ class RandomGrammars:
     token, up to ten; some have none."""
 
     def __init__(self, rng: np.random.Generator, slots: int, vocabulary: int):
-        self.automata = [random_automaton(rng, states=9, classes=4, dead=0.2) for _ in range(GRAMMARS)]
+        self.automata = [random_automaton(rng, states=9, classes=4, dead=0.2) for _ in range(GRAMMARS - COUNTED)]
+        self.automata += [random_counted_automaton(rng) for _ in range(COUNTED)]
         lengths = rng.choice([0, 1, 1, 2, 3, 4, 5, 10], vocabulary)
         self.pieces = [rng.integers(0, 256, n, dtype=np.uint8).tobytes() for n in lengths]
         self.rules = [random_rules(rng, vocabulary) for _ in range(RULES)]
@@ -30,7 +32,7 @@ class RandomGrammars:
         for i, words in enumerate(packed):
             self._words[i, : len(words)] = words
         self.slot = np.where(rng.random(slots) < 0.5, rng.integers(0, GRAMMARS, slots), -1).astype(np.int32)
-        self.state = rng.integers(0, 9, slots).astype(np.int32)
+        self.state = np.array([random_position(rng, self.automata[own]) for own in self.slot.tolist()], np.int64)
         self.ruled = np.where(rng.random(slots) < 0.5, GRAMMARS + rng.integers(0, RULES, slots), -1).astype(np.int32)
 
     def constrain(self, entry: np.ndarray) -> None:
@@ -70,8 +72,9 @@ class RandomGrammars:
             return NO_LIMIT
         automaton, state, left = self.automata[self.slot[slot]], int(self.state[slot]), int(entry[E.WORD_MAX_TOKENS]) - generated
         stops = entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS].max() >= 0 and generated > entry[E.WORD_MIN_TOKENS]
-        free = left >= automaton.states or bytes_to_an_end(automaton, state) > left + 1
-        return NO_LIMIT if free or (automaton.accepting[state] and not stops) else left
+        far = bytes_to_an_end(automaton)
+        free = left >= automaton.words()[FARTHEST_WORD] or far[state] > left + 1
+        return NO_LIMIT if free or (automaton.may_end(state) and not stops) else left
 
     def arrays(self) -> Grammars:
         """As the scheduler has them; what samplers do not read is empty."""
@@ -88,10 +91,10 @@ class RandomGrammars:
         if self.slot[slot] < 0:
             return np.ones(len(self.pieces), bool)
         automaton, state = self.automata[self.slot[slot]], int(self.state[slot])
-        far = [bytes_to_an_end(automaton, one) for one in range(automaton.states)] + [1 << 30]  # of DEAD, the last one
+        far = bytes_to_an_end(automaton) | {DEAD: 1 << 30}
         legal = np.array([bool(piece) and far[automaton.advance(state, piece)] <= most for piece in self.pieces])
         for stop in stop_ids[stop_ids >= 0]:
-            legal[stop] = automaton.accepting[state]
+            legal[stop] = automaton.may_end(state)
         return legal
 
 
@@ -110,4 +113,5 @@ def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
 def no_grammars(slots: int, device: str) -> GrammarView:
     """Of requests that have none."""
     shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,))
-    return GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+    view = GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+    return view._replace(state=view.state.long())
