@@ -161,49 +161,59 @@ def loop_word(words, slot, state, word):
 
 
 @device
-def count_after(words, slot, state, following, count):
-    """The count after a step into a counted string, within it or out of it, or ILLEGAL if its length forbids the step."""
-    counted = words[slot, A.COUNTED_WORD]
-    if state < counted:
-        after = 0
-    elif following < counted:
-        after = 0 if count >= loop_word(words, slot, state, A.LOOP_LEAST) else ILLEGAL
-    elif count >= loop_word(words, slot, state, A.LOOP_MOST):
-        after = ILLEGAL
-    else:
-        after = count + 1 if following >= words[slot, A.HUBS_WORD] else count
-    return after
-
-
-@device
-def position_after(words, slot, position, byte):
-    """The position of the automaton in a slot after a byte, or ILLEGAL."""
-    state, count = position & STATE_MASK, position >> A.COUNT_SHIFT
-    following = cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD]) + 1 + class_of(words, slot, byte))
-    if following == A.DEAD_CELL:
-        return ILLEGAL
-    if max(state, following) >= words[slot, A.COUNTED_WORD]:
-        count = count_after(words, slot, state, following, count)
-    return following | count << A.COUNT_SHIFT if count >= 0 else ILLEGAL
+def has_counts(words, slot):
+    """Whether the automaton in a slot has counted strings."""
+    return words[slot, A.COUNTED_WORD] < words[slot, A.STATES_WORD]
 
 
 @device
 def state_after(grammars, slot, position, token):
     """The position of the automaton in a slot after the bytes of a token, or ILLEGAL. A token without bytes is never legal."""
+    if has_counts(grammars.words, slot):
+        return counted_state_after(grammars, slot, position, token)
+    return plain_state_after(grammars, slot, position, token)
+
+
+@device
+def plain_state_after(grammars, slot, state, token):
+    """state_after of an automaton without counted strings, whose positions are its states."""
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
-    state, count, counted = position & STATE_MASK, position >> A.COUNT_SHIFT, words[slot, A.COUNTED_WORD]
-    if length == 0:
-        return ILLEGAL
+    following = state if length > 0 else ILLEGAL
     for i in range(length):
         byte = (grammars.token_bytes[first + (i >> 2)] >> 8 * (i & 3)) & 0xFF
+        following = cell_of(words, slot, following * row + 1 + class_of(words, slot, byte))
+        if following == A.DEAD_CELL:
+            return ILLEGAL
+    return following
+
+
+@device
+def counted_state_after(grammars, slot, position, token):
+    """state_after of an automaton with counted strings. A token may begin a string, end it, or both, more than once."""
+    words, place = grammars.words, grammars.token_place
+    first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
+    counted, hubs = words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
+    state, count, least, most = position & STATE_MASK, position >> A.COUNT_SHIFT, 0, 0
+    if length == 0:
+        return ILLEGAL
+    if state >= counted:
+        least, most = loop_word(words, slot, state, A.LOOP_LEAST), loop_word(words, slot, state, A.LOOP_MOST)
+    for k in range(length):
+        byte = (grammars.token_bytes[first + (k >> 2)] >> 8 * (k & 3)) & 0xFF
         following = cell_of(words, slot, state * row + 1 + class_of(words, slot, byte))
         if following == A.DEAD_CELL:
             return ILLEGAL
-        if max(state, following) >= counted:
-            count = count_after(words, slot, state, following, count)
-            if count < 0:
+        if state < counted <= following:
+            least, most = loop_word(words, slot, following, A.LOOP_LEAST), loop_word(words, slot, following, A.LOOP_MOST)
+        elif state >= counted and following < counted:
+            if count < least:
                 return ILLEGAL
+            count = 0
+        elif state >= counted:
+            if count >= most:
+                return ILLEGAL
+            count += 1 if following >= hubs else 0
         state = following
     return state | count << A.COUNT_SHIFT
 

@@ -23,7 +23,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.kv.grammars import NO_LIMIT, distance_of, may_end, position_after, state_after
+from blinkpy.kv.grammars import (
+    NO_LIMIT,
+    cell_of,
+    class_of,
+    counted_state_after,
+    distance_of,
+    has_counts,
+    may_end,
+    plain_state_after,
+)
 from blinkpy.kv.state import Grammars
 from blinkpy.models.cpu.njit_math import bits_of, exp2
 from blinkpy.queues import byte_automaton as A
@@ -251,8 +260,10 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
 @partial(cached_njit, nogil=True)
 def _mask_row(logits, grammars, slot, position, stop_ids, most):  # type: ignore[no-untyped-def]
     leads = np.zeros(A.BYTES, np.bool_)  # most tokens have an illegal first byte
+    row, state = 1 + grammars.words[slot, A.CLASSES_WORD], position & A.STATE_MASK
     for byte in range(A.BYTES):
-        leads[byte] = position_after(grammars.words, slot, position, byte) >= 0
+        leads[byte] = cell_of(grammars.words, slot, state * row + 1 + class_of(grammars.words, slot, byte)) != A.DEAD_CELL
+    limited, counts = most < NO_LIMIT, has_counts(grammars.words, slot)
     kept = np.full(len(stop_ids), -np.inf, np.float32)
     if may_end(grammars.words, slot, position):
         for i in range(len(stop_ids)):
@@ -261,9 +272,12 @@ def _mask_row(logits, grammars, slot, position, stop_ids, most):  # type: ignore
     for token in range(len(logits)):
         first, length = grammars.token_place[token, 0], grammars.token_place[token, 1]
         legal = length > 0 and leads[grammars.token_bytes[first] & 0xFF]
-        if legal and (length > 1 or most < NO_LIMIT):
-            following = state_after(grammars, slot, position, token)
-            legal = following >= 0 and distance_of(grammars.words, slot, following) <= most
+        if legal and (length > 1 or limited or counts):
+            if counts:
+                following = counted_state_after(grammars, slot, position, token)
+            else:
+                following = plain_state_after(grammars, slot, position, token)
+            legal = following >= 0 and not (limited and distance_of(grammars.words, slot, following) > most)
         if not legal:
             logits[token] = -np.inf
     for i in range(len(stop_ids)):

@@ -137,8 +137,8 @@ def test_strings_of_different_lengths_at_one_place_are_written_out(rng: np.rando
         ({"type": "string", "maxLength": 2001, "pattern": "a"}, "maxLength", "with 'pattern', 'format' or 'not'"),
         ({"type": "string", "minLength": 2001, "format": "uri"}, "minLength", "with 'pattern', 'format' or 'not'"),
         ({"type": "string", "maxLength": 2001, "not": {"enum": ["x"]}}, "maxLength", "with 'pattern', 'format' or 'not'"),
-        ({"anyOf": [{"type": "string", "maxLength": 9}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another schema"),
-        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another schema"),
+        ({"anyOf": [{"type": "string", "maxLength": 9}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another"),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
