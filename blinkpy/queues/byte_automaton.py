@@ -286,6 +286,16 @@ class ByteAutomaton:
             state = following
         return position_of(state, count)
 
+    def following(self, position: int) -> set[int]:
+        """The positions after one byte of any class."""
+        state, count = position & STATE_MASK, position >> COUNT_SHIFT
+        found = set()
+        for target in set(self.next_state[state].tolist()) - {DEAD}:
+            after = self._count_after(state, target, count) if max(state, target) >= self.counted else 0
+            if after != DEAD:
+                found.add(position_of(target, after))
+        return found
+
     def _count_after(self, state: int, following: int, count: int) -> int:
         """The count after a step into a counted string, within it or out of it; DEAD if its length forbids the step."""
         if state < self.counted:

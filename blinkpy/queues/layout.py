@@ -118,7 +118,7 @@ class QueueLayout:
 
 
 MAGIC = b"BLINKPYQ"
-VERSION = 7
+VERSION = 8
 
 
 class EngineFacts(NamedTuple):

@@ -126,7 +126,7 @@ class RecordingReader:
 #
 # It contains the prompts and generated tokens of its requests as token ids.
 
-FORMAT = 3
+FORMAT = 4
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
 CRASHES_KEPT = 10  # number of the newest dumps that a folder of crashes keeps

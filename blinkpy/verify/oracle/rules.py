@@ -12,7 +12,7 @@ from typing import Any
 from blinkpy.kv import state as S
 from blinkpy.queues import words as C
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.scheduler.policies import RequestFields, is_shipped
 from blinkpy.verify.oracle.admission_rules import (
     admit,
@@ -256,14 +256,9 @@ def can_end(request: Request, position: int, tokens: int) -> bool:
     for _ in range(left + 1):
         if not level or any(grammar.may_end(one) for one in level):
             return bool(level)
-        level = {grammar.advance(one, byte) for one in level for byte in one_of_each_class(grammar)} - {DEAD} - known
+        level = {after for one in level for after in grammar.following(one)} - known
         known |= level
     return False
-
-
-def one_of_each_class(grammar: ByteAutomaton) -> list[bytes]:
-    """A byte of each class of a grammar."""
-    return [bytes([byte]) for byte in {class_: byte for byte, class_ in enumerate(grammar.class_of.tolist())}.values()]
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:
