@@ -22,8 +22,8 @@ number of tokens, if each byte is a token. Otherwise all distances are 0, and ou
 
 A counted string has between a least and a most number of characters. Its states are a loop: a hub between two characters,
 and the states within a character. The last states of an automaton are those of its loops, and the hubs are the last of
-these. A counter counts the characters. It is set to 0 on the way into the hub from a plain state, and incremented on each
-way back to it. The loop may continue below the most characters, and end at the least. Only one string is open at a time,
+these. A counter counts the characters. An edge from a plain state to the hub sets it to 0, and an
+edge of the loop to the hub increments it. The loop may continue below the most characters, and end at the least. Only one string is open at a time,
 so one counter is enough. A position is both: state | count << COUNT_SHIFT.
 """
 
@@ -97,7 +97,7 @@ class ByteAutomaton:
         _require(0 < self.counted, "an automaton must have a state of no counted string")
         if len(self.loops):
             self._require_loops()
-        _require(0 <= self.start and self.start & STATE_MASK < self.states, "the start is no state")
+        _require(0 <= self.start and self.start & STATE_MASK < self.states, "the start is not a state")
         _require(self._may_be_at(self.start & STATE_MASK, self.start >> COUNT_SHIFT), "the start has a wrong count")
 
     def _require_loops(self) -> None:

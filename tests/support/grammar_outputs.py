@@ -1,7 +1,10 @@
 """Requests with and without grammars for an engine of any kind, and what their outputs must be."""
 
+from typing import Any
+
 import numpy as np
 from support.automata import automaton_of_choices, random_automaton
+from support.compiled_grammars import automaton_of_schema
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.engine.sizing import read_token_bytes
@@ -23,16 +26,21 @@ def require_legal(done: RequestOutput, automaton: ByteAutomaton, spelled: list[b
     """The output is what its automaton accepts, or a prefix of it. Returns why it ended."""
     (out,) = done.outputs
     ids = list(out.token_ids)
-    state = automaton.advance(0, b"".join(spelled[token] for token in ids))
+    state = automaton.advance(automaton.start, b"".join(spelled[token] for token in ids))
     if state == DEAD and out.finish_reason == "stop" and ids[-1] in stop_ids:
         ids.pop()
-        state = automaton.advance(0, b"".join(spelled[token] for token in ids))
+        state = automaton.advance(automaton.start, b"".join(spelled[token] for token in ids))
     assert state != DEAD and all(spelled[token] for token in ids), out
     if out.finish_reason == "stop":
-        assert automaton.accepting[state]
+        assert automaton.may_end(state)
     else:
         assert out.finish_reason == "length" and not automaton.must_end(state)
     return str(out.finish_reason)
+
+
+def string(least: int, most: int) -> dict[str, Any]:
+    """A schema of strings."""
+    return {"type": "string", "minLength": least, "maxLength": most}
 
 
 def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 60) -> None:
@@ -43,6 +51,8 @@ def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 6
         automaton.class_of[255] = automaton.class_of[254]
     choices = [JSON, JSON[:-1] + b', "y": null}'], [b"yes", b"no", "vielleicht é".encode()]
     automata += [automaton_of_choices(some) for some in choices]
+    lengths = [(2, 5), (0, 9), (7, 200_000)]
+    automata += [automaton_of_schema({"type": "array", "items": string(*both), "maxItems": 3}) for both in lengths]
     params, chosen = [], []
     for i in range(requests):
         chosen.append(None if i % 5 == 4 else automata[int(rng.integers(len(automata)))])
