@@ -22,9 +22,9 @@ number of tokens, if each byte is a token. Otherwise all distances are 0, and ou
 
 A counted string has between a least and a most number of characters. Its states are a loop: a hub between two characters,
 and the states within a character. The last states of an automaton are those of its loops, and the hubs are the last of
-these. A counter counts the characters. An edge from a plain state to the hub sets it to 0, and an
-edge of the loop to the hub increments it. The loop may continue below the most characters, and end at the least. Only one string is open at a time,
-so one counter is enough. A position is both: state | count << COUNT_SHIFT.
+these. A counter counts the characters. An edge from a plain state to the hub sets it to 0, and an edge of the loop to the
+hub increments it. The loop may continue below the most characters, and end at the least. Only one string is open at a
+time, so one counter is enough. A position is both: state | count << COUNT_SHIFT.
 """
 
 from collections import deque
