@@ -75,8 +75,6 @@ SCHEDULER_BUGS = _bugs({
         ("each byte of a string is counted", "count += 1 if following >= hubs else 0", "count += 1"),
         ("a string goes on with the count of the last one", "            count = 0\n", "            count += 0\n"),
         ("characters that a string lacks are no bytes", "far += max(0, loop_word", "far += 0 * max(0, loop_word"),
-        ("a start that is no state is accepted",
-         "0 <= words[slot, A.START_WORD] < states:", "0 <= words[slot, A.START_WORD] <= states:"),
         ("a start with a wrong count is accepted", "bad |= 0 if is_position(", "bad |= 0 if True or is_position("),
         ("a wrong bound of distances is accepted",
          "words[slot, A.FARTHEST_WORD] == (farthest if distances > 0 else 0)", "words[slot, A.FARTHEST_WORD] >= 0"),
