@@ -40,12 +40,12 @@ def test_the_heaviest_field_is_named(heavy: Any, keyword: str, rng: np.random.Ge
 
 
 def test_the_part_with_most_characters_is_named(rng: np.random.Generator) -> None:
-    """Of strings within arrays within arrays: their lengths times the counts of all arrays around them."""
+    """Of strings with patterns within arrays within arrays: their lengths times the counts of all arrays around them."""
     for _ in range(100):
         weights, parts = {}, {}
         for name in ("a", "b", "c"):
             length, counts = int(rng.integers(1, 200)), rng.integers(1, 12, int(rng.integers(0, 4))).tolist()
-            schema: dict[str, Any] = {"type": "string", str(rng.choice(["maxLength", "minLength"])): length}
+            schema: dict[str, Any] = {"type": "string", "pattern": "^a", str(rng.choice(["maxLength", "minLength"])): length}
             for count in counts:
                 schema = {"type": "array", "items": schema, str(rng.choice(["maxItems", "minItems"])): count}
             weights[name], parts[name] = length * int(np.prod(counts, initial=1)), schema
