@@ -278,6 +278,8 @@ GEMMA4_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+GEMMA4_SHARED = {"attention_k_eq_v": False, "num_global_key_value_heads": None, "use_bidirectional_attention": None}
+GEMMA4_SHARED |= {"sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144}
 OLMO2 = {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "model_type": "olmo2"}
 LONG_PHI = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
 
@@ -940,6 +942,28 @@ MODELS = (
         "google/gemma-4-12B-it",
         gemma4_unified(3840, 15360, 48, 16, 8, 262144, 262144, num_global_key_value_heads=1),
         11_907_350_320,
+    ),
+    Published(
+        "google/gemma-4-E4B-it",
+        gemma4(2560, 10240, 42, 8, 2, 262144, 131072, **GEMMA4_SHARED, num_kv_shared_layers=18),
+        7_463_013_418,
+    ),
+    Published(
+        "google/gemma-4-E2B-it",
+        gemma4(
+            1536,
+            6144,
+            35,
+            8,
+            1,
+            262144,
+            131072,
+            **GEMMA4_SHARED,
+            num_kv_shared_layers=20,
+            use_double_wide_mlp=True,
+            layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7,
+        ),
+        4_628_569_379,
     ),
     *MORE,
     *OF_2026,

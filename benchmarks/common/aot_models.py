@@ -118,7 +118,13 @@ def briefly(model: DecoderDescription) -> DecoderDescription:
     """A description with one layer of each kind, and the last layer again, which may compute only last
     tokens.
     """
-    return replace(model, layers=(*dict.fromkeys(model.layers), model.layers[-1]))
+    kinds = [*dict.fromkeys(model.layers)]
+    layers = [*kinds, model.layers[-1]]
+    for index, layer in enumerate(layers):  # a layer may read the keys of another one, by its number
+        if (source := layer.attention.keys_of) is not None:
+            own = layer.attention._replace(keys_of=kinds.index(model.layers[source]))
+            layers[index] = layer._replace(attention=own)
+    return replace(model, layers=tuple(layers))
 
 
 def all_forms() -> list[Form]:
@@ -143,7 +149,7 @@ def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(len(model.layers))]
-    return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+    return Weights(**({"lm_head": outer["embedding"]} | outer), layers=layers)
 
 
 def meta_weight(part: Part, dtype: torch.dtype) -> Matrix:

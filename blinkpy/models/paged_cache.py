@@ -67,10 +67,11 @@ def choose_scales(
     if config.model.load_format == "dummy":
         return np.ones((len(layers), 2, model.kv_heads), np.float32)
     given = [_given(layer, number) for number, layer in enumerate(layers)]
-    measured = any(None in both for both in given)
+    own = [model.keys_of(layer) for layer in range(len(layers))]
+    measured = any(None in given[layer] for layer in own)
     scales = scales_for(measure()) if measured else np.ones((len(layers), 2, model.kv_heads), np.float32)
-    for layer, both in enumerate(given):
-        for side, scale in enumerate(both):
+    for layer in range(len(layers)):
+        for side, scale in enumerate(given[own[layer]]):
             if scale is not None:
                 scales[layer, side] = scale
     return scales
@@ -129,7 +130,7 @@ MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
 class RingSizes:
     """Sizes of window rings.
 
-    layers: sliding-window layers.
+    layers: sliding-window layers with keys and values of their own.
     window: the widest, tokens.
     pages: of one ring.
     slots: requests.
@@ -146,7 +147,8 @@ class RingSizes:
     @classmethod
     def of(cls, model: DecoderDescription, page_size: int, slots: int, tokens: int, rows: int) -> Self | None:
         """The sizes for a model; None if it has no windows. tokens, rows: of the largest step."""
-        layers = tuple(index for index, layer in enumerate(model.layers) if layer.attention.window)
+        windowed = [(index, layer.attention) for index, layer in enumerate(model.layers) if layer.attention.window]
+        layers = tuple(index for index, attention in windowed if attention.keys_of is None)
         if not layers:
             return None
         ringed = [model.layers[index].attention for index in layers]
@@ -221,14 +223,18 @@ def _of_layers(
         shared: Any = zeros((rings.all_pages, *pages_of[rings.layers[0]]))
         views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
     pages = [num_pages if layer.delta is None else 0 for layer in model.layers]
-    return [views[layer] if layer in views else zeros((pages[layer], *pages_of[layer])) for layer in range(len(model.layers))]
+    for layer in range(len(model.layers)):
+        source = model.keys_of(layer)
+        views[layer] = views[source] if source in views else zeros((pages[layer], *pages_of[layer]))
+    return [views[layer] for layer in range(len(model.layers))]
 
 
 class PagedCache:
     """The cache as torch tensors.
 
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. With latent
+        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory, and a layer without
+        keys of its own has the tensors of the layer whose keys it reads. With latent
         attention, values are the first elements of keys, in their memory.
     states: of layers with a gated delta net, for `slots` requests.
     num_pages: of the pool, for the other layers.

@@ -194,11 +194,15 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
     return GpuFit(gpu, sizes.max_model_len, sizes.num_pages * page_size, "", sizes.queue.slots)
 
 
+OUTER = {"final_norm": "norms", "lm_head": "output", "layer_projection_norm": "norms"}
+OUTER |= dict.fromkeys(("layer_embedding", "layer_projection"), "embeddings of layers")
+
+
 def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
     """For each part of the decoder, the sum of `number` over its weights."""
     found: Counter[str] = Counter()
     for part in outer_parts(model):
-        found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += number(part)
+        found[OUTER.get(part.field, part.field)] += number(part)
     for layer in range(len(model.layers)):
         for part in layer_parts(model, layer):
             found[_part_of(part.field, isinstance(model.layers[layer].mlp, Experts))] += number(part)
@@ -208,6 +212,8 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
 def _part_of(name: str, of_experts: bool) -> str:
     if name in ATTENTION or name.startswith("delta_"):
         return "attention"
+    if name in ("layer_input_gate", "layer_input_projection"):
+        return OUTER["layer_embedding"]
     if name.startswith("shared") and not name.endswith("norm"):
         return "shared experts"
     if name in ("router", "router_bias", "selection_bias", "expert_factors"):

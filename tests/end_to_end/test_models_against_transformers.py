@@ -143,8 +143,8 @@ def experts_of_a_token(config: Any) -> int:
 
 
 def tolerance(config: Any) -> float:
-    """Of logits. Sums over a gated delta net's whole past grow."""
-    return 3e-4 if hasattr(config, "linear_num_key_heads") else TOLERANCE
+    """Of logits. Sums over a gated delta net's whole past grow, and so does the rounding of more layers than the usual three."""
+    return 3e-4 if hasattr(config, "linear_num_key_heads") or config.num_hidden_layers > 3 else TOLERANCE
 
 
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
@@ -228,7 +228,7 @@ def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> 
 
 
 WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3", "llama4", "llama4-nested"]
-WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-moe", "gemma4-nested", "gemma4-unified"]
+WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-e", "gemma4-e-nested", "gemma4-moe", "gemma4-nested", "gemma4-unified"]
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -74,7 +74,7 @@ def _rope_and_cache(
     counts_ptr,  # int64 [8] batch header
     eps,  # float, of the norms
     H: tl.constexpr,
-    KVH: tl.constexpr,  # query heads, key/value heads
+    KVH: tl.constexpr,  # query heads, key/value heads; KVH 0: queries alone
     D: tl.constexpr,
     P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
@@ -124,17 +124,20 @@ def _rope_and_cache(
 
 
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
-    """Rotate the queries in place, and write the rotated keys and the values to the cache.
+    """Rotate the queries in place, and write the rotated keys and the values to the cache. If new.qkv has queries alone,
+    [T, heads * head_dim], nothing is cached.
 
     The query part of new.qkv is replaced; the rest stays unchanged. The rotary dimension may be less than
     head_dim (partial rotary embedding), and every scaling of the rotary embedding is in cos and sin. Only the
     first counts[TOKENS] tokens are processed. A token's result depends only on itself.
     Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
-    check_new_tokens(new, cache, batch, heads)
+    alone = new.qkv.shape[1] == heads * cache.keys.shape[3]  # queries without keys and values
+    check_new_tokens(new, cache, batch, heads, alone=alone)
     (qkv, cos, sin, norms, eps, growth, period, start, value_norm), (scales, fp8) = new, scales_of(cache)
     keys, values, _, _ = cache
     _, kv_heads, page_size, head_dim = keys.shape
+    kv_heads = 0 if alone else kv_heads
     (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
@@ -146,12 +149,12 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     )  # fmt: skip
 
 
-def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int) -> None:
-    """Raise ValueError or TypeError unless the new tokens match the cache and the batch."""
+def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int, *, alone: bool = False) -> None:
+    """Raise ValueError or TypeError unless the new tokens match the cache and the batch. alone: they have no keys and values."""
     (qkv, cos, sin, norms, *_), (_, kv_heads, _, head_dim) = new, cache.keys.shape
     q_norm, k_norm = norms or (None, None)
     launch.check_tensors(
-        (qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim)),
+        (qkv, "qkv", (None, (heads if alone else heads + 2 * kv_heads) * head_dim)),
         *declared_cache(cache, qkv.dtype, kv_heads, head_dim),
         (cos, "cos", (None, None), torch.float32),
         (sin, "sin", tuple(cos.shape), torch.float32),

@@ -121,6 +121,7 @@ class CpuAttention:
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, own_heads
+        arguments["cached_heads"] = [layer.attention.kv_heads if layer.attention.keys_of is None else 0 for layer in model.layers]
         arguments["max_positions"] = max_model_len
         arguments["scale"] = [layer.attention.score_scale for layer in model.layers]
         arguments["softcap"] = model.attention.softcap
@@ -135,11 +136,12 @@ class CpuAttention:
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
             own["sinks"], own["num_pages"] = sinks.data_ptr(), len(keys)
-            if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm != QkNorm.WIDTH:
-                norms += weights.q_norm.float(), weights.k_norm.float()
-                own["q_norm"], own["k_norm"] = (tensor.data_ptr() for tensor in norms[-2:])
+            for name in ("q_norm", "k_norm") if model.attention.qk_norm != QkNorm.WIDTH else ():
+                if (weight := getattr(weights, name)) is not None:
+                    norms.append(weight.float())
+                    own[name] = norms[-1].data_ptr()
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
-        self.tables = LayerTables(cache.rings, self.room // cache.page_size, max_tokens)
+        self.tables = LayerTables(model, cache.rings, self.room // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Read the metadata of one step. page_table: int32 [slots, pages]."""
@@ -163,15 +165,16 @@ class CpuAttention:
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Attention of one layer. Returns [tokens, q_size of the layer], valid until the next run.
 
-        qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
+        qkv: [tokens, projected_size of the layer], contiguous, changed in place.
         """
         model, weights, own = self.model, self.layers[layer], self.model.layers[layer].attention
         out = self.out.view(-1)[: self.tokens * own.q_size].view(self.tokens, own.heads, own.head_dim)
-        q, k, v = qkv.split([own.q_size, own.kv_size, own.kv_size], -1)
+        caches = own.keys_of is None
+        q, k, v = qkv.split([own.q_size, *([own.kv_size] * 2 if caches else [0, 0])], -1)
         if own.qk_norm == QkNorm.WIDTH and weights.q_norm is not None and weights.k_norm is not None:
             for some, weight in ((q, weights.q_norm), (k, weights.k_norm)):
                 some.copy_(norm(some, weight, model.norm.eps))
-        if own.value_norm:
+        if own.value_norm and caches:
             heads = v.unflatten(-1, (own.kv_heads, own.head_dim))
             heads.copy_(F.rms_norm(heads, (own.head_dim,), eps=model.norm.eps))
         factors = self.query_factors[layer]

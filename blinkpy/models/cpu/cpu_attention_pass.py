@@ -52,6 +52,7 @@ _ADDRESSES = (
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
+    "cached_heads",  # kv_heads; 0 if the projections have queries alone, which read what another layer cached
     "room",  # tokens of the largest context, in whole pages
     "window",  # number of the last tokens that a token sees, including itself; 0: all
     "chunked",  # 1: only tokens of its chunk of `window` tokens
@@ -82,7 +83,7 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
         a = carray(arguments, (1,), ARGUMENTS)[0]
         thread, threads = take_number(a.begun), a.threads
         tokens, heads, kv_heads, half = a.tokens, a.heads, a.kv_heads, a.half
-        qkv = carray(pointer_to(a.qkv), (tokens, heads + 2 * kv_heads, D), item)
+        qkv = carray(pointer_to(a.qkv), (tokens, heads + 2 * a.cached_heads, D), item)
         out = carray(pointer_to(a.out), (tokens, heads, D), item)
         keys = carray(pointer_to(a.keys), (a.num_pages, kv_heads, P, D), cached)
         values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), cached)
@@ -117,10 +118,10 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
             for h in range(first, last):
                 for g in range(h * group, (h + 1) * group):
                     prepare(qkv[token, g], q_norm, eps, cos[position], sin[position], q[g])
-                # Keys use the memory of the sums, which are not in use yet.
-                prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
-                keep(sums[h], keys[page, h, offset], scales[2, h], out)
-                keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
+                if a.cached_heads:  # keys use the memory of the sums, which are not in use yet
+                    prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
+                    keep(sums[h], keys[page, h, offset], scales[2, h], out)
+                    keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
                 start = first_seen(context, window, a.chunked)

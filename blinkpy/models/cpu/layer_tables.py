@@ -10,19 +10,21 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.numpy_products import address
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import RingSizes
 
 
 class LayerTables:
-    """Tables of all layers.
+    """Tables of all layers of a model.
 
     rings: of some layers, or None.
     table_width: pages of the longest sequence.
     max_tokens: of a step.
     """
 
-    def __init__(self, rings: RingSizes | None, table_width: int, max_tokens: int):
-        self._ringed = list(rings.layers if rings else ())
+    def __init__(self, model: DecoderDescription, rings: RingSizes | None, table_width: int, max_tokens: int):
+        self._ringed = [layer for layer in range(len(model.layers)) if rings and model.keys_of(layer) in rings.layers]
+        self._last_readers = model.last_readers
         self._rings = HostRings(rings, table_width, max_tokens) if rings else None
         self._page_table = np.zeros((0, 0), np.int32)
 
@@ -47,7 +49,7 @@ class LayerTables:
 
     def end(self, layer: int, *sides: Any) -> None:
         """Note that the attention of a layer has run. sides: its keys and values."""
-        if self._rings is not None and layer in self._ringed:
+        if self._rings is not None and layer in self._ringed and layer in self._last_readers:
             self._rings.keep(*sides)
 
 

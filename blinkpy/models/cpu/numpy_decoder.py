@@ -71,6 +71,7 @@ class NumpyAttention:
             arguments[name] = address(array)
         arguments["begun"] = address(self.begun)
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
+        arguments["cached_heads"] = model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["room"], arguments["eps"] = self.room, model.norm.eps
         of_layers = zip(arguments, layers, cache.keys, cache.values, scales, model.layers, strict=True)
@@ -83,7 +84,7 @@ class NumpyAttention:
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = address(weights.q_norm), address(weights.k_norm)
         self.addresses = [address(arguments[layer:]) for layer in range(len(model.layers))]
-        self.tables = LayerTables(cache.rings, self.room // cache.page_size, max_tokens)
+        self.tables = LayerTables(model, cache.rings, self.room // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""

@@ -35,8 +35,9 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor, layer_embedding_factor
 
+MIXING = 2.0**-0.5  # of the sum of a token's two vectors for a layer
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
 
@@ -86,18 +87,39 @@ class TorchDecoder:
         self.attention.begin(batch, page_table)
         if self.delta is not None:
             self.delta.begin(batch)
-        if stream is None:
-            x = F.embedding(ids, self.weights.embedding)
-            factor = embedding_factor(self.model, x.dtype)
-            if factor != 1:
-                x *= factor
-        else:
-            x = stream
+        x = self._embed(ids) if stream is None else stream
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
-        for index in range(last + 1) if layers is None else layers:
-            x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None)
+        chosen = range(last + 1) if layers is None else layers
+        inputs = self._layer_inputs(ids, chosen)
+        for index in chosen:
+            of_layer = None if inputs is None else inputs[:, index - chosen.start]
+            x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None, of_layer)
         return x
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """The start of the residual stream, [tokens, hidden]."""
+        x = F.embedding(ids, self.weights.embedding)
+        factor = embedding_factor(self.model, x.dtype)
+        return x if factor == 1 else x.mul_(factor)
+
+    def _layer_inputs(self, ids: torch.Tensor, layers: range) -> torch.Tensor | None:
+        """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None if the model has none. They depend
+        on the tokens alone, so a step in groups of layers keeps none.
+        """
+        width, weights = self.model.layer_inputs, self.weights
+        embedding, projection, weight = weights.layer_embedding, weights.layer_projection, weights.layer_projection_norm
+        if embedding is None or projection is None or weight is None:
+            return None
+        x, columns = self._embed(ids), slice(layers.start * width, layers.stop * width)
+        # The projection is scaled by hidden ** -0.5 before its norm, which the norm's eps replaces.
+        mixed = norm(self.progress.linear(x, projection[columns]).unflatten(1, (-1, width)), weight, self._mixing_eps)
+        own = F.embedding(ids, embedding[:, columns]).unflatten(1, (-1, width))
+        return mixed.add_(own, alpha=layer_embedding_factor(self.model, x.dtype)).mul_(MIXING)
+
+    @property
+    def _mixing_eps(self) -> float:
+        return self.model.norm.eps * self.model.hidden_size
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -118,20 +140,27 @@ class TorchDecoder:
             return self.progress.add_linear(x, inner, weight, bias)
         return x + self._norm(self.progress.linear(inner, weight, bias), norm)
 
-    def _layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
-        """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all."""
+    def _layer(
+        self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None, of_layer: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all. of_layer: the vectors of
+        tokens for this layer, [tokens, layer_inputs].
+        """
         inputs = self.progress.linear(normed := self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         if self.delta is not None and self.model.layers[index].delta is not None:
             attended = self.delta.run(index, inputs, normed)
         else:
             attended = self._attend(index, inputs)
         if kept is not None:
-            x, attended = x[kept], attended[kept]
+            x, attended, of_layer = x[kept], attended[kept], None if of_layer is None else of_layer[kept]
         if len(x) == 0:
             return x
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
         x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+        if of_layer is not None and layer.layer_input_gate is not None and layer.layer_input_projection is not None:
+            gated = F.gelu(self.progress.linear(x, layer.layer_input_gate), approximate="tanh").mul_(of_layer)
+            x = self._add(x, gated, layer.layer_input_projection, None, layer.layer_input_norm)
         return x if layer.layer_scale is None else x.mul_(layer.layer_scale)
 
     def _attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -280,7 +309,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(QkNorm),  # cpu_attention.py
     Latent: None,  # cpu_latent.py
     **dict.fromkeys(OutputGate),  # _attend
-    **dict.fromkeys(LayerPart),  # _layer, _parallel_experts, cpu_attention.py
+    **dict.fromkeys(LayerPart),  # _layer, _layer_inputs, _parallel_experts, cpu_attention.py
     GatedDelta: CpuDelta,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,

@@ -99,6 +99,8 @@ class LayerPart(Enum):
     HEAD_SIZES = "layers with different head sizes, or numbers of key and value heads"
     PARALLEL_EXPERTS = "an MLP parallel to the experts, each with separate norms"
     LAYER_SCALE = "a stored factor of each layer's output"
+    SHARED_KEYS = "layers that read the keys and values of another layer"
+    LAYER_INPUTS = "embeddings of tokens for each layer"
 
 
 class Activation(Enum):
@@ -168,6 +170,7 @@ class Attention(NamedTuple):
     gate: of the output; its inputs are further rows of the queries' projection.
     value_norm: an RMSNorm without weights of each head's values.
     keys_are_values: values are the keys' projection before norm and rotation.
+    keys_of: number of an earlier layer, whose keys and values the queries read; None: the layer has its own.
     """
 
     heads: int
@@ -186,6 +189,7 @@ class Attention(NamedTuple):
     gate: OutputGate | None = None
     value_norm: bool = False
     keys_are_values: bool = False
+    keys_of: int | None = None
 
     @property
     def q_size(self) -> int:
@@ -201,7 +205,7 @@ class Attention(NamedTuple):
     def projected_size(self) -> int:
         """Width of the fused projection before attention, without a gate."""
         if self.latent is None:
-            return self.q_size + 2 * self.kv_size
+            return self.q_size + (2 * self.kv_size if self.keys_of is None else 0)
         return (self.latent.q_rank or self.heads * (self.latent.plain + self.latent.rotated)) + self.head_dim
 
     @property
@@ -212,6 +216,8 @@ class Attention(NamedTuple):
     @property
     def cached_size(self) -> int:
         """Elements that a layer caches of one token."""
+        if self.keys_of is not None:
+            return 0
         return self.head_dim if self.latent else 2 * self.kv_size
 
     @property

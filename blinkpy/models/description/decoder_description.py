@@ -81,6 +81,12 @@ class TensorNames(NamedTuple):
     router_norm: str = "router.scale"  # complete name, without a suffix
     expert_factors: str = "router.per_expert_scale"  # likewise
     layer_scale: str = "layer_scalar"  # likewise
+    layer_embedding: str = "model.embed_tokens_per_layer"  # of DecoderDescription.layer_inputs, as the five names below
+    layer_projection: str = "model.per_layer_model_projection"
+    layer_projection_norm: str = "model.per_layer_projection_norm"
+    layer_input_gate: str = "per_layer_input_gate"
+    layer_input_projection: str = "per_layer_projection"
+    layer_input_norm: str = "post_per_layer_input_norm"
     one_for_experts: tuple[str, str] | tuple[()] = ()
     delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
     delta_ba: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
@@ -103,10 +109,13 @@ HF_NAMES = TensorNames()
 @dataclass(frozen=True)
 class DecoderDescription:
     """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary
-    embedding, presence of experts, head size, and number of key and value heads.
+    embedding, presence of experts, width of the MLP, head size, number of key and value heads, and in whether they have
+    keys and values of their own.
 
     name: the model class.
     max_position: maximum context of its training, tokens.
+    layer_inputs: width of a token's vector for each layer, from a second embedding and from the first one; 0: there is
+        none. It multiplies a gate made of the layer's output; a projection of the product is normalised and added.
     dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
     head_rows: of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
@@ -126,6 +135,7 @@ class DecoderDescription:
     quantization: Quantization | None = None
     packing: Packing | None = None
     head_rows: int = 0
+    layer_inputs: int = 0
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
@@ -134,9 +144,10 @@ class DecoderDescription:
         if self.attention.softcap and self.attention.sinks:
             raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
         attention = {
-            layer.attention._replace(window=0, rope=rope, kv_heads=1, head_dim=1, keys_are_values=False) for layer in self.layers
+            layer.attention._replace(window=0, rope=rope, kv_heads=1, head_dim=1, keys_are_values=False, keys_of=None)
+            for layer in self.layers
         }
-        mlps = {layer.mlp for layer in self.layers}
+        mlps = {layer.mlp._replace(size=1) if isinstance(layer.mlp, Mlp) else layer.mlp for layer in self.layers}
         deltas = {layer.delta for layer in self.layers if layer.delta is not None}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
             if len(kinds) > 1:
@@ -212,6 +223,16 @@ class DecoderDescription:
         """Of the widest layer."""
         return max(layer.attention.cached_size for layer in self.layers)
 
+    def keys_of(self, layer: int) -> int:
+        """The layer whose cached keys and values a layer reads: itself, unless it shares those of another one."""
+        other = self.layers[layer].attention.keys_of
+        return layer if other is None else other
+
+    @cached_property
+    def last_readers(self) -> frozenset[int]:
+        """For each cache of a layer, the last layer that reads it in a step."""
+        return frozenset({self.keys_of(layer): layer for layer in range(len(self.layers))}.values())
+
     @property
     def kv_elements(self) -> int:
         """Elements of one token in the cache, of all layers together."""
@@ -231,6 +252,8 @@ class DecoderDescription:
             LayerPart.HEAD_SIZES: len(sizes) > 1,
             LayerPart.PARALLEL_EXPERTS: self.experts.parallel,
             LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
+            LayerPart.SHARED_KEYS: any(layer.attention.keys_of is not None for layer in self.layers),
+            LayerPart.LAYER_INPUTS: self.layer_inputs > 0,
         }
         return [part for part, has in found.items() if has]
 

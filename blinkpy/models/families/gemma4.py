@@ -1,9 +1,9 @@
 """Gemma 4, text only: layers with a window and full layers differ in head size, and in key and value heads.
 
-Embeddings for each layer and layers that share keys and values (E2B, E4B) are refused.
+In E2B and E4B each layer has an embedding of tokens, and the last layers read the keys and values of an earlier one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,8 @@ NAMES = TensorNames(
     shared_down="mlp.down_proj",
 )
 IGNORES = (
-    *("hidden_act", "rope_theta", "cache_implementation", "vocab_size_per_layer_input", "use_double_wide_mlp"),
+    *("hidden_act", "rope_theta", "cache_implementation"),
+    *("vocab_size_per_layer_input", "use_double_wide_mlp"),  # without such embeddings, or shared layers
     *("num_experts", "top_k_experts", "moe_intermediate_size"),  # without enable_moe_block
     *("global_head_dim", "num_global_key_value_heads"),  # with per_layer_config, which replaces them
 )
@@ -65,15 +66,9 @@ def _refuse_missing_blocks(c: HfConfig) -> None:
         found = c["hidden_activation"]
         raise ConfigError(f"{c.where}: hidden_activation {found!r:.80} is not supported (supported: gelu_pytorch_tanh)")
     if c.integer("hidden_size_per_layer_input", low=0):
-        raise ConfigError(
-            f"{c.where}: hidden_size_per_layer_input {c['hidden_size_per_layer_input']} is not supported for {c.name} "
-            "(supported: 0): embeddings for each layer, as in Gemma 4 E2B and E4B"
-        )
-    if c.integer("num_kv_shared_layers", default=0, low=0):
-        raise ConfigError(
-            f"{c.where}: num_kv_shared_layers {c['num_kv_shared_layers']} is not supported for {c.name} (supported: 0): "
-            "layers that share keys and values, as in Gemma 4 E2B and E4B"
-        )
+        vocab = c.integer("vocab_size_per_layer_input", default=DEFAULTS["vocab_size"])
+        if vocab != c.integer("vocab_size"):
+            raise ConfigError(f"{c.where}: vocab_size_per_layer_input ({vocab}) must equal vocab_size ({c['vocab_size']})")
     if c.get("use_bidirectional_attention") not in (None, "vision"):  # "vision" is for images alone
         found = c["use_bidirectional_attention"]
         raise ConfigError(f"{c.where}: use_bidirectional_attention {found!r:.80} is not supported (supported: null, 'vision')")
@@ -129,6 +124,34 @@ def _sizes_of_layers(c: HfConfig, usual: tuple[int, int], layers: int) -> list[t
     return found
 
 
+def _keys_of(c: HfConfig, windows: Sequence[int]) -> list[int | None]:
+    """For each layer, the earlier one whose keys and values it reads, or None: the last layers read those of the last other
+    layer of their type.
+    """
+    shared, first = c.integer("num_kv_shared_layers", default=0, low=0), len(windows)
+    first -= shared
+    if shared and first <= 0:
+        raise ConfigError(f"{c.where}: num_kv_shared_layers ({shared}) must be below num_hidden_layers ({len(windows)})")
+    own = {bool(window): layer for layer, window in enumerate(windows[:first])}  # the last one of each type
+    for layer, window in enumerate(windows[first:], first):
+        if bool(window) not in own:
+            raise ConfigError(
+                f"{c.where}: num_kv_shared_layers ({shared}) leaves layer {layer}, with {SLIDING if window else FULL}, no "
+                "earlier layer of its type to share keys and values with"
+            )
+    return [None if layer < first else own[bool(window)] for layer, window in enumerate(windows)]
+
+
+def _mlp(c: HfConfig, *, shares: bool) -> Mlp | Experts:
+    """The MLP or experts of a layer. shares: keys and values of another layer."""
+    wide = shares and c.flag("use_double_wide_mlp")
+    if c.flag("enable_moe_block"):
+        if wide:
+            raise ConfigError(f"{c.where}: use_double_wide_mlp is not supported together with enable_moe_block")
+        return _experts(c)
+    return Mlp(c.integer("intermediate_size") * (2 if wide else 1), Activation.GELU_TANH)
+
+
 def _experts(c: HfConfig) -> Experts:
     """Experts parallel to an MLP."""
     number, top_k = c.integer("num_experts"), c.integer("top_k_experts")
@@ -159,7 +182,7 @@ def gemma4_unified(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Gemma4ForCausalLM",
-    models="Gemma 4 26B-A4B and 31B, saved as text alone",
+    models="Gemma 4 E2B, E4B, 26B-A4B and 31B, saved as text alone",
     model_type="gemma4_text",
     defaults=DEFAULTS,
     ignores=IGNORES,
@@ -188,12 +211,17 @@ def gemma4(c: HfConfig) -> DecoderDescription:
             value_norm=True,
             keys_are_values=c.flag("attention_k_eq_v") and kind == FULL,
         )
-    mlp = _experts(c) if c.flag("enable_moe_block") else Mlp(c.integer("intermediate_size"), Activation.GELU_TANH)
-    model = pre_norm_decoder(c, attentions[FULL], mlp, windows, NAMES)
+    sources, mlps = _keys_of(c, windows), [_mlp(c, shares=shares) for shares in (False, True)]
+    model = pre_norm_decoder(c, attentions[FULL], mlps[0], windows, NAMES)
     layers = tuple(
-        layer._replace(attention=attentions[SLIDING if window else FULL]._replace(window=window), scaled=True)
-        for layer, window in zip(model.layers, windows, strict=True)
+        layer._replace(
+            attention=attentions[SLIDING if window else FULL]._replace(window=window, keys_of=source),
+            mlp=mlps[source is not None],
+            scaled=True,
+        )
+        for layer, window, source in zip(model.layers, windows, sources, strict=True)
     )
     softcap = 0.0 if c.get("final_logit_softcapping") is None else c.number("final_logit_softcapping")
     factors = Factors(embedding=model.hidden_size**0.5, rounded=True, softcap=softcap)
-    return replace(model, layers=layers, placement=NormPlacement.SANDWICH, factors=factors)
+    inputs = c.integer("hidden_size_per_layer_input", low=0)
+    return replace(model, layers=layers, placement=NormPlacement.SANDWICH, factors=factors, layer_inputs=inputs)

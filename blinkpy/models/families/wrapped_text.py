@@ -88,7 +88,14 @@ WRAPPERS = (
     Wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3.5 and 3.6, with experts", "qwen3_5_moe_text"),
     Wrapper("InternVLForConditionalGeneration", "internvl", "InternVL 3 and 3.5, as transformers has them", "qwen2", tied=True),
     Wrapper("InternVLChatModel", "internvl_chat", "InternVL 2.5, 3 and 3.5, as published", "qwen2", section="llm_config"),
-    Wrapper("Gemma4ForConditionalGeneration", "gemma4", "Gemma 4 26B-A4B and 31B", "gemma4_text", tied=True, ignores=SOUND_MARKS),
+    Wrapper(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        "Gemma 4 E2B, E4B, 26B-A4B and 31B",
+        "gemma4_text",
+        tied=True,
+        ignores=SOUND_MARKS,
+    ),
     Wrapper(
         "Gemma4UnifiedForConditionalGeneration",
         "gemma4_unified",
@@ -137,7 +144,8 @@ def nested_names(names: TensorNames) -> TensorNames:
     def inside(name: str) -> str:
         return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
 
-    outer: dict[str, Any] = {field: inside(getattr(names, field)) for field in ("embedding", "final_norm", "lm_head", "layer")}
+    fields = "embedding final_norm lm_head layer layer_embedding layer_projection layer_projection_norm"
+    outer: dict[str, Any] = {field: inside(getattr(names, field)) for field in fields.split()}
     spare = *names.spare, *SPARE_PREFIXES
     inner = "model.language_model."
     texts = [(f"{prefix}text_model.", inner) for prefix in ("model.language_model.", "model.")]  # Idefics 3, SmolVLM

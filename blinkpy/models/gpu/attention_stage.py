@@ -104,14 +104,14 @@ class AttentionStage:
         if rings is not None:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, self.scales[index])
-        # Decode attention includes rotation and caching, unless a row reads keys of the same step.
-        fused = not (shape.mixed or shape.drafted or self.invariant)
+        # Decode attention includes rotation and caching, unless a row reads keys of the same step, or those of another layer.
+        fused = not (shape.mixed or shape.drafted or self.invariant or block.keys_of is not None)
         if not fused:
             rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
         if last_tokens_only:
             decoder._keep_last_tokens(shape)
         call = AttentionCall(
-            qkv.view(tokens, block.heads + 2 * block.kv_heads, block.head_dim)[:, : block.heads],
+            qkv.view(tokens, -1, block.head_dim)[:, : block.heads],
             cache,
             view,
             part(decoder.buffers.attended, decoder.stream.rows, block.attended_size),
@@ -131,7 +131,7 @@ class AttentionStage:
             attend(call, self.prefill[sizes])
         if not self.invariant:
             attend(call, self.decode[sizes, shape.rows, chunks])
-        if rings is not None and shape.mixed:
+        if rings is not None and shape.mixed and index in model.last_readers:
             keep_spilled(rings, cache, view, rows=shape.rows, pdl=pdl)
         if block.gate is not None:
             gate_attended(decoder, call.out, tokens, last_tokens_only=last_tokens_only)
@@ -147,6 +147,8 @@ def _new_tokens(decoder: Any, layer: LayerWeights, block: Attention, qkv: torch.
     """The projections of a step's tokens, with norms over the width already applied."""
     eps, rope = decoder.model.norm.eps, block.rope
     norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
+    if block.keys_of is not None and layer.q_norm is not None:
+        norms = (layer.q_norm, layer.q_norm)  # of queries alone
     if norms is not None and block.qk_norm == QkNorm.WIDTH:
         q, k, _ = qkv.split([block.q_size, block.kv_size, block.kv_size], 1)
         for some, weight in ((q, norms[0]), (k, norms[1])):
@@ -154,4 +156,4 @@ def _new_tokens(decoder: Any, layer: LayerWeights, block: Attention, qkv: torch.
         norms = None
     cos, sin = decoder.ropes[index]
     growth = rope.query_growth, rope.query_period, rope.query_start
-    return NewTokens(qkv, cos, sin, norms, eps, *growth, block.value_norm)
+    return NewTokens(qkv, cos, sin, norms, eps, *growth, block.value_norm and block.keys_of is None)

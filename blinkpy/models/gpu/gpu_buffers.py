@@ -29,9 +29,8 @@ class Buffers:
             return torch.zeros(shape, dtype=kind, device=device)
 
         self.hidden = zeros(tokens, model.hidden_size)  # residual stream
-        # The same of a cut step, and the only data that it needs between two groups. Interrupting steps are
-        # not cut and
-        # use `hidden`, so suspending a step copies nothing.
+        # The same of a cut step. With cut_layer_inputs it is the only data that the step needs between two groups.
+        # Interrupting steps are not cut and use `hidden`, so suspending a step copies nothing.
         self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
         self.qkv = zeros(tokens, model.projected_size)
@@ -45,6 +44,10 @@ class Buffers:
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
         # results of an MLP and of the experts parallel to it
         self.parallel = zeros(2, tokens if model.experts.parallel else 0, model.hidden_size)
+        # vectors of tokens for all layers, those of a cut step, and their product with a layer's gate
+        self.layer_inputs = zeros(tokens, len(model.layers) * model.layer_inputs)
+        self.cut_layer_inputs = zeros(cut_tokens, len(model.layers) * model.layer_inputs)
+        self.gated_inputs = zeros(tokens, model.layer_inputs)
         # residual stream of each row's last token, if no other token is needed
         self.last_hidden = zeros(rows, model.hidden_size)
         self.last_counts = zeros(8, kind=torch.int64)  # batch header for these tokens

@@ -44,6 +44,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.gpu_delta import launch_delta
+from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.parallel_experts import launch_parallel
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
@@ -146,6 +147,8 @@ class GpuDecoder:
                 place_pages(self.rings, self.view, rows=shape.rows, page_size=self.cache.page_size, pdl=self.pdl)
             factor = embedding_factor(self.model, self.stream.hidden.dtype)
             embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
+            if self.model.layer_inputs:
+                launch_inputs(self, shape)
         blocks = blocks_of_group(len(layers), shape.groups, group)
         for block in blocks:
             index, is_mlp = divmod(block, 2)
@@ -157,6 +160,8 @@ class GpuDecoder:
             if is_mlp or last:
                 with noted(lambda index=index: f"MLP of layer {index}"):  # type: ignore[misc]
                     BLOCKS[type(mlp)](self, layers[index], mlp)
+                    if self.model.layer_inputs:
+                        add_inputs(self, shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
         if self._ends_group and self.stream.partials is not None:
             raise RuntimeError("a layer group must not leave partial sums for the next group")
 
@@ -207,7 +212,7 @@ class GpuDecoder:
             inner = quantised
         else:
             self._linear(self.stream.hidden, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
-        follows, factor = not self._ends_group, layer.layer_scale
+        follows, factor = not self._ends_group, factor_of_mlp(layer)
         self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=follows, factor=factor)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
@@ -410,7 +415,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # attention_stage.py
     **dict.fromkeys(OutputGate),  # gpu_delta.py
-    **dict.fromkeys(LayerPart),  # attention_stage.py, parallel_experts.py, _add_linear
+    **dict.fromkeys(LayerPart),  # attention_stage.py, parallel_experts.py, gpu_layer_inputs.py, _add_linear
     GatedDelta: launch_delta,
     Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,

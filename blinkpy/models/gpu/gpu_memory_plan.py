@@ -86,6 +86,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
     streams = 5 if model.experts.parallel else 3
     width = streams * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
+    width += (len(model.layers) + 1) * model.layer_inputs
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
@@ -145,7 +146,7 @@ def plan_memory(
         "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
         "recurrent states": pool_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
-        "suspended step": cut_tokens * (model.hidden_size * itemsize + 16),
+        "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs) * itemsize + 16),
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
     return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization, slots)

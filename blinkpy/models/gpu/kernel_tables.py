@@ -91,7 +91,7 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
     for part in parts:
         if len(part.shape) != 2 or part.packed or part.field.endswith("_bias"):
             continue
-        if part.field == "embedding" and not model.tied_embeddings:
+        if part.field == "layer_embedding" or (part.field == "embedding" and not model.tied_embeddings):
             continue
         outputs, inputs = part.shape
         shape = LinearShape(0, outputs, inputs, dtype=dtype)

@@ -8,6 +8,7 @@ from typing import Any
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.models.description.blocks import Activation, Experts
 from blinkpy.models.gpu.attention_stage import part
+from blinkpy.models.gpu.gpu_layer_inputs import factor_of_mlp
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
@@ -34,4 +35,4 @@ def launch_parallel(decoder: Any, layer: LayerWeights, block: Experts) -> None:
     decoder._route(layer, of_router)
     decoder._routed(layer, block, decoder._norm(before), routed, add=False)
     rms_norm(routed, behind, eps, counts, dense, add=True, pdl=pdl)
-    rms_norm(dense, outer, eps, counts, hidden, add=True, factor=layer.layer_scale, pdl=pdl)
+    rms_norm(dense, outer, eps, counts, hidden, add=True, factor=factor_of_mlp(layer), pdl=pdl)

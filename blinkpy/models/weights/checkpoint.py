@@ -22,6 +22,7 @@ from blinkpy.models.weights.weight_parts import (
     open_weights,
     packed_tensors,
     read_into,
+    unread_keys,
 )
 from blinkpy.progress import ProgressCallback
 
@@ -245,12 +246,12 @@ Tensor = TypeVar("Tensor")
 
 def _spare(name: str, model: DecoderDescription) -> bool:
     """Whether a tensor has no effect with this config.json: a value head, layers that predict further tokens, a
-    part for other inputs than text, or a disabled bias.
+    part for other inputs than text, keys and values of a layer that reads those of another one, or a disabled bias.
     """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
-    outside = name.startswith((*SPARE, *model.tensors.spare))
+    outside = name.startswith((*SPARE, *model.tensors.spare, *unread_keys(model)))
     outside = outside or name.endswith(UNUSED_SCALES)
     return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 

@@ -173,7 +173,7 @@ DRAWN = 1 << 24
 @dataclass
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the
-    gate, then up.
+    gate, then up. A layer that reads another layer's keys and values has only queries in qkv, and no k_norm.
 
     An expert layer has a router [experts, hidden]. Its gate_up, down and their biases have a leading
     dimension for the expert, unlike its shared MLP. In MXFP4, gate_up, down and their scales are uint8: a
@@ -216,6 +216,9 @@ class LayerWeights:
     router_norm: torch.Tensor | None = None  # float32 [hidden]
     expert_factors: torch.Tensor | None = None  # float32 [experts]
     layer_scale: torch.Tensor | None = None  # [1]
+    layer_input_gate: Matrix | None = None  # [layer_inputs, hidden]
+    layer_input_projection: Matrix | None = None  # [hidden, layer_inputs]
+    layer_input_norm: torch.Tensor | None = None  # [hidden]
     sinks: torch.Tensor | None = None  # [heads]
     delta_ba: Matrix | None = None  # [2 * value_heads, hidden], of strengths and of decays
     delta_conv: torch.Tensor | None = None  # [channels, taps], the last tap for the token itself
@@ -240,6 +243,9 @@ class Weights:
     layers: list[LayerWeights]
     final_norm: torch.Tensor  # [hidden]
     lm_head: torch.Tensor  # [vocab, hidden]
+    layer_embedding: torch.Tensor | None = None  # [vocab, layers * layer_inputs]
+    layer_projection: torch.Tensor | None = None  # [layers * layer_inputs, hidden]
+    layer_projection_norm: torch.Tensor | None = None  # [layer_inputs]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,6 +265,11 @@ def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
     """The factor of embeddings in a dtype."""
     factor = model.factors.embedding
     return float(torch.tensor(factor).to(dtype)) if model.factors.rounded else factor
+
+
+def layer_embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
+    """The factor of the embeddings for each layer in a dtype."""
+    return float(torch.tensor(model.layer_inputs**0.5).to(dtype))
 
 
 def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
@@ -287,8 +298,9 @@ def _assemble(
             form = make_packed if part.packing is not None else make if part.quantization is None else make_fp8
             weights[part.field] = form(part)
         layers.append(LayerWeights(**weights))
-    embedding, head = outer["embedding"], share.head(model.vocab_size)
-    return Weights(embedding, layers, outer["final_norm"], outer.get("lm_head", embedding[head.start : head.stop]))
+    head = share.head(model.vocab_size)
+    tied = {"lm_head": outer["embedding"][head.start : head.stop]}
+    return Weights(**(tied | outer), layers=layers)
 
 
 def load_weights(

@@ -67,7 +67,10 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
 PARALLEL_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
-LINEAR = ("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down")  # FP8 in FP8 models
+LINEAR = (  # FP8 in FP8 models
+    *("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down"),
+    *("layer_input_gate", "layer_input_projection"),
+)
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
 
@@ -193,7 +196,18 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
     mixer = _attention_parts(model, layer, prefix) if delta is None else _delta_parts(model, delta, prefix)
     parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
+    parts += _layer_input_parts(model, prefix) if model.layer_inputs else []
     return [*parts, joined("layer_scale", [(prefix + names.layer_scale, 1)])] if model.layers[layer].scaled else parts
+
+
+def _layer_input_parts(model: DecoderDescription, prefix: str) -> list[Part]:
+    """Of DecoderDescription.layer_inputs, in one layer."""
+    names, hidden, width = model.tensors, model.hidden_size, model.layer_inputs
+    return [
+        *_matrix("layer_input_gate", (prefix + names.layer_input_gate,), (width,), hidden),
+        *_matrix("layer_input_projection", (prefix + names.layer_input_projection,), (hidden,), width),
+        _vector("layer_input_norm", prefix + names.layer_input_norm, hidden),
+    ]
 
 
 def _latent_parts(model: DecoderDescription, latent: Latent, prefix: str, bias: bool) -> list[Part]:
@@ -218,7 +232,8 @@ def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list
     size, kv_size = attention.head_dim, attention.kv_size
     queries = attention.q_size if attention.gate is None else 2 * attention.q_size
     stored = [prefix + name for name in (names.qkv if not attention.keys_are_values else (*names.qkv[:2], names.qkv[1]))]
-    qkv = _matrix("qkv", stored, (queries, kv_size, kv_size), hidden, attention.qkv_bias)
+    own = 3 if attention.keys_of is None else 1  # queries alone
+    qkv = _matrix("qkv", stored[:own], (queries, kv_size, kv_size)[:own], hidden, attention.qkv_bias)
     if attention.gate is not None:
         qkv = [replace(part, runs=_gates_last(model)) for part in qkv]
     if attention.rope.neighbours:
@@ -230,7 +245,8 @@ def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list
             parts += [Part(field, (size,), ()) for field in ("q_norm", "k_norm")]
     elif attention.qk_norm:
         sizes = (size, size) if attention.qk_norm == QkNorm.HEAD else (attention.q_size, kv_size)
-        parts += [_vector("q_norm", prefix + names.q_norm, sizes[0]), _vector("k_norm", prefix + names.k_norm, sizes[1])]
+        norms = [_vector("q_norm", prefix + names.q_norm, sizes[0]), _vector("k_norm", prefix + names.k_norm, sizes[1])]
+        parts += norms if attention.keys_of is None else norms[:1]
     if attention.sinks:
         parts.append(joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
     return parts
@@ -319,6 +335,11 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
         joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
         replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
     ]
+    if model.layer_inputs:
+        width = model.layer_inputs * len(model.layers)
+        parts.append(joined("layer_embedding", [(f"{names.layer_embedding}.weight", vocab)], width))
+        parts.append(joined("layer_projection", [(f"{names.layer_projection}.weight", width)], hidden))
+        parts.append(_vector("layer_projection_norm", names.layer_projection_norm, model.layer_inputs))
     head = joined("lm_head", [(f"{names.lm_head}.weight", model.head_rows or vocab)], hidden)
     return parts if model.tied_embeddings else [*parts, head]
 
@@ -344,9 +365,20 @@ def packed_tensors(model: DecoderDescription) -> Iterator[StoredPart]:
 def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTensor]]:
     """Scales of an FP8 cache that a checkpoint may have: layer, field of LayerWeights, tensor."""
     for layer in range(len(model.layers)):
+        if model.layers[layer].attention.keys_of is not None:
+            continue
         prefix = model.tensors.layer.format(layer=layer) + model.tensors.o.rpartition(".")[0]
         for field, names in CACHE_SCALES.items():
             yield layer, field, ScaleTensor(tuple(f"{prefix}.{name}" for name in names), SCALAR)
+
+
+def unread_keys(model: DecoderDescription) -> tuple[str, ...]:
+    """Prefixes of tensors that checkpoints may have for layers without keys and values of their own, with no effect."""
+    names = model.tensors
+    ends = [f"{name}." for name in (*names.qkv[1:], names.k_norm)]
+    ends += [f"{names.o.rpartition('.')[0]}.{name}" for kinds in CACHE_SCALES.values() for name in kinds]
+    sharing = [index for index, layer in enumerate(model.layers) if layer.attention.keys_of is not None]
+    return tuple(names.layer.format(layer=layer) + end for layer in sharing for end in ends)
 
 
 def weight_elements(model: DecoderDescription) -> int:
@@ -360,10 +392,11 @@ def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
 
 
 def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> int:
-    """Bytes that a step of random tokens reads, with the expected number of visited experts. The embedding, a
-    gather, is ignored. itemsize: of weights that are neither FP8 nor packed.
+    """Bytes that a step of random tokens reads, with the expected number of visited experts. Embeddings, which are
+    gathered, are ignored. itemsize: of weights that are neither FP8 nor packed.
     """
-    read = weight_bytes(model, itemsize) - (0 if model.tied_embeddings else itemsize * model.vocab_size * model.hidden_size)
+    gathered = (0 if model.tied_embeddings else model.hidden_size) + model.layer_inputs * len(model.layers)
+    read = weight_bytes(model, itemsize) - itemsize * model.vocab_size * gathered
     if any(model.expert_layers):
         experts = model.experts
         unused = (1 - experts.top_k / experts.number) ** rows

@@ -24,6 +24,8 @@ KINDS = {  # of matrices, the first that fits; those of a kind and a layer have 
     "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj|linear_attn\.in_proj",
     "q_b": r"self_attn\.q_b_proj",
     "kv_b": r"self_attn\.kv_b_proj",  # dequantised before it is absorbed, so its inputs are not rounded
+    "gate of a layer's inputs": r"per_layer_input_gate",
+    "projection of a layer's inputs": r"per_layer_projection",
     "o": r"self_attn\.o_proj|linear_attn\.out_proj",
     "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
     "shared down": r"shared_(experts?|mlp)\.down_proj",

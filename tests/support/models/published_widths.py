@@ -156,6 +156,9 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["layer_types"] = [layers[0], layers[-1]]
     elif "full_attention_interval" in config:
         config["layer_types"] = ["linear_attention", "full_attention"]
+    if config.get("num_kv_shared_layers"):  # two kinds, then the same with the keys of these
+        config |= {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB}
+        config["layer_types"] = ["sliding_attention", "full_attention"] * 2
     if "no_rope_layers" in config or "no_rope_layer_interval" in config:
         config["no_rope_layers"] = [1, 0]
     if "first_k_dense_replace" in config:

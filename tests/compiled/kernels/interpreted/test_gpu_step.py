@@ -41,7 +41,7 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
-@pytest.mark.parametrize("name", ["smollm3-window", "gemma4-nested"])
+@pytest.mark.parametrize("name", ["smollm3-window", "gemma4-nested", "gemma4-e"])
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Both measure the same; with these scales, decode rows alone and beside chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
@@ -76,6 +76,8 @@ MIXED_STEPS = [  # model, rows, steps
     ("gemma4-moe", 8, 3),
     ("gemma4-moe", 3, 3),
     ("gemma4-nested", 3, 4),
+    ("gemma4-e", 8, 4),
+    ("gemma4-e-nested", 3, 4),
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -223,7 +225,14 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default"), ("gemma4-moe", "SPLIT"), ("gemma4", "CUBLAS")],
+    [
+        ("gemma2", "CUBLAS"),
+        ("gemma3", "SPLIT"),
+        ("olmo3", "default"),
+        ("gemma4-moe", "SPLIT"),
+        ("gemma4", "CUBLAS"),
+        ("gemma4-e", "SPLIT"),
+    ],
 )
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
@@ -236,7 +245,7 @@ def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, t
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4", "gemma4-moe"])
+@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4", "gemma4-moe", "gemma4-e"])
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
@@ -308,7 +317,13 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "table", "groups"),
-    [("llama3", "SPLIT", 5), ("llama3", "CUBLAS", 3), ("qwen3-moe-mixed", "SPLIT", 5), ("gemma2", "SPLIT", 2)],
+    [
+        ("llama3", "SPLIT", 5),
+        ("llama3", "CUBLAS", 3),
+        ("qwen3-moe-mixed", "SPLIT", 5),
+        ("gemma2", "SPLIT", 2),
+        ("gemma4-e", "SPLIT", 4),
+    ],
 )
 def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     rng: np.random.Generator, tmp_path: Path, name: str, table: str, groups: int
@@ -330,6 +345,7 @@ def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
         layer.zero_()
     cut = replace(whole, groups=groups)
     decoder.buffers.cut_hidden = torch.zeros_like(decoder.buffers.hidden)
+    decoder.buffers.cut_layer_inputs = torch.zeros_like(decoder.buffers.layer_inputs)
     for group in range(groups):
         on.give(batch)
         decoder.group(cut, group)
@@ -337,7 +353,7 @@ def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
             step.launch(on.give(other))
         elif group + 1 < groups:
             for field, buffer in vars(decoder.buffers).items():
-                if field != "cut_hidden" and buffer.is_floating_point():
+                if not field.startswith("cut_") and buffer.is_floating_point():
                     buffer.fill_(-70.0)
     if (name, table) == ("llama3", "SPLIT"):
         assert decoder.stream.partials is not None, "the last group leaves its sums to the last norm, as a whole step does"
