@@ -278,7 +278,11 @@ GEMMA4_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
-GEMMA4_SHARED = {"attention_k_eq_v": False, "num_global_key_value_heads": None, "use_bidirectional_attention": None}
+GEMMA4_SHARED: dict[str, Any] = {
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "use_bidirectional_attention": None,
+}
 GEMMA4_SHARED |= {"sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144}
 OLMO2 = {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "model_type": "olmo2"}
 LONG_PHI = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}

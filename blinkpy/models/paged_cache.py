@@ -130,7 +130,7 @@ MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
 class RingSizes:
     """Sizes of window rings.
 
-    layers: sliding-window layers with keys and values of their own.
+    layers: sliding-window layers that cache keys and values.
     window: the widest, tokens.
     pages: of one ring.
     slots: requests.
@@ -233,8 +233,8 @@ class PagedCache:
     """The cache as torch tensors.
 
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory, and a layer without
-        keys of its own has the tensors of the layer whose keys it reads. With latent
+        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that
+        reads the keys of another layer has the tensors of that layer. With latent
         attention, values are the first elements of keys, in their memory.
     states: of layers with a gated delta net, for `slots` requests.
     num_pages: of the pool, for the other layers.

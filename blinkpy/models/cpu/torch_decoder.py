@@ -104,7 +104,7 @@ class TorchDecoder:
         return x if factor == 1 else x.mul_(factor)
 
     def _layer_inputs(self, ids: torch.Tensor, layers: range) -> torch.Tensor | None:
-        """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None if the model has none. They depend
+        """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None without them. They depend
         on the tokens alone, so a step in groups of layers keeps none.
         """
         width, weights = self.model.layer_inputs, self.weights

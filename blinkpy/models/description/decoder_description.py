@@ -108,14 +108,13 @@ HF_NAMES = TensorNames()
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary
-    embedding, presence of experts, width of the MLP, head size, number of key and value heads, and in whether they have
-    keys and values of their own.
+    """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary embedding, presence
+    of experts, width of the MLP, head size, and number of key and value heads. Some read the keys of other layers.
 
     name: the model class.
     max_position: maximum context of its training, tokens.
-    layer_inputs: width of a token's vector for each layer, from a second embedding and from the first one; 0: there is
-        none. It multiplies a gate made of the layer's output; a projection of the product is normalised and added.
+    layer_inputs: width of a token's vector for each layer, from a second embedding and from the first one; 0: unused.
+        It multiplies a gate made of the layer's output. A projection of the product is normalised and added.
     dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
     head_rows: of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.

@@ -178,10 +178,8 @@ def _describe(wrapper: Wrapper, c: HfConfig) -> DecoderDescription:
     )
     model = text_family.describe(text)
     names = nested_names(model.tensors)
-    if kind == "qwen3_vl_moe_text":
-        names = names._replace(
-            expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj", gate_first=True, either_order=True
-        )
+    if kind == "qwen3_vl_moe_text":  # one tensor for all experts, or, as quantised checkpoints have it, each expert's own
+        names = names._replace(one_for_experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), either_order=True)
     return replace(model, tensors=names)
 
 

@@ -15,7 +15,7 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, layer_embedding
 
 
 def factor_of_mlp(layer: LayerWeights) -> torch.Tensor | None:
-    """The factor of the residual stream behind a layer's MLP; None if it has none there. It multiplies a layer's output."""
+    """The factor of the residual stream behind a layer's MLP; None if it is applied later. It multiplies a layer's output."""
     return layer.layer_scale if layer.layer_input_gate is None else None
 
 

@@ -246,7 +246,7 @@ Tensor = TypeVar("Tensor")
 
 def _spare(name: str, model: DecoderDescription) -> bool:
     """Whether a tensor has no effect with this config.json: a value head, layers that predict further tokens, a
-    part for other inputs than text, keys and values of a layer that reads those of another one, or a disabled bias.
+    part for other inputs than text, or a disabled bias. Also keys and values of a layer that reads those of another layer.
     """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
@@ -316,7 +316,8 @@ def _with_shared_tensors(model: DecoderDescription, names: Container[str]) -> De
     gate_up, down = model.tensors.one_for_experts
     if f"{model.tensors.layer.format(layer=model.expert_layers.index(True))}{down}" not in names:
         return model
-    shared = model.tensors._replace(expert_gate_up=(gate_up,), expert_down=down, gate_first=True, out_first=("gate_up", "down"))
+    out_first = () if model.tensors.either_order else ("gate_up", "down")
+    shared = model.tensors._replace(expert_gate_up=(gate_up,), expert_down=down, gate_first=True, out_first=out_first)
     return replace(model, tensors=shared)
 
 
@@ -324,7 +325,7 @@ def _with_stored_order(model: DecoderDescription, found: dict[str, StoredTensor]
     if not model.tensors.either_order:
         return model
     shapes: dict[str, bool] = {}
-    for part in all_parts(model):
+    for part in all_parts(replace(model, quantization=None, packing=None)):
         if part.transposed and part.sources[0][0] in found:
             shapes[part.field] = found[part.sources[0][0]].shape == part.shape
     out_first = tuple(field for field, is_out_first in shapes.items() if is_out_first)

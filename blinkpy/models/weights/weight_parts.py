@@ -373,7 +373,7 @@ def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTen
 
 
 def unread_keys(model: DecoderDescription) -> tuple[str, ...]:
-    """Prefixes of tensors that checkpoints may have for layers without keys and values of their own, with no effect."""
+    """Prefixes of tensors without effect: keys and values of layers that read those of other layers."""
     names = model.tensors
     ends = [f"{name}." for name in (*names.qkv[1:], names.k_norm)]
     ends += [f"{names.o.rpartition('.')[0]}.{name}" for kinds in CACHE_SCALES.values() for name in kinds]

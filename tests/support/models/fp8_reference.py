@@ -8,8 +8,7 @@ from torch import Tensor
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
-MATRICES = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down")
-MATRICES += ("layer_input_gate", "layer_input_projection")
+MATRICES = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down", "layer_input_gate", "layer_input_projection")
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:

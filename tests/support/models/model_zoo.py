@@ -108,8 +108,8 @@ GEMMA4_MOE: dict[str, Any] = {
 GEMMA4_MOE |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
 
 GEMMA4_SHARED: dict[str, Any] = {**GEMMA4, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 199}
-GEMMA4_SHARED |= {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
-GEMMA4_SHARED |= {"layer_types": [FULL, SLIDING, FULL, SLIDING, SLIDING, FULL]}
+GEMMA4_SHARED |= {"num_hidden_layers": 5, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+GEMMA4_SHARED |= {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "final_logit_softcapping": 5.0}
 
 UNIFIED = {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"}
 UNIFIED |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -177,9 +177,10 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
             **GEMMA4_SHARED,
             "pad_token_id": 0,
             "num_key_value_heads": 1,
-            "num_kv_shared_layers": 4,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": [FULL, SLIDING, SLIDING, FULL],
             "use_double_wide_mlp": False,
-            "final_logit_softcapping": 5.0,
         },
     ),
     "gemma4-unified": ("Gemma4UnifiedTextConfig", {**UNIFIED, "layer_types": [SLIDING, FULL, FULL]}),
