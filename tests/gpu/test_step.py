@@ -24,11 +24,11 @@ STEPS = [
         (name, torch.float32, {"table": step_cases.SPLIT_TABLE})
         for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral", "gemma4-moe")
     ),
-    *((name, torch.bfloat16, WIDE) for name in ("gemma2", "gemma4", "olmo3")),
+    *((name, torch.bfloat16, WIDE) for name in ("gemma2", "gemma4", "gemma4-e", "olmo3")),
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("gemma3", "olmo2")),
     *(
         (name, torch.bfloat16, FP8_CACHE | GRAPHS)
-        for name in ("llama3", "qwen3", "gemma2", "gemma4-nested", "olmo2", "gpt-oss", "phi3")
+        for name in ("llama3", "qwen3", "gemma2", "gemma4-nested", "gemma4-e", "olmo2", "gpt-oss", "phi3")
     ),
     *((name, torch.float32, FP8_CACHE) for name in ("llama-biased-mqa", "mistral-window", "glm4-moe", "qwen3-moe", "llama4")),
 ]

@@ -15,6 +15,8 @@ from blinkpy.models.description.packing_reader import read_packing
 from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: one 8-bit number per weight
+OTHER_FORMATS = {"int-quantized": "8-bit integers", "mxfp4-pack-quantized": "MXFP4", "mxfp8-quantized": "MXFP8"}
+INSTEAD = "use a checkpoint with FP8 weights and inputs, or the unquantised model with --quantization fp8"
 WEIGHT_STRATEGIES = {"tensor": Scales.MATRIX, "channel": Scales.ROW, "block": Scales.BLOCK}
 # Keys of compressed-tensors for numbers, with their only supported values; other keys must be empty.
 FP8_NUMBERS: dict[str, tuple[Any, ...]] = {
@@ -111,6 +113,9 @@ def _compressed_tensors(section: Section) -> Quantization | None:
     if targets != ["Linear"]:
         raise group.error(f"targets {str(targets)[:80]} are not supported (supported: ['Linear'])")
     for source in (section, group):
+        found = source.values.get("format")
+        if isinstance(found, str) and found in OTHER_FORMATS:
+            raise source.error(f"format {found!r} ({OTHER_FORMATS[found]}) is not supported; {INSTEAD}")
         source.one_of("format", *FORMATS, *((None,) if source is group else ()))
     scales, static = _group_scheme(group)
     group.check_rest()
@@ -126,7 +131,7 @@ def _group_scheme(group: Section) -> tuple[Scales, bool]:
     if scales == Scales.BLOCK:
         weights.one_of("block_structure", [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")
     if group.values.get("input_activations") is None:
-        raise group.error("8-bit weights with unquantised inputs are not supported")
+        raise group.error(f"8-bit weights with unquantised inputs are not supported; {INSTEAD}")
     inputs = _numbers(group, "input_activations")
     if scales == Scales.BLOCK:
         inputs.one_of("strategy", "group")
