@@ -195,7 +195,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
 
 
 OUTER = {"final_norm": "norms", "lm_head": "output", "layer_projection_norm": "norms"}
-OUTER |= dict.fromkeys(("layer_embedding", "layer_projection"), "embeddings of layers")
+OUTER |= dict.fromkeys(("layer_embedding", "layer_projection"), "layer embeddings")
 
 
 def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
