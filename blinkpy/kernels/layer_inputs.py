@@ -67,7 +67,7 @@ def mix_inputs(
         (counts, "counts", *launch.HEADER),
     )
     if size % width:
-        raise ValueError(f"{size} columns are no multiple of the {width} of a layer")
+        raise ValueError(f"{size} columns: not a multiple of the {width} of a layer")
     block = triton.next_power_of_2(width)
     _mix_inputs[(tokens, size // width)](
         x, token_ids, table, weight, counts, len(table), eps, FACTOR=factor, LAYERS=size // width, WIDTH=width, BLOCK=block,
