@@ -696,7 +696,7 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
     plain = describe_config(LLAMA_31_8B)
     for other in (
         Layer(plain.attention._replace(heads=8), plain.layers[0].mlp),
-        Layer(plain.attention, Mlp(99)),
+        Layer(plain.attention, Mlp(99, Activation.GELU_TANH)),
         Layer(plain.attention._replace(value_norm=True), plain.layers[0].mlp),
     ):
         with pytest.raises(ConfigError, match="layers may differ only in window, rope and head sizes"):
