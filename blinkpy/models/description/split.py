@@ -46,15 +46,13 @@ def split_model(model: DecoderDescription, share: Share) -> DecoderDescription:
         return model
     if model.vocab_size < HEAD_UNIT * share.ranks:
         raise ConfigError(f"{model.name} can't be split over {share.ranks} ranks: its vocabulary has {model.vocab_size} tokens")
-    if model.layer_inputs:
-        raise ConfigError(f"{model.name} can't be split over {share.ranks} ranks: embeddings of layers are not supported there")
     layers = tuple(_split_layer(model, number, share.ranks) for number in range(len(model.layers)))
     return replace(model, layers=layers, head_rows=len(share.head(model.vocab_size)))
 
 
 def _split_layer(model: DecoderDescription, number: int, ranks: int) -> Layer:
     layer = model.layers[number]
-    lacking = _unsupported(layer) or _undivided(layer.attention, layer.mlp, ranks)
+    lacking = _unsupported(model, layer) or _undivided(layer.attention, layer.mlp, ranks)
     if lacking:
         raise ConfigError(f"layer {number} of {model.name} can't be split over {ranks} ranks: {lacking}")
     attention, mlp = layer.attention, layer.mlp
@@ -65,10 +63,12 @@ def _split_layer(model: DecoderDescription, number: int, ranks: int) -> Layer:
     return layer._replace(attention=own, mlp=mlp)
 
 
-def _unsupported(layer: Layer) -> str:
+def _unsupported(model: DecoderDescription, layer: Layer) -> str:
     """Why a layer's blocks can't be split, or ""."""
     if layer.delta is not None:
         return "recurrent states are not supported on several ranks"
+    if model.layer_inputs:
+        return "embeddings of layers are not supported on several ranks"
     if layer.attention.keys_of is not None:
         return f"it reads the keys of layer {layer.attention.keys_of}, which is not supported on several ranks"
     if layer.attention.latent:

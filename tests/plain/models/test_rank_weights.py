@@ -33,6 +33,7 @@ REASONS = {  # families that can't be split
     **dict.fromkeys([name for name in ZOO if name.startswith(("qwen3-next", "qwen3.5"))], "recurrent states"),
     **dict.fromkeys([name for name in ZOO if name.startswith(("deepseek", "glm4-moe-lite", "mistral4"))], "latent attention"),
     **dict.fromkeys(["olmo2", "olmo3", "olmoe", "minimax-m2"], "over all heads together"),
+    **dict.fromkeys(["gemma4-e", "gemma4-e-nested"], "embeddings of layers"),
 }
 
 
