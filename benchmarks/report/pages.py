@@ -76,6 +76,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
     "simulated": part_tables.simulated,
     "mutants": part_tables.mutants,
+    "mutants_of_parts": part_tables.mutants_of_parts,
     "files": part_tables.files,
 }
 PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name

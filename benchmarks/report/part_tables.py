@@ -354,6 +354,17 @@ def mutants(results: Results) -> dict[str, Any]:
     return {"total": total, "share": between(found), "weak": weak, "when": when(found)}
 
 
+def mutants_of_parts(results: Results) -> dict[str, Any]:
+    """The samples of mutants outside of the verified core, by part."""
+    samples = Results(results.folder / "mutants_of_parts")
+    rows = []
+    for name in samples.names:
+        found = samples.read(name)
+        hunted = found["killed"] + found["survived"]
+        rows.append([name, f"{found['killed']} of {hunted}", between(found), str(found["seed"]), when(found)])
+    return {"rows": rows}
+
+
 def between(counts: dict[str, Any]) -> str:
     """The share of killed mutants, with its confidence interval."""
     hunted = counts["killed"] + counts["survived"]

@@ -11,7 +11,6 @@ Exit codes: 0: enough mutants died; 1: too few; 2: wrong usage; 143: terminated.
 """
 
 import argparse
-import json
 import multiprocessing
 import random
 import secrets
@@ -38,7 +37,7 @@ from mutants.stages import STAGES
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 LEDGER = RESULTS / "mutants.jsonl"
-OF_PARTS = RESULTS / "mutants_of_parts.json"
+OF_PARTS = RESULTS / "mutants_of_parts"  # a file for each part
 FULL_SEED = 1602  # of the choice of a full run, so that all its parts use the same choice
 GROUPS = {
     "scheduler": ("scheduler",),
@@ -70,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
     made.add_argument("--part", choices=PARTS, help="a part beyond the verified core, instead of it: a sample")
     made.add_argument("--kind", choices=KINDS, default="both", help="with --part: by syntax, of meaning [both]")
-    made.add_argument("--write", action="store_true", help=f"with --part: keep the result in {OF_PARTS.name}")
+    made.add_argument("--write", action="store_true", help=f"with --part: keep the result in {OF_PARTS.name}/NAME.json")
     made.add_argument("--seconds", type=float, default=float("inf"), help="end after so long [no limit]")
     return made
 
@@ -189,19 +188,10 @@ def judge(found: dict[str, Any], sample: bool) -> int:
 
 
 def write_part(arguments: argparse.Namespace, seed: int, found: dict[str, Any]) -> None:
-    """Add the result of a part, with its seed and the size of its sample, to the file of all parts."""
-    every = json.loads(OF_PARTS.read_text(encoding="utf-8")) if OF_PARTS.exists() else {}
-    kept = {
-        name: found[name] for name in ("date", "commit", "machine", "software", "hunted", "killed", "survived", "interval", "how")
-    }
-    every[arguments.part] = {
-        "seed": seed,
-        "kind": arguments.kind,
-        **kept,
-        "rules": found["rules"],
-        "survivors": found["survivors"],
-    }
-    write(OF_PARTS, dict(sorted(every.items())))
+    """Write the result of a part, with its seed and the size of its sample."""
+    kept = ("date", "commit", "machine", "software", "hunted", "killed", "survived", "interval", "how", "rules", "survivors")
+    OF_PARTS.mkdir(exist_ok=True)
+    write(OF_PARTS / f"{arguments.part}.json", {"seed": seed, "kind": arguments.kind} | {name: found[name] for name in kept})
 
 
 def _shares(killed: int, planted: int) -> str:

@@ -39,7 +39,11 @@ PARTS = {
     ),
     "admission": Part(("dpu/admission",), _front("admission", "fair_queue", "keys", "gate", "access")),
     "fleet": Part(("dpu/fleet",), ("tests/plain/fleet", *_front("fleet", "engines_file"))),
-    "text": Part(("dpu/text",), _front("detokenizer", "special_tokens", "request_preparation", "chat_content")),
+    "text": Part(
+        ("dpu/text",),
+        _front("detokenizer", "special_tokens", "request_preparation", "chat_content", "tool_chats", "conversations_come_back",
+               "every_format_comes_back"),
+    ),
     "tools": Part(
         ("dpu/tools",),
         ("tests/verified/test_http_oracle.py",
