@@ -23,7 +23,6 @@ from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
 ANY_PARENT = -3
 CHAIN = 32  # maximum pages of a bucket that a lookup examines, newest first
-_HALF = 32  # two counts travel in one scan
 
 
 @device
@@ -169,7 +168,9 @@ def list_items(limits, state, lane, lanes):
 
 @device
 def classify_items(limits, state, count, lane, lanes):
-    """Classify items as duplicate, new or postponed, by scratch.found, .rival and .breaks (see `is_...`)."""
+    """Classify items as duplicate, new or postponed. scratch.breaks counts breaks in chains of indexed pages up to each
+    item, scratch.rival the items that wait (see `is_...`).
+    """
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
         key = scratch.key[i]
@@ -189,7 +190,6 @@ def classify_items(limits, state, count, lane, lanes):
         own = 0
         if i < count:
             slot, found = scratch.slot[i], scratch.found[i]
-            wait = scratch.rival[i] == 1
             if i > scratch.first[i]:
                 parent = scratch.found[i - 1]
                 known = parent >= 0
@@ -198,12 +198,21 @@ def classify_items(limits, state, count, lane, lanes):
                 known = parent < 0 or pages.generation[parent] == requests.canonical_generation[slot]
                 if not known:
                     requests.canonical[slot] = S.CHAIN_EVICTED
-                    wait = True
+                    scratch.rival[i] = 1
             if found < 0 or not known or pages.parent[found] != parent:
-                own = 1 | 1 << _HALF if wait else 1
+                own = 1
         before, total = block_scan(own, lane, lanes)
         if i < count:
             scratch.breaks[i] = base + before + own
+        base += total
+    barrier(lanes)
+    base = 0
+    for tile in strided(0, count, lanes):  # pages found elsewhere may follow a break, but only new pages wait
+        i = tile + lane
+        waits = 1 if i < count and scratch.rival[i] == 1 and not is_duplicate(scratch, i) else 0
+        before, total = block_scan(waits, lane, lanes)
+        if i < count:
+            scratch.rival[i] = base + before + waits
         base += total
     barrier(lanes)
 
@@ -238,25 +247,17 @@ def is_elsewhere(pages, scratch, i):
 
 
 @device
-def breaks_of(scratch, i):
-    """The request's items up to item i that are not duplicates (bits 0..31), and the postponed ones among
-    them (bits 32..).
-    """
-    first = scratch.first[i]
-    return scratch.breaks[i] - (scratch.breaks[first - 1] if first > 0 else 0)
-
-
-@device
 def is_duplicate(scratch, i):
     """Whether an equal page with the same previous pages is indexed."""
-    return breaks_of(scratch, i) == 0
+    first = scratch.first[i]
+    return scratch.breaks[i] == (scratch.breaks[first - 1] if first > 0 else 0)
 
 
 @device
 def is_new(scratch, i):
-    """Whether the page is indexed now."""
-    breaks = breaks_of(scratch, i)
-    return breaks > 0 and breaks >> _HALF == 0
+    """Whether the page is indexed now: it is not a duplicate, and neither it nor a previous page waits."""
+    first = scratch.first[i]
+    return not is_duplicate(scratch, i) and scratch.rival[i] == (scratch.rival[first - 1] if first > 0 else 0)
 
 
 @device

@@ -61,7 +61,7 @@ def make_decoder(
 
 def make_numpy_decoder(folder: Path, rings: RingSizes | None = None) -> NumpyDecoder:
     """The same without torch."""
-    model = describe_model(folder)
+    model = as_stored(describe_model(folder), folder)
     cache = ArrayCache(model, 160, PAGE, rings)
     for array in cache.keys + cache.values:
         array.fill(np.nan)

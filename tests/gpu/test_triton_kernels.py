@@ -14,6 +14,7 @@ from support.models.kernel_cases.layer_cases import (
     embedding_case,
     gather_case,
     last_token_case,
+    layer_inputs_case,
     norm_case,
     quantised_case,
     softcap_case,
@@ -228,6 +229,7 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
         swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
     for hidden in (4096, 5120, 250):
         embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
+        layer_inputs_case(rng, CUDA, dtype, tokens=60, bucket=64, width=hidden // 8)
     softcap_case(rng, CUDA, rows=60, bucket=64, vocabulary=256_000)
 
 

@@ -87,15 +87,15 @@ NEVER: tuple[tuple[str, str], ...] = (
 """(a side as the tool prints it, the reason)"""
 
 WORLDS: tuple[tuple[int, str], ...] = (
-    (1, "hostile"),
-    (22, "even"),
+    (22, "uneven"),
+    (29, "hostile"),
     (52, "even"),
-    (75, "even"),
-    (133, "hostile"),
-    (138, "hostile"),
+    (130, "hostile"),
+    (144, "uneven"),
     (147, "hostile"),
-    (149, "uneven"),
-    (155, "hostile"),
+    (164, "hostile"),
     (190, "uneven"),
-    (228, "hostile"),
+    (243, "hostile"),
+    (282, "even"),
+    (324, "hostile"),
 )

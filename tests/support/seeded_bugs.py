@@ -52,7 +52,7 @@ SCHEDULER_BUGS = _bugs({
         ("the parent of a hit is not compared",
          "(found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1])", "found[k - 1] >= 0"),
         ("the whole prompt may be a hit", "(requests.length[slot] - 1) >> limits.", "requests.length[slot] >> limits."),
-        ("an equal page is indexed twice", "return breaks > 0 and breaks >> _HALF == 0", "return breaks >> _HALF == 0"),
+        ("an equal page is indexed twice", "return not is_duplicate(scratch, i) and scratch", "return scratch"),
         ("a page leaves half of its chain", "    if after >= 0:\n        pages.bucket_previous[after] = before\n", ""),
     ],
     "grammars": [

@@ -62,7 +62,7 @@ def test_uneven_worlds_find_a_wrong_pace(bug: Bug) -> None:
     policies = list(SHIPPED.values())
     with planted(bug):
         make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
-    for seed in range(1, 20):
+    for seed in range(1, 60):
         policy, world = policies[seed % len(policies)], uneven_world(seed, 200)
         scheduler = make_turn(policy)
         if simulate(seed, 200, policy, mode="python", checks="python", oracle=True, scheduler=scheduler, world=world).failure:

@@ -254,8 +254,8 @@ def can_end(request: Request, position: int, tokens: int) -> bool:
     left = request.max_tokens - (len(request.tokens) - request.prompt_length) - tokens
     level, known = {position}, {position}
     for _ in range(left + 1):
-        if not level or any(grammar.may_end(one) for one in level):
-            return bool(level)
+        if any(grammar.may_end(one) for one in level):
+            return True
         level = {after for one in level for after in grammar.following(one)} - known
         known |= level
     return False

@@ -6,6 +6,7 @@ scheduler and the model walk the packed automata byte by byte.
 """
 
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ MOST_CHARACTERS, MOST_LOOP = 4, 3  # of a counted string, and its states
 MOST_POSITIONS = MOST_STATES + MOST_LOOP * MOST_CHARACTERS
 GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES, MOST_LOOP), 144)  # the token rules below need 144
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
+OPEN = 3  # of four automata, the one whose outputs need not lead to an end
 FAR = 1000  # more than all positions
 DAMAGES = 10  # damaged automata, after the good automata
 
@@ -65,7 +67,7 @@ class GrammarSupply(NamedTuple):
     following: Int32  # [A - DAMAGES, MOST_POSITIONS, V] number of the next position by token, DEAD; the start has number 0
     accepting: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if the output may end here
     ending: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if it must end here
-    distance: Int32  # [A - DAMAGES, MOST_POSITIONS] bytes to an accepting state, or FAR
+    distance: Int32  # [A - DAMAGES, MOST_POSITIONS] bytes to an accepting state, or FAR; 0 if outputs need not end
 
 
 def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
@@ -80,7 +82,7 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
     """
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
-    automata = [_random_automaton(draw, dead_ends) for _ in range(good)]
+    automata = [replace(_random_automaton(draw, dead_ends), closes=i % 4 != OPEN) for i in range(good)]
     supply = GrammarSupply(
         words=np.zeros((good + DAMAGES, GRAMMAR_WORDS), np.int32),
         length=np.zeros(good + DAMAGES, np.int64),
@@ -107,6 +109,8 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
             for before, class_ in np.argwhere(table != DEAD).tolist():
                 target = table[before, class_]
                 supply.distance[i, before] = min(supply.distance[i, before], 1 + supply.distance[i, target])
+        if not automaton.closes:
+            supply.distance[i] = 0
         supply.ending[i, : len(table)] = accepting & (table == DEAD).all(axis=1)
     for i in range(good + DAMAGES):
         words = automata[i % good].words()

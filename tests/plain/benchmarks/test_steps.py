@@ -104,7 +104,7 @@ def test_multiplications_one_by_one(rng: np.random.Generator, config: dict[str, 
 
 @pytest.mark.parametrize(
     ("logits", "token", "message"),
-    [([0.0, 2.0, 1.0], 2, "not the likeliest"), ([0.0, 2.0, float("nan")], 1, "no numbers"), ([0.0, 2.0], 2, "vocabulary")],
+    [([0.0, 2.0, 1.0], 2, "not the likeliest"), ([0.0, 2.0, float("nan")], 1, "not numbers"), ([0.0, 2.0], 2, "vocabulary")],
 )
 def test_a_wrong_step_is_not_measured(logits: list[float], token: int, message: str) -> None:
     likeliest = torch.tensor([[1.0] + [0.0] * (len(logits) - 1), logits])

@@ -288,7 +288,7 @@ def test_tools_that_are_no_functions_are_hidden(hermes: Served, caplog: pytest.L
         respond(hermes, "Well.", tools=[TOOLS[0], *more])
         assert not any(kind in hermes.prompt() for kind in kinds)
     said = [record.getMessage() for record in caplog.records if "hidden from the model" in record.getMessage()]
-    assert sorted(line.split()[5].rstrip(":") for line in said) == list(kinds)
+    assert sorted(line.split()[5].rstrip(",") for line in said) == list(kinds)
 
 
 def test_functions_of_a_namespace(hermes: Served) -> None:

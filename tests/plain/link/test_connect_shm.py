@@ -347,7 +347,7 @@ def test_no_room_is_an_error_and_leaves_nothing(name, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(TransportError, match=f"no room for {2**20 >> 20} MiB of queues in /dev/shm") as caught:
+    with pytest.raises(TransportError, match=f"/dev/shm has no space for {2**20 >> 20} MiB of queues") as caught:
         create_segment(name, dataclasses.replace(SIZES, prompt_tokens=2**18), FACTS)
     assert caught.value.errno == errno.ENOSPC
     assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))

@@ -243,7 +243,7 @@ def test_json_that_models_have() -> None:
 
 def test_text_is_utf8(folder: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"ab\xff")
-    with pytest.raises(ConfigError, match=r"chat_template\.jinja.*no UTF-8.*at byte 2"):
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja.*not UTF-8.*at byte 2"):
         read_text(folder, "chat_template.jinja")
 
 

@@ -167,7 +167,7 @@ def test_the_word_moves_between_pieces_without_torch(
     assert len(products) > 60 and len(attentions) > 20 and all(a < b for a, b in itertools.pairwise(words))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sorted(SHAPES.keys() - {"latent"}))  # which multiplies with kv_b head by head
 def test_the_work_of_a_token_is_that_of_its_products(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, decoder = decoder_of(shape, TorchProgress())
     watched = Watched(monkeypatch, decoder.progress)

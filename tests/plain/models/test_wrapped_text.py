@@ -96,7 +96,7 @@ WRAPPED = {
     if model.config["architectures"][0] in {wrapper.name for wrapper in WRAPPERS} and not model.refusal
 }
 REASONS = (
-    "inputs are no multiple of",  # a scale's group or a block, of widths such as 2,112 or 10,944
+    "inputs are not a multiple of",  # a scale's group or a block, of widths such as 2,112 or 10,944
     "does not start at a multiple of 128 rows",
     "the inputs of .* are gated first",
 )

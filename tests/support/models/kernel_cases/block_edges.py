@@ -18,6 +18,7 @@ from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, p
 from support.models.kernel_cases.layer_cases import (
     embedding_case,
     gather_case,
+    layer_inputs_case,
     norm_case,
     quantised_case,
     softcap_case,
@@ -204,6 +205,8 @@ BLOCKS = (
     Block("_swiglu_rows", "BLOCK", "width", quantised),
     Block("_quantise_rows", "BLOCK", "width", quantised),
     Block("_softcap", "BLOCK", "vocabulary", softcapped),
+    Block("_mix_inputs", "BLOCK", "width", _sized(layer_inputs_case, "width", tokens=3, bucket=4)),
+    Block("_gate_inputs", "BLOCK", "width", _sized(layer_inputs_case, "width", tokens=3, bucket=4)),
     Block("_rope_and_cache", "BLOCK", "head_dim", rope, most=257),
     Block("_rope_and_cache", "HEADS", "heads", rope_heads, start=8),
     Block("_decode_attention", "BLOCK_N", "context", lambda rng, dtype, n: attention(rng, dtype, context=n)),

@@ -9,6 +9,7 @@ from torch import Tensor
 from blinkpy.kernels.activation import quantised_swiglu, softcap, swiglu
 from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView
+from blinkpy.kernels.layer_inputs import gate_inputs, mix_inputs
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 
 
@@ -149,6 +150,31 @@ def softcap_case(rng: np.random.Generator, device: str, rows: int, bucket: int, 
         softcap(logits, header(rows, 2 * rows, 0, device), cap)
     close(logits[:rows], kernel_reference.capped(given[:rows], cap), torch.float32, f"softcap {cap}")
     assert torch.equal(logits[rows:], given[rows:])
+
+
+def layer_inputs_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
+    """Embeddings of tokens for each of three layers: their mixture, and the gate of one layer."""
+    layers, layer, eps, factor = 3, int(rng.integers(3)), 1e-5, float(rng.uniform(0.1, 50))
+    x, table = (draw(rng, rows, layers * width, dtype=dtype, device=device) for rows in (bucket, 50))
+    weight, ids = draw(rng, width, dtype=dtype, device=device), ints(rng.integers(0, 50, bucket), device)
+    ids[0] = 50  # outside the table
+    counts, mixed = header(tokens, tokens, 0, device), x.clone()
+    mix_inputs(mixed, ids, table, weight, eps, counts, factor=factor)
+    own = table[ids.long().clamp_max(49)].double() * (ids < 50)[:, None]
+    normed = kernel_reference.rms_norm(x.view(bucket, layers, width), weight, eps).view(bucket, -1)
+    close(mixed[:tokens], ((normed + factor * own) * 0.5**0.5)[:tokens], dtype, "mixed inputs")
+    assert torch.equal(mixed[tokens:], x[tokens:])
+    inputs = mixed[:, layer * width : (layer + 1) * width]
+    for rows in (tokens, 1):  # of each token, and of the last token of one row with all tokens
+        gate = draw(rng, rows + 1, width, dtype=dtype, device=device, scale=3.0)
+        given, batch = gate.clone(), None
+        if rows < tokens:
+            places = {name: ints([0, tokens], device) for name in BatchView._fields}
+            batch = BatchView(**places | {"query_starts": ints([0, tokens, tokens], device), "counts": counts})
+        gate_inputs(gate, inputs, header(rows, rows, 0, device), batch)
+        of = inputs[:tokens] if batch is None else inputs[tokens - 1 : tokens]
+        close(gate[:rows], kernel_reference.swiglu(torch.cat([given[:rows], of], 1), True), dtype, "gated inputs")
+        assert torch.equal(gate[rows:], given[rows:])
 
 
 def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
