@@ -100,7 +100,7 @@ def _generate(
         token = token_after(total, sampling.seed, limits.vocab_size)
         if grammar is not None:
             after = [grammar.advance(grammar.start, output + piece) if piece else DEAD for piece in pieces]
-            if rules is None:
+            if rules is None and grammar.closes:
                 after = leading_to_an_end(grammar, output, after, most - len(tokens), sampling, len(tokens))
             if len(tokens) >= sampling.min_tokens:
                 may_end = grammar.accepts(output)

@@ -24,7 +24,7 @@ from blinkpy.kernels import loop_kernels as L
 from blinkpy.kernels.loop_kernels import _load, _store, device_arguments
 from blinkpy.scheduler.cycle import make_phases
 
-REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 152, 160, 8192, 416 << 10
+REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 160, 160, 8192, 416 << 10
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
 PHASE = make_phases(drafts=False), KIND, len(TABLE)
