@@ -48,6 +48,37 @@ def test_a_prompt_is_computed_once() -> None:
     assert run(case, [1] + tokens(12)) == 0
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_new_page_waits_though_an_older_chain_has_it(lanes: int) -> None:
+    """The first page of the older chain was evicted, so that only its other pages remain. Of two requests of one step, the first
+    continues this chain, and the second computes all pages again. Both offer an equal last page.
+    """
+    limits = make_case(lanes=1, page_size=1, pages=40).limits
+    state = make_state(limits, [(limits.tokens, limits.rows)])
+    requests, batch, pages = state.requests, state.batch, state.pages
+    index = in_lanes(index_pages, lanes, seed=lanes)
+
+    def step(computed: dict[int, int]) -> None:
+        for row, (slot, count) in enumerate(computed.items()):
+            batch.row_slots[row], batch.emits[row], requests.computed[slot] = slot, 1, count
+        batch.counts[ROWS] = len(computed)
+        index(limits, as_memoryviews(state), 0, 1)
+
+    for slot, first in ((0, 10), (1, 20), (2, 30)):
+        requests.tokens[slot, :4], requests.page_table[slot, :4] = tokens(4), np.arange(first, first + 4)
+    step({0: 4})
+    assert requests.indexed[0] == 4
+    pages.generation[10] += 1
+    pages.key[10] = -1
+    requests.page_table[1, :3], requests.indexed[1], requests.canonical[1] = [10, 11, 12], 3, 12
+    requests.canonical_generation[1] = pages.generation[12]
+    step({1: 4, 2: 4})
+    assert (requests.indexed[1], requests.canonical[1]) == (4, 13)
+    assert (requests.indexed[2], requests.canonical[2]) == (3, 32)
+    step({2: 4})
+    assert (requests.indexed[2], requests.canonical[2]) == (4, 33)
+
+
 def test_generated_pages_are_shared_too() -> None:
     case = make()
     first = case.submit(tokens(6), 12)
