@@ -327,12 +327,17 @@ class LoopCode(NamedTuple):
     after_copy: KernelCode
 
 
-def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
+def loop_phases(policy: Policy, limits: Limits) -> Phases:
+    """The scheduler of an engine's loop. Without drafts their code is left out."""
+    return make_phases(policy, drafts=limits.draft_tokens > 0)
+
+
+def loop_code(policy: Policy, limits: Limits, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
-    phases = make_phases(policy, drafts=False)
+    phases, drafts = loop_phases(policy, limits), limits.draft_tokens > 0
 
     def code(name: str, signature: Any, make: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
-        path = _cached_at(name, policy, kind, words, capability)
+        path = _cached_at(name, policy, kind, words, drafts, capability)
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
                 return _load(path)
@@ -351,12 +356,12 @@ def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]
     )
 
 
-def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
+def _cached_at(name: str, policy: Policy, kind: Any, words: int, drafts: bool, capability: tuple[int, int]) -> Path | None:
     """File for the code, named by its dependencies other than the package's sources; None without a cache."""
     folder, digest = cache_folder(), policy_digest(policy)
     if folder is None or digest is None:
         return None
-    what = (digest, kind.key, words, capability, *VERSION)
+    what = (digest, kind.key, words, drafts, capability, *VERSION)
     return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
 
 

@@ -70,7 +70,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
 
     Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
     fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
-    drafts: whether requests may have drafts. The loop on the GPU leaves their code out.
+    drafts: whether requests may have drafts. Must be True if limits.draft_tokens is not 0.
     """
     rank_waiting = make_rank_waiting(policy)
     find, propose = (find_drafts, propose_drafts) if drafts else (no_drafts, no_drafts)

@@ -19,7 +19,6 @@ from blinkpy.kernels import loop_kernels as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, groups_of_step
 from blinkpy.models.gpu.step_shapes import StepShape
-from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import Policy
 
 LOOP, SWITCH, FIRST_REPEAT, FIRST_PART = 1, 2, 1000, 2000  # handles of the graph's conditions
@@ -48,7 +47,7 @@ class PlayedLoop:
     there were."""
 
     def __init__(self, patch: pytest.MonkeyPatch, policy: Policy, copy_every: int = NEVER, budget_ns: int = 0):
-        self._patch, self._phases, self._every, self._budget = patch, make_phases(policy), copy_every, budget_ns
+        self._patch, self._policy, self._every, self._budget = patch, policy, copy_every, budget_ns
         self._conditions = dict[int, int]()
         self._turns: Iterator[None] | None = None
         self._now = self._bucket = 0
@@ -68,6 +67,7 @@ class PlayedLoop:
 
     def _make(self, limits: Any, queues: Any, state: Any) -> None:
         self._state, self._step_groups = state, limits.step_groups
+        self._phases = K.loop_phases(self._policy, limits)  # as the engine compiles them
         self._shapes, table = graphs_of(limits, list(zip(state.buckets.tokens, state.buckets.rows, strict=True)))
         self._whole = sum(shape.groups == 1 for shape in self._shapes)
         self._copying, self._idle = len(self._shapes), len(self._shapes) + 1

@@ -70,7 +70,7 @@ class GpuLoop:
     def build_loop(self, queues: EngineViews) -> LoopGraph | None:
         """The loop over queues that the GPU sees, ready for its launch."""
         kind, table = device_arguments(self.limits, queues, self.device_state)
-        code = loop_code(self.setup.policy, kind, len(table), torch.cuda.get_device_capability())
+        code = loop_code(self.setup.policy, self.limits, kind, len(table), torch.cuda.get_device_capability())
         copies, recording, memory = None, self._recording, self.setup.recorder.memory
         if recording is not None and memory is not None:
             copies = StateCopies(recording.capture(self.stream), memory.copy_every, recording.progress)
