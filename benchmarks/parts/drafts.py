@@ -1,15 +1,15 @@
 """Tokens per second with drafts, against the same engine without them.
 
-    python -m benchmarks.parts.drafts --shape llama-3-8b --streams 1 8 64 --before OLD --after NEW
+    python -m benchmarks.parts.drafts --shape llama-3-8b --streams 1 8 64 256 --before OLD --after NEW
 
 Two engines with random weights run in this process, one after the other. A client sends all requests of a workload together
 through the real queues. On a GPU, a kernel after sampling replaces each sampled token by that of a given text. So a step has its
 full cost, and drafts are right as often as for a model that writes these texts. TPOT of a request: the time from its first token
 to its last one, by their number less one.
 
-Workloads: *edits*, where prompts are source files and outputs their next version; *quotations*, passages of a prompt in
-another order, each followed by fresh text; *prose*, text that continues a prompt. Source files come from two folders, e.g. two
-releases of a package. Tokens are those of a byte-pair encoding that is trained on all texts of the run.
+Workloads: *edits*, where prompts are source files and outputs their next version, with a change in each output; *quotations*,
+passages of a prompt in another order, each followed by fresh text; *prose*, text that continues a prompt. Source files come from
+two folders, e.g. two releases of a package. Tokens are those of a byte-pair encoding that is trained on all texts of the run.
 """
 
 import gc
@@ -44,6 +44,7 @@ BOOK = Path(__file__).parents[1] / "data" / "sense_and_sensibility.txt"
 VOCABULARY = 16_384
 LONGEST_S = 300.0
 QUOTED, FRESH = 48, 16  # tokens of a quotation, and of the text after it
+LEAST = 8  # requests of a figure; with fewer streams, several rounds
 
 
 class Text(NamedTuple):
@@ -90,8 +91,8 @@ def workloads(run: Run, count: int, prompt: int, new: int) -> dict[str, list[Tex
     encoded = [
         (encoding.encode(old[: 8 * prompt]).ids[:prompt], encoding.encode(after[: 8 * new]).ids[:new]) for old, after in files
     ]
-    edits = [Text(*one) for one in encoded if len(one[0]) == prompt and len(one[1]) == new]
-    check(bool(edits), f"no source file has {prompt} tokens")
+    edits = [Text(old, after) for old, after in encoded if len(old) == prompt and len(after) == new and after != old[:new]]
+    check(bool(edits), f"no source file of {prompt} tokens has a change in its first {new} tokens")
     draw.shuffle(edits)
     starts = [draw.randrange(len(prose) - prompt - new) for _ in range(count)]
     continued = [Text(prose[at : at + prompt], prose[at + prompt : at + prompt + new]) for at in starts]
@@ -105,10 +106,17 @@ def workloads(run: Run, count: int, prompt: int, new: int) -> dict[str, list[Tex
     return {"edits": [edits[i % len(edits)] for i in range(count)], "quotations": quoted, "prose": continued}
 
 
-def serve(engine: Engine, pair: QueuePair, texts: list[Text], first: int) -> dict[str, Any]:
-    """The figures of requests that are sent together. first: seed of the first one, which is its text's number."""
-    words = engine.views.engine
-    before = {name: int(words[COUNTER[name]]) for name in ("draft_tokens", "draft_tokens_accepted")}
+class Round(NamedTuple):
+    """What requests did that were sent together. tpot: ms, of each; seconds: from the first token on; joules: of the GPU."""
+
+    tpot: list[float]
+    tokens: int
+    seconds: float
+    joules: float | None
+
+
+def serve_round(pair: QueuePair, texts: list[Text], first: int) -> Round:
+    """Send requests together, and wait for their ends."""
     began, last, count = dict[InFlightRequest, float](), dict[InFlightRequest, float](), dict[InFlightRequest, int]()
     with EnergyMeter() as meter:
         start = time.perf_counter()
@@ -134,15 +142,28 @@ def serve(engine: Engine, pair: QueuePair, texts: list[Text], first: int) -> dic
                 beat = now + 0.2
         end = time.perf_counter()
         joules = None if meter.missing else meter.joules(start, end)
-    tokens = sum(count.values())
     tpot = [1e3 * (last[one] - began[one]) / (count[one] - 1) for one in sent]
+    return Round(tpot, sum(count.values()), end - min(began.values()), joules)
+
+
+def serve(engine: Engine, pair: QueuePair, texts: list[Text], first: int, streams: int) -> dict[str, Any]:
+    """The figures of requests that are sent in rounds of `streams`. first: seed of the first one, which is its text's number."""
+    words = engine.views.engine
+    before = {name: int(words[COUNTER[name]]) for name in ("draft_tokens", "draft_tokens_accepted")}
+    tpot, tokens, seconds, joules = list[float](), 0, 0.0, list[float | None]()
+    for at in range(0, len(texts), streams):
+        figures = serve_round(pair, texts[at : at + streams], first + at)
+        tpot, tokens, seconds = tpot + figures.tpot, tokens + figures.tokens, seconds + figures.seconds
+        joules.append(figures.joules)
     drafts, right = (int(words[COUNTER[name]]) - before[name] for name in before)
+    behind = tokens - len(texts)  # the first token of each request comes with its prompt
     return {
         "tpot_ms": rounded(float(np.mean(tpot))),
-        "tokens_per_s": rounded(tokens / (end - min(began.values()))),
+        "tokens_per_step": rounded(behind / (behind - right)),
+        "tokens_per_s": rounded(tokens / seconds),
         "drafts": drafts,
         "right": right,
-        "joules_per_token": None if joules is None else rounded(joules / tokens),
+        "joules_per_token": None if None in joules else rounded(sum(each or 0.0 for each in joules) / tokens),
     }
 
 
@@ -160,10 +181,10 @@ def measure(config: Config, texts: dict[str, list[Text]], run: Run) -> dict[str,
     with serving(engine) as pair:
         first, done, runs = 0, 0, len(texts) * len(run.options.streams)
         for name, some in texts.items():
-            serve(engine, pair, some[:1], first)  # the first requests of an engine are slower
+            serve(engine, pair, some[:1], first, 1)  # the first requests of an engine are slower
             for streams in run.options.streams:
                 run.progress(f"{config.scheduler.speculative}: {name}, {streams} streams", done, runs)
-                found[name][streams] = serve(engine, pair, some[:streams], first)
+                found[name][streams] = serve(engine, pair, some[: max(streams, LEAST)], first, streams)
                 done += 1
             first += len(some)
     return found
@@ -171,7 +192,7 @@ def measure(config: Config, texts: dict[str, list[Text]], run: Run) -> dict[str,
 
 def benchmark(run: Run) -> None:
     options = run.options
-    texts = workloads(run, max(options.streams), options.prompt, options.new)
+    texts = workloads(run, max(LEAST, *options.streams), options.prompt, options.new)
     with tempfile.TemporaryDirectory() as folder:
         if options.smoke:
             model: dict[str, Any] = {"model": "demo", "device": "cpu"}
@@ -212,8 +233,8 @@ if __name__ == "__main__":
         benchmark,
         shape=Flag("llama-3-8b", "of the model"),
         quantization=Flag("auto", "of the engine"),
-        streams=Flag((1, 8, 64), "requests at once", (1, 2)),
-        rows=Flag(256, "of the largest step of decode rows", 8),
+        streams=Flag((1, 8, 64, 256), "requests at once", (1, 2)),
+        rows=Flag(512, "of the largest step of decode rows", 8),
         prompt=Flag(1024, "tokens of a prompt", 64),
         new=Flag(512, "tokens of an output", 24),
         before=Flag("", "folder of source files"),

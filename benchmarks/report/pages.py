@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
-from benchmarks.report import class_tables, front_end_tables, grid_summary, part_tables, serving_tables, words
+from benchmarks.report import class_tables, draft_tables, front_end_tables, grid_summary, part_tables, serving_tables, words
 from benchmarks.report.evaluation_tables import evaluation, read_cells
 from benchmarks.report.figure_files import (
     digest,
@@ -61,6 +61,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "classes": class_tables.classes,
     "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,
+    "drafts": draft_tables.drafts,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,
@@ -87,6 +88,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     "window_cache": draw_rings,
     "fleet_placement": draw_fleet,
     class_tables.PREFIX: class_tables.draw_classes,
+    draft_tables.PREFIX: draft_tables.draw_drafts,
 }
 
 

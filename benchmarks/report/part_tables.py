@@ -37,6 +37,7 @@ MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "parts.decode_step",
     **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-", "refactoring-"), "serving.grid"),
     "steps-": "parts.whole_steps",
+    "drafts-": "parts.drafts",
 }
 CHOICES = {  # names of the shown systems
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},

@@ -197,9 +197,12 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
     with torch.device(device):
         model = kind._from_config(config, dtype=torch.bfloat16)
     adds_1 = any(name in widths.architecture for name in ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
+    unscaled = "Gemma4" in widths.architecture  # attention without head_size**-0.5: its norms have this factor
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.uniform_(0.5, 1.5).mul_(len(parameter) ** -0.25)
+            elif name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5).sub_(1 if adds_1 and not name.endswith("linear_attn.norm.weight") else 0)
             elif name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
                 parameter.uniform_(0.5, 1.5)
@@ -355,7 +358,8 @@ def narrowed(model: transformers.PreTrainedModel) -> Iterator[None]:
         for tensor in stored(module):
             tensor.data = wide.pop(tensor)
 
-    parts = (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head)
+    children = [child for child in model.model.children() if child is not model.model.layers]
+    parts = (*children, *model.model.layers, model.lm_head)
     hooks = [hook for part in parts for hook in (part.register_forward_pre_hook(narrow), part.register_forward_hook(restore))]
     try:
         yield
