@@ -288,6 +288,7 @@ docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_tried_widths.py
 	@$(RUNNER) tools/write_claims.py
 	@$(RUNNER) tools/write_alerts.py
+	@$(RUNNER) tools/write_field_tables.py
 	@$(RUNNER) tools/write_dependencies.py
 
 clean:

@@ -2,6 +2,7 @@
 
 python tools/prose.py [FILE ...]        print each finding: file, line, rule, sentence
 python tools/prose.py --write           lower the counts in tests/plain/project/prose_counts.txt; they never rise
+python tools/prose.py --words           count the words of docs/ that are written by hand
 
 The rules are in prose_rules.toml.
 """
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = ROOT / "tests" / "plain" / "project" / "prose_counts.txt"
+GENERATED = ("cli", "messages")  # pages of docs/ that are generated as a whole
 MOST_WORDS = 30
 MOST_THATS = 2
 
@@ -152,6 +154,13 @@ def files() -> list[Path]:
     return [path for place in places for path in sorted(ROOT.glob(place))]
 
 
+def words_by_hand(text: str) -> int:
+    """Words of a page, without headings, examples, and tables that `make docs` and `make tables` write."""
+    text = re.sub(r"<!-- measured: \w+ -->.*?<!-- end of measured -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"(<!-- [\w, -]+, by make docs -->\n)(\|.*\n)*", r"\1", text)
+    return sum(bool(re.search(r"\w", word)) for _, block in blocks_of_page(text) for word in block.split())
+
+
 def group_of(path: str) -> str:
     """A page, a file at the package's top, or a folder two levels deep: files may be merged and renamed within it."""
     parts = Path(path).parts
@@ -173,7 +182,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="pages and sources; all without an argument")
     parser.add_argument("--write", action="store_true", help=f"lower the counts of {COUNTS.name}")
+    parser.add_argument("--words", action="store_true", help="count the words of docs/ that are written by hand")
     arguments = parser.parse_args()
+    if arguments.words:
+        pages = [path for path in sorted(ROOT.glob("docs/*.md")) if path.stem not in GENERATED]
+        words = {path.name: words_by_hand(path.read_text(encoding="utf-8")) for path in pages}
+        print(*(f"{number:>7,} {name}" for name, number in {**words, "all": sum(words.values())}.items()), sep="\n")
+        return 0
     if arguments.write:
         now = counts()
         lower = {group: min(now[group], number) for group, number in permitted().items()} if COUNTS.exists() else now

@@ -1,4 +1,5 @@
-"""Writes two tables of docs/verification.md again: claims, from the docstrings of tests, and rules, from those of the oracle.
+"""Writes three tables of docs/verification.md again: claims, from the docstrings of tests, rules, from those of the oracle, and
+assumptions about the order of memory accesses, from that of the memory model.
 
 A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
 `Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim.
@@ -13,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "verification.md"
-ORACLE = ROOT / "blinkpy" / "verify" / "oracle"
+PACKAGE = ROOT / "blinkpy"
+ORACLE = PACKAGE / "verify" / "oracle"
+PROTOCOL = ROOT / "tests" / "verified" / "memory_model" / "queue_protocol.py"
 GROUPS = {
     "state": "State",
     "decisions": "Decisions",
@@ -73,21 +76,33 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(package: Path) -> dict[str, str]:
-    """Name -> text of each rule, in order, from the docstring of a package."""
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+def named(module: Path, letter: str) -> dict[str, str]:
+    """Name -> text of each paragraph `R1. text` (with the letter R), in order, of a module's docstring."""
+    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
-    return {rule[1]: rule[2] for part in paragraphs if (rule := re.match(r"(R\d+)\. (.*)", part))}
+    return {rule[1]: rule[2] for part in paragraphs if (rule := re.match(rf"({letter}\d+)\. (.*)", part))}
+
+
+def assumption_table(module: Path) -> str:
+    """Assumptions of the memory model, how each is ensured, and the files of the package that refer to it."""
+    files = [path for folder in ("scheduler", "dpu", "transport") for path in sorted((PACKAGE / folder).rglob("*.py"))]
+    names = {path: set(re.findall(r"\bO[1-8]\b", path.read_text(encoding="utf-8"))) for path in files}
+    rows = "".join(
+        f"| {name} | {text} | {', '.join(f'`{path.relative_to(PACKAGE)}`' for path in files if name in names[path])} |\n"
+        for name, text in named(module, "O").items()
+    )
+    return f"| | assumption | ensured by | where |\n|---|---|---|---|\n{rows}"
 
 
 def rule_table(folder: Path) -> str:
-    rows = "".join(f"| {name} | {text} |\n" for name, text in rules(folder).items())
+    rows = "".join(f"| {name} | {text} |\n" for name, text in named(folder / "__init__.py", "R").items())
     return "| | rule |\n|---|---|\n" + re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", rows)
 
 
 def written(page: str, tests: Path = ROOT / "tests", oracle: Path = ORACLE) -> str:
     """The page with new tables."""
-    for mark, lines in (("claims", table(tests)), ("rules", rule_table(oracle))):
+    made = (("claims", table(tests)), ("rules", rule_table(oracle)), ("assumptions", assumption_table(PROTOCOL)))
+    for mark, lines in made:
         pattern = rf"(<!-- {mark}, by make docs -->\n)(\|.*\n)*"
         page, found = re.subn(pattern, lambda match, lines=lines: match[1] + lines, page)  # type: ignore[misc]
         if found != 1:

@@ -30,16 +30,16 @@ class RequestFields(NamedTuple):
     """The fields of a request that a policy may read."""
 
     arrival: int  # number of the request, in the order in which the engine accepted them
-    arrival_us: int  # time of acceptance by the engine's clock, us
-    prompt_length: int  # tokens
+    arrival_us: int  # time of acceptance by the engine's clock, us; its start is arbitrary, and it only increases
+    prompt_length: int  # tokens of the prompt
     max_tokens: int  # maximum number of generated tokens
     generated: int  # tokens generated so far; more than 0 after a preemption
-    priority: int  # from the request; lower is more urgent
-    preemptions: int  # number of preemptions
-    pair: int  # its queue pair, i.e. front-end worker
-    tenant: int  # number of its API key; 0 without a key
+    priority: int  # the request's `priority`, 32 bits; lower is more urgent
+    preemptions: int  # number of preemptions so far
+    pair: int  # its queue pair, that is, front-end worker: 0, 1, ...
+    tenant: int  # number of its key, from the keys file; 0 without a key
     best_effort: int  # its class: 0 latency-sensitive, 1 best effort
-    tenant_service: int  # service of its tenant in its class at acceptance (tenant_service.py), 1/1000 tokens
+    tenant_service: int  # service of its tenant in its class at acceptance: tokens / weight, 1/1000 tokens
 
 
 Policy = Callable[[RequestFields], int]

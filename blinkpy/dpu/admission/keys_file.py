@@ -116,8 +116,9 @@ def _tables(path: str) -> dict[str, Any]:
 # ---- one tenant ---------------------------------------------------------------------------------------------------------
 
 
-def _must_be(rule: str) -> Meta:
-    return Meta(description=rule)
+def _field(rule: str, default: str, meaning: str) -> Meta:
+    """rule: of its values, for errors. default, meaning: for docs/operate.md."""
+    return Meta(description=rule, extra={"default": default, "meaning": meaning})
 
 
 _Key = Annotated[str, Meta(pattern=r"^[!-~]{1,512}$(?!\n)")]
@@ -129,25 +130,86 @@ _TIERS = ", ".join(TIERS)
 
 
 class TenantTable(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A table of the file. docs/operate.md explains the fields; the descriptions are the rules that errors state."""
+    """A table of the file."""
 
-    key: Annotated[_Key | list[_Key], _must_be("1 to 512 visible ASCII characters, or a list of these")] = []
-    sha256: Annotated[_Digest | list[_Digest], _must_be("the SHA-256 of a key, 64 hexadecimal digits, or a list of these")] = []
-    number: Annotated[_Positive | None, _must_be(f"an integer, 1 to {INT32_MAX}")] = None
-    weight: Annotated[float, Meta(ge=0.01, le=1000), _must_be("a number, 0.01 to 1000")] = 1.0
-    requests: Annotated[_Positive | None, _must_be(f"an integer, 1 to {INT32_MAX}")] = None
-    waiting_tokens: Annotated[Annotated[int, Meta(ge=0, le=MOST_TOKENS)] | None, _must_be(f"an integer, 0 to {MOST_TOKENS}")] = (
-        None
-    )
+    key: Annotated[
+        _Key | list[_Key],
+        _field("1 to 512 visible ASCII characters, or a list of these", "", "visible ASCII characters; a list for several keys"),
+    ] = []
+    sha256: Annotated[
+        _Digest | list[_Digest],
+        _field("the SHA-256 of a key, 64 hexadecimal digits, or a list of these", "", "SHA-256 of a key, instead of `key`"),
+    ] = []
+    weight: Annotated[
+        float,
+        Meta(ge=0.01, le=1000),
+        _field("a number, 0.01 to 1000", "1", "its share of the service relative to other waiting tenants, 0.01 to 1000"),
+    ] = 1.0
+    requests: Annotated[
+        _Positive | None,
+        _field(
+            f"an integer, 1 to {INT32_MAX}",
+            "no limit",
+            "choices in flight. Further requests wait; a single request with more choices gets a 400",
+        ),
+    ] = None
+    waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_TOKENS)] | None,
+        _field(
+            f"an integer, 0 to {MOST_TOKENS}",
+            "no limit",
+            "prompt tokens and `max_tokens` of its waiting requests; 0: no request may wait",
+        ),
+    ] = None
     tokens_per_minute: Annotated[
-        Annotated[int, Meta(ge=1, le=MOST_TOKENS)] | None, _must_be(f"an integer, 1 to {MOST_TOKENS}")
+        Annotated[int, Meta(ge=1, le=MOST_TOKENS)] | None,
+        _field(
+            f"an integer, 1 to {MOST_TOKENS}",
+            "no limit",
+            "prompt tokens and generated tokens. A request is admitted while tokens are left; after an overdraft the next waits",
+        ),
     ] = None
-    priorities: Annotated[tuple[_Int32, _Int32] | None, _must_be("[lowest, highest], two integers of 32 bits")] = None
-    service_tier: Annotated[_Tier | None, _must_be(f"one of {_TIERS}")] = None
+    priorities: Annotated[
+        tuple[_Int32, _Int32] | None,
+        _field(
+            "[lowest, highest], two integers of 32 bits",
+            "no range",
+            "lowest and highest `priority` that it may send; they also order its own waiting requests. "
+            "A request without a priority, or with 0, gets the nearest value in the range",
+        ),
+    ] = None
+    service_tier: Annotated[
+        _Tier | None,
+        _field(
+            f"one of {_TIERS}",
+            "`priority`, if allowed",
+            "the [class](#classes) of requests that name no class, `auto` or `default`",
+        ),
+    ] = None
     service_tiers: Annotated[
-        Annotated[list[_Tier], Meta(min_length=1)] | None, _must_be(f"a list of one or several of {_TIERS}")
+        Annotated[list[_Tier], Meta(min_length=1)] | None,
+        _field(
+            f"a list of one or several of {_TIERS}",
+            "both",
+            "classes that its requests may name; other classes get a 403",
+        ),
     ] = None
-    share_prefixes: Annotated[bool | None, _must_be("true or false")] = None
+    share_prefixes: Annotated[
+        bool | None,
+        _field(
+            "true or false",
+            "`--share-prefixes`",
+            "whether it shares the prefix cache with other tenants that also set this",
+        ),
+    ] = None
+    number: Annotated[
+        _Positive | None,
+        _field(
+            f"an integer, 1 to {INT32_MAX}",
+            "derived from the name",
+            "the tenant number that [policies](policies.md) and recordings use",
+        ),
+    ] = None
 
     def digests(self) -> list[bytes]:
         """SHA-256 of each key. Raises ConfigError for a wrong number of keys, or the same key twice."""

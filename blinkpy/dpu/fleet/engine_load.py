@@ -15,13 +15,13 @@ class EngineLoad:
     """The load of one engine at one moment."""
 
     index: int  # of the engine, from 0
-    free_slots: int  # requests that this worker can submit now
+    free_slots: int  # number of requests that this worker can send to it now
     waiting_tokens: int  # prompt tokens that wait there, of all front ends; estimated from published words
-    running: int  # running requests of all front ends, as published
-    free_pages: int  # free and cached pages
+    running: int  # requests of all front ends that have pages, as published
+    free_pages: int  # free pages, and cached pages without a holder
     tokens_in_flight: int  # prompt tokens and max_tokens of this worker's requests there
     unseen_tokens: int  # prompt tokens that this worker sent since the engine last accepted a request: not yet published
-    accepts: bool  # whether it accepts requests
+    accepts: bool  # whether it accepts requests: true for each engine of the list
 
 
 class LoadMeter:

@@ -24,15 +24,12 @@ EXTRA_TOKENS = 32768
 
 @dataclass(slots=True, eq=False)
 class PlacedRequest:
-    """The request, as a rule sees it.
+    """The request, as a rule sees it."""
 
-    cached: by engine index, tokens at the start of the prompt that are probably in its prefix cache.
-    """
-
-    number: int  # of the request in this worker, from 0
-    prompt_tokens: int
-    cached: Sequence[int]
-    salt: int  # of the API key's part of the prefix cache; 0: shared
+    number: int  # number of requests that this worker placed before
+    prompt_tokens: int  # tokens of the prompt
+    cached: Sequence[int]  # by engine.index: tokens at its start that are probably in that engine's prefix cache for its key
+    salt: int  # of its key's part of the prefix caches; 0: the common part
     draw: int  # a random integer of 32 bits
 
 

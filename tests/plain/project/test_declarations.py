@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,13 @@ def test_a_sampling_parameter_has_its_row_its_field_and_its_samplers(name: str) 
     declared = ["queues/request_parameters.py"]
     assert files_with(name, ADVICE, "kernels/sampling", "models/cpu") == declared
     assert files_with(name) != declared, "the samplers apply it"
+
+
+def test_pages_have_the_fields_of_policies_and_keys() -> None:
+    tool = runpy.run_path(str(PACKAGE.parent / "tools" / "write_field_tables.py"))
+    for path, made in tool["tables"]().items():
+        page = path.read_text()
+        assert tool["written"](page, made) == page, "fields changed: run `make docs`"
+    with pytest.raises(ValueError, match=r"A\.y has no comment"):
+        tool["commented"]("A", "class A:\n    x: int  # tokens\n    y: int\n")
+    assert tool["commented"]("A", "class A:\n    x: int = 1  # tokens\n\nz: int\n").endswith("| `x` | tokens |\n")

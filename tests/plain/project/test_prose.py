@@ -63,6 +63,14 @@ def test_examples_and_code_are_left_out() -> None:
     assert rules("| a | b |\n|---|---|\n| x | nobody |\n") == ["'nobody'"]
 
 
+def test_generated_tables_are_not_written_by_hand() -> None:
+    from prose import words_by_hand
+
+    page = "# Head\n\nTwo words.\n\n    an example\n\n| a | cell of five words |\n|---|---|\n"
+    made = "<!-- keys fields, by make docs -->\n| a | b |\n|---|---|\n\n<!-- measured: x -->\n1 ms\n<!-- end of measured -->\n"
+    assert words_by_hand(page + "\n" + made) == 7
+
+
 def test_an_f_string_is_one_sentence() -> None:
     text = 'raise ValueError(f"{name}: the field is unknown to all" f" of them but for {other} here")\n'
     assert rules(text, "module.py") == ["'but for'"]

@@ -1,18 +1,30 @@
 """The queue protocol as small programs for the memory model, with the order of accesses that the code has.
 
 `SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of
-a transport. What the code relies on, by the names that it refers to:
+a transport. The code refers to these assumptions by
+name. After the bar: how each is ensured. `make docs` writes them, and the code that refers to each, into docs/verification.md.
 
-    O1  a doorbell comes after its entry
-    O2  the submission head comes after the reads of what is before it
-    O3  a completion word says all by itself
-    O4  a completion entry is written again only after its reader's head was seen
-    O5  a grant comes after the positions from which it counts
-    O6  what an earlier owner wrote carries its epoch, and a heartbeat repeats what it may have covered
-    O7  a cancel names its request
-    O8  a completion word with log probabilities comes after its record, and the head after the record was read
+O1. a party that sees a doorbell sees the entry, prompt and hashes before it | stores in order (x86, RDMA)
+or a fence (Arm); the engine loads the doorbell with acquire
 
-docs/verification.md says how each one is kept, and by which code, which points there.
+O2. a party that sees `PAIR_SQ_HEAD` knows that the engine has read the entries before it | a release store
+
+O3. a completion word is complete by itself | one store of 8 bytes, with a lap that distinguishes it from an
+older word
+
+O4. a completion entry is overwritten only after its reader's head was seen | the head depends on the word
+that was read; the engine's store follows a branch on the head
+
+O5. a party that sees a grant sees the positions from which it counts | the epoch is a release store after
+the positions; on Arm, a fence follows the read of the epoch
+
+O6. late writes of an earlier owner cause no error | words and entries carry their epoch; a heartbeat
+repeats doorbell and head, in case a late write has overwritten them
+
+O7. a cancel may arrive at any time | it names its request, and ids are never reused
+
+O8. a party that sees a completion word with log probabilities sees its record, and reads it before the head
+moves on | a release store; on Arm a fence before and after reading the record
 
 One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
