@@ -504,6 +504,10 @@ SOLAR: dict[str, Any] = {
     key: x for key, x in GLM.items() if key not in ("use_qk_norm", "attention_bias", "num_nextn_predict_layers")
 }
 SOLAR |= {"model_type": "solar_open", "partial_rotary_factor": 1.0, "moe_intermediate_size": 1280, "n_routed_experts": 128}
+ERNIE: dict[str, Any] = {
+    "model_type": "ernie4_5_moe", "rope_theta": 500000.0, "use_bias": False, "moe_num_experts": 64, "moe_capacity": [64, 64, 64],
+    "moe_layer_interval": 1, "moe_use_aux_free": True, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 HY3 = config("HYV3ForCausalLM", 4096, 13312, 80, 64, 8, 120832, 262144, model_type="hy_v3", head_dim=128, num_experts=192,
     num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=1536, router_scaling_factor=2.826, rope_theta=11158840.0,
     first_k_dense_replace=1, qk_norm=True, route_norm=True, moe_router_use_sigmoid=True, moe_router_enable_expert_bias=True,
@@ -537,6 +541,10 @@ OF_2026 = (
         1_279_391_488),
     Published("baidu/ERNIE-4.5-0.3B-PT", config("Ernie4_5ForCausalLM", 1024, 3072, 18, 16, 2, 103424, 131072, head_dim=128,
         rope_theta=500000.0, use_bias=False, model_type="ernie4_5", **TIED), 360_748_032),
+    Published("baidu/ERNIE-4.5-21B-A3B-PT", config("Ernie4_5_MoeForCausalLM", 2560, 12288, 28, 20, 4, 103424, 131072, moe_k=6,
+        moe_intermediate_size=1536, moe_num_shared_experts=2, moe_layer_start_index=1, **ERNIE | TIED), 21_825_437_888),
+    Published("baidu/ERNIE-4.5-300B-A47B-PT", config("Ernie4_5_MoeForCausalLM", 8192, 28672, 54, 64, 8, 103424, 131072, moe_k=8,
+        moe_intermediate_size=3584, moe_num_shared_experts=0, moe_layer_start_index=3, **ERNIE), 299_484_163_264),
     Published("MiniMaxAI/MiniMax-M2", config("MiniMaxM2ForCausalLM", 3072, 1536, 62, 48, 8, 200064, 196608, **MINIMAX),
         228_689_764_864),
     Published("tencent/Hy3-preview", HY3, 295_033_543_488),

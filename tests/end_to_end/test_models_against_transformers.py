@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model, text_model
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
@@ -91,6 +92,8 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
         ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
         if isinstance(router, Gemma4TextRouter):  # its outputs are probabilities
             ranks = ranks.log()
+        if isinstance(router, Ernie4_5_MoeTopKRouter):
+            ranks = router.moe_statics(ranks.softmax(-1))
         kept, biased = getattr(router, "topk_group", 0), hasattr(router, "e_score_correction_bias")
         if kept and getattr(router, "topk_method", "") != "greedy":
             ranks = ranks.sigmoid() + router.e_score_correction_bias if biased else ranks

@@ -19,7 +19,10 @@ from blinkpy.kernels.launch import COUNT_TOKENS
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
 OF_TOP_K = tl.constexpr(2)
-"""Third value of the kernels' SIGMOID besides False and True: choose by the logits, without bias and groups."""
+"""A value of the kernels' SIGMOID besides False and True: choose by the logits, without bias and groups."""
+
+BIASED_SOFTMAX = tl.constexpr(3)
+"""Another value of SIGMOID: weights are a softmax over all experts, but the choice adds a bias, as with sigmoids."""
 
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
@@ -95,7 +98,7 @@ def pick_experts(
     factors_ptr,  # float32 [E], of the weights (FACTORS only)
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
-    SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K
+    SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K, or BIASED_SOFTMAX
     GROUPS: tl.constexpr, KEPT: tl.constexpr,  # not with OF_TOP_K: the choice is from KEPT of GROUPS groups
     FACTOR: tl.constexpr,  # of all weights
     FACTORS: tl.constexpr,  # each expert has a factor too
@@ -109,7 +112,10 @@ def pick_experts(
     logit = tl.load(logits_ptr + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
     logit = tl.where(logit == logit, logit + 0.0, float("-inf"))  # + 0.0: no negative zero
     rank = logit
-    if SIGMOID:
+    if SIGMOID == BIASED_SOFTMAX:
+        share = tl.exp(logit - tl.max(logit, 0))
+        share = share / tl.sum(share, 0)
+    elif SIGMOID:
         share = 1.0 / (1.0 + tl.exp(-logit))
     if SIGMOID and SIGMOID != OF_TOP_K:
         rank = share + tl.load(bias_ptr + expert, mask=expert < E, other=float("-inf")) + 0.0
@@ -222,8 +228,9 @@ class Selection(NamedTuple):
     factor: multiplies the weights.
     groups, kept: the choice is from the `kept` best of `groups` groups. A group counts as the sum of its best
         two experts with a bias, and as its best one without.
-    bias: float32 [experts]. With it, weights are sigmoids of the logits, and the chosen experts have the
-        largest sums with the bias. Without it, weights are a softmax, or sigmoids if `sigmoid`.
+    bias: float32 [experts]. With it, weights are sigmoids of the logits, or a softmax if `softmax`, and the
+        chosen experts have the largest sums with the bias. Without it, weights are a softmax, or sigmoids if
+        `sigmoid`.
     scales_inputs: weights multiply the inputs of experts instead of their results.
     factors: float32 [experts]; an expert's weights are multiplied by its factor.
     """
@@ -236,6 +243,7 @@ class Selection(NamedTuple):
     sigmoid: bool = False
     scales_inputs: bool = False
     factors: torch.Tensor | None = None
+    softmax: bool = False
 
     def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Bias and factors, with `other` as a placeholder that is not read."""
@@ -245,7 +253,8 @@ class Selection(NamedTuple):
     def options(self) -> dict[str, Any]:
         """Compile-time options of the kernels."""
         sizes = {"GROUPS": self.groups, "KEPT": self.kept, "FACTOR": self.factor}
-        sigmoid = OF_TOP_K.value if self.sigmoid else self.bias is not None
+        biased: int = BIASED_SOFTMAX.value if self.softmax else self.bias is not None
+        sigmoid = OF_TOP_K.value if self.sigmoid else biased
         return {"NORMALIZE": self.normalize, "SIGMOID": sigmoid, "FACTORS": self.factors is not None, **sizes}
 
 

@@ -289,6 +289,14 @@ def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
     return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
 
 
+def _biased_softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Like _softmax_top_k, for RouterKind.BIASED_SOFTMAX_TOP_K."""
+    shares = scores.softmax(dim=-1, dtype=torch.float32)
+    chosen = (shares if bias is None else shares + bias).topk(experts.top_k, dim=-1).indices
+    shares = shares.gather(1, chosen)
+    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
+
+
 def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
     """The ranks [tokens, number], with `other` outside of the groups whose sums of `counted` best ranks are largest."""
     grouped = ranks.view(len(ranks), experts.groups, -1)
@@ -320,5 +328,6 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,
     RouterKind.TOP_K_SIGMOID: _top_k_sigmoid,
+    RouterKind.BIASED_SOFTMAX_TOP_K: _biased_softmax_top_k,
 }
 """The function for each type of block. Other types are refused."""

@@ -118,6 +118,7 @@ class RouterKind(Enum):
     TOP_K_SOFTMAX = "softmax over the top k scores"
     SIGMOID_TOP_K = "sigmoid of each score; the top k of its sum with the expert's bias are taken"
     TOP_K_SIGMOID = "sigmoid of the top k scores"
+    BIASED_SOFTMAX_TOP_K = "softmax over all experts; the top k of its sum with the expert's bias are taken"
 
 
 class Norm(NamedTuple):

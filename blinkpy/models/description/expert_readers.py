@@ -9,11 +9,12 @@ from blinkpy.models.description.blocks import Experts, Mlp, RouterKind
 from blinkpy.models.description.hf_config import HfConfig
 
 DENSE, SPARSE = "dense", "sparse"
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # keys, one in each family
 
 
 def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool, **more: Any) -> Experts:
     """The experts of a layer; size: the key of their width. more: fields of Experts."""
-    count, top_k = c.integer("num_experts", "num_local_experts", "n_routed_experts", low=0), c.integer("num_experts_per_tok")
+    count, top_k = c.integer(*COUNTS, low=0), c.integer("num_experts_per_tok", "moe_k")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")
     return Experts(count, top_k, c.integer(size), router, activation(c), normalize, **more)

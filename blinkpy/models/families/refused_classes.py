@@ -27,7 +27,6 @@ MISSING = {
     "GraniteMoeForCausalLM": "experts with a matrix for gate and up in one tensor of all experts",
     "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
     "HunYuanMoEV1ForCausalLM": "norms of heads behind their rotation",
-    "Ernie4_5_MoeForCausalLM": "routing by a softmax with a bias",
     "CohereForCausalLM": "LayerNorm, and an MLP parallel to attention",
     "Cohere2ForCausalLM": "LayerNorm, and an MLP parallel to attention",
     "Cohere2MoeForCausalLM": "LayerNorm, and experts parallel to attention",

@@ -430,5 +430,6 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
     RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
     RouterKind.TOP_K_SIGMOID: lambda block, bias: Selection(block.normalize, sigmoid=True),
+    RouterKind.BIASED_SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize, bias=bias.flatten(), softmax=True),
 }
 """The function for each type of block. Other types are refused."""

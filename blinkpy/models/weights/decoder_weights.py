@@ -206,7 +206,7 @@ class LayerWeights:
     k_norm: torch.Tensor | None = None  # [head_dim] or [kv_heads * head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
     router_bias: torch.Tensor | None = None  # [experts]
-    selection_bias: torch.Tensor | None = None  # float32 [experts]
+    selection_bias: torch.Tensor | None = None  # float32 [experts], or [1, experts] with RouterKind.BIASED_SOFTMAX_TOP_K
     shared_gate_up: Matrix | None = None  # [2 * shared, hidden]
     shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]

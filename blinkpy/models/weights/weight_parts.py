@@ -302,6 +302,8 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     parts = matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
     if mlp.router == RouterKind.SIGMOID_TOP_K:
         parts.append(replace(joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
+    if mlp.router == RouterKind.BIASED_SOFTMAX_TOP_K:  # stored as one row
+        parts.append(replace(joined("selection_bias", [(f"{prefix}{names.selection_bias}", 1)], mlp.number), wide=True))
     if mlp.shared:
         parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)

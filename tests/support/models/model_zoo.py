@@ -77,6 +77,7 @@ SEED = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True, "rope_para
 EXAONE = {"sliding_window": 18, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 16}
 HY3 = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 MINIMAX = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 32}
+ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32, "tie_word_embeddings": False}
 SOLAR = {**{key: value for key, value in GLM.items() if key != "num_mtp_layers"}, "rope_parameters": YARN, "attention_bias": True}
 DOTS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "n_shared_experts": 2}
 SWA = {**GRANITE, "sliding_window": 20, "layer_types": [SLIDING, FULL, SLIDING]}
@@ -208,6 +209,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", EXAONE),
     "exaone4-full": ("Exaone4Config", {"sliding_window": None, "layer_types": [FULL] * 3, "tie_word_embeddings": True}),
     "exaone-moe": ("ExaoneMoeConfig", {**HY3, "sliding_window": 18, "layer_types": [FULL, SLIDING, SLIDING], "n_group": 2}),
+    "ernie4.5-moe": ("Ernie4_5_MoeConfig", {**ERNIE, "rope_parameters": YARN}),
+    "ernie4.5-moe-late": ("Ernie4_5_MoeConfig", {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_start_index": 2}),
     "ernie4.5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True, "rope_parameters": YARN}),
     "minimax-m2": ("MiniMaxM2Config", {**MINIMAX, "rotary_dim": 16}),
     "hy3": (
@@ -363,6 +366,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
                 parameter.normal_(2, 1)
             elif parameter_name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
                 parameter.normal_(0, 1.2)
+            elif parameter_name.endswith("e_score_correction_bias"):  # beside shares of a softmax
+                parameter.uniform_(-0.1, 0.1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:

@@ -59,7 +59,7 @@ IN_FOUR_BITS = (
     "microsoft/phi-4",
 )
 """Models whose widths also have forms with 4-bit weights."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 LEFT_OUT = (
     "quantization_config",
     "num_nextn_predict_layers",
@@ -163,6 +163,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["no_rope_layers"] = [1, 0]
     if "first_k_dense_replace" in config:
         config["first_k_dense_replace"] = 1
+    if "moe_layer_start_index" in config:
+        config["moe_layer_start_index"] = 1
     rope = config.get("rope_scaling") or {}
     if "attn_factor" in rope:  # of vLLM, which multiplies YaRN's own factor by it; transformers takes the product
         own = 0.1 * math.log(rope["factor"]) + 1
@@ -210,6 +212,8 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
                 parameter.normal_(0, 1.2)
             elif name.endswith("sinks"):
                 parameter.normal_(2, 1)
+            elif name.endswith("e_score_correction_bias"):  # beside shares of a softmax
+                parameter.uniform_(-0.02, 0.02)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
             elif "embed_tokens" in name:  # tied, it is the matrix of the logits as well
