@@ -61,6 +61,8 @@ MIXED_STEPS = [  # model, rows, steps
     ("exaone4", 8, 3),
     ("glm4", 8, 3),
     ("minimax-m2", 8, 3),
+    ("ernie4.5-moe", 3, 3),
+    ("ernie4.5-moe-late", 8, 3),
     ("granite-swa", 8, 3),
     ("ministral3", 8, 4),
     ("qwen3-vl-moe", 3, 3),
