@@ -107,7 +107,7 @@ def workloads(run: Run, count: int, prompt: int, new: int) -> dict[str, list[Tex
 
 
 class Round(NamedTuple):
-    """What requests did that were sent together. tpot: ms, of each; seconds: from the first token on; joules: of the GPU."""
+    """Figures of requests that were sent together. tpot: ms, of each; seconds: from the first token on; joules: of the GPU."""
 
     tpot: list[float]
     tokens: int
@@ -156,10 +156,8 @@ def serve(engine: Engine, pair: QueuePair, texts: list[Text], first: int, stream
         tpot, tokens, seconds = tpot + figures.tpot, tokens + figures.tokens, seconds + figures.seconds
         joules.append(figures.joules)
     drafts, right = (int(words[COUNTER[name]]) - before[name] for name in before)
-    behind = tokens - len(texts)  # the first token of each request comes with its prompt
     return {
         "tpot_ms": rounded(float(np.mean(tpot))),
-        "tokens_per_step": rounded(behind / (behind - right)),
         "tokens_per_s": rounded(tokens / seconds),
         "drafts": drafts,
         "right": right,
@@ -204,6 +202,7 @@ def benchmark(run: Run) -> None:
             (Path(folder) / "tokenizer.json").write_text("{}")
             model = {"model": folder, "device": "cuda", "load_format": "dummy", "quantization": options.quantization}
         sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
+        sizes["prompt_arena_tokens"] = 2 * max(LEAST, *options.streams) * options.prompt
         config = Config().with_options({**model, **sizes, "enable_prefix_caching": False, "grammar_slots": 0})
         try:
             engines = {}

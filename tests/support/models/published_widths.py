@@ -212,7 +212,7 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
                 parameter.normal_(0, 1.2)
             elif name.endswith("sinks"):
                 parameter.normal_(2, 1)
-            elif name.endswith("e_score_correction_bias"):  # beside shares of a softmax
+            elif name.endswith("e_score_correction_bias"):  # small, as shares of a softmax are
                 parameter.uniform_(-0.02, 0.02)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
