@@ -134,6 +134,8 @@ class SamplingParams(SamplingFields):
             raise ValueError(f"max_tokens must be at most {room}, which the prompt leaves of the context, not {self.max_tokens}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, {self.max_tokens}, not {self.min_tokens}")
+        if self.min_tokens > room:
+            raise ValueError(f"min_tokens must be at most {room}, which the prompt leaves of the context, not {self.min_tokens}")
         given = {p: getattr(self, p.name) for p in OFFLINE}
         values = {
             p.name: p.from_request(None if value is None else float(value) if p.is_float else int(value))

@@ -119,6 +119,7 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
         ([[1], [1, 1 << 31]], {}, "prompt 1: its token ids must be 0 to"),
         ([[-(1 << 70)]], {}, "prompt 0: its token ids must be 0 to"),
         ([[1]], {"max_tokens": 3, "min_tokens": 4}, "prompt 0: min_tokens must be at most max_tokens, 3, not 4"),
+        ([[1]], {"max_tokens": None, "min_tokens": 1 << 30}, "prompt 0: min_tokens must be at most"),
         ([[1] * 100_000], {}, "prompt 0: it has 100000 tokens"),
         (["x"], {"max_tokens": 1 << 30}, "prompt 0: max_tokens must be at most"),
         (["x"], {"stop_token_ids": range(9)}, "stop_token_ids must be at most 8 ids"),

@@ -121,6 +121,9 @@ def test_sampling_params_become_request_parameters() -> None:
     assert not {"cache_salt", "flags"} & set(names)
     with pytest.raises(ValueError, match="max_tokens must be at most 100, which the prompt leaves of the context, not 101"):
         SamplingParams(max_tokens=101).request_parameters(100, [])
+    assert SamplingParams(max_tokens=None, min_tokens=100).request_parameters(100, []).min_tokens == 100
+    with pytest.raises(ValueError, match="min_tokens must be at most 100, which the prompt leaves of the context, not 101"):
+        SamplingParams(max_tokens=None, min_tokens=101).request_parameters(100, [])
     with pytest.raises(ValueError, match="at most 8"):
         SamplingParams(stop_token_ids=range(9)).request_parameters(100, [])
 
