@@ -5,7 +5,7 @@ import asyncio
 import dataclasses
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from blinkpy.dpu import engine_link
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet import moves
 from blinkpy.dpu.fleet.engine_load import LOAD_S, EngineLoad
 from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.generation import Flight
 from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_READY
@@ -232,3 +234,43 @@ def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[
     with pytest.raises(ApiError) as caught:
         fleet.require()
     assert (caught.value.status, caught.value.retry_s) == (503, told)
+
+
+@pytest.mark.parametrize("granted", [0, 1, 3])
+def test_a_start_waits_for_all_engines_and_serves_with_one(granted: int) -> None:
+    links: list[Any] = [SimpleNamespace(pair=None) for _ in range(3)]
+    engines: Any = Engines([], ANY)
+    engines.links[:] = links
+
+    async def start() -> tuple[bool, int]:
+        for at, link in enumerate(links[:granted], 1):
+            asyncio.get_running_loop().call_later(at * 0.02, setattr, link, "pair", object())
+        serves = await engines.connected(20.0 if granted == len(links) else 0.3)
+        return serves, sum(link.pair is not None for link in links)
+
+    assert asyncio.run(start()) == (granted > 0, granted)
+
+
+def test_a_request_may_pause_for_the_timeout_in_all(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Over any moves, of which some fail at first: to the last tick of the clock."""
+    clock, failed = [0.0], list[ApiError]()
+    monkeypatch.setattr(moves, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for _ in range(100):
+        timeout_s, places = float(rng.integers(1, 60)), rng.random(40) < 0.7
+        end, finds = ApiError(503, "lost"), iter(places.tolist())
+        made: Any = moves.Moves(lambda *_, finds=finds: next(finds), lambda: None, Metrics(), 100, timeout_s, lambda: None)
+        flight = SimpleNamespace(paused_at=clock[0], paused_s=0.0, moves=0)
+        move: Any = moves.Move(SimpleNamespace(flight=flight, fail=failed.append), end, work=cast(Any, ("work",)))
+        paused, total = 0.0, 0.0
+        for found in places.tolist():
+            pause = int(rng.integers(1, 20))
+            clock[0], paused = clock[0] + pause, paused + pause
+            settled = made._settle(move)
+            if total + paused > timeout_s:
+                assert settled and failed == [end], (total, paused, timeout_s)
+                break
+            assert (settled, failed) == (found, [])
+            if found:
+                clock[0] += int(rng.integers(1, 100))  # with an engine
+                total, paused, flight.paused_at = total + paused, 0.0, clock[0]
+        failed.clear()

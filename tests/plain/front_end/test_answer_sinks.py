@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from support.front_end.tiny_tokenizer import write_model
 
@@ -15,7 +16,7 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer, Usage
 from blinkpy.dpu.http.fields.http_request import StreamUsage
-from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.metrics import HISTOGRAMS, Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_feed import feed
@@ -166,6 +167,29 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
     texts = [text for text in map(reference.push, (70, 71)) if text]
     expected = [*(answer.event(0, text) for text in texts), answer.last_event(0, "length")]
     assert (list(chunks_of(scene.wire.writes[0])), choice.open, choice.tokens) == (expected, False, count + 2)
+
+
+def test_each_gap_of_each_request_counts_once(rng: np.random.Generator, tmp_path: Path) -> None:
+    """However many requests share a step, with the shortcut and without. The gaps add up to the time from first to last."""
+    tokenizer, metrics, scene = Tokenizer(write_model(tmp_path)), Metrics(), Scene()
+    made = [Generation(i % CHOICES, 1, tokenizer.detokenizer(), ("\ufffe",) * (i % 2), 0.0, scene.streamer) for i in range(6)]
+    scene.streamer.generations = made
+    scene.streamer.open(b"")
+    requests: list[Any] = [SimpleNamespace(owner=one) for one in made]
+    times: list[list[float]] = [[] for _ in made]
+    for now in range(1, 200):
+        chosen = np.flatnonzero(rng.random(len(made)) < rng.choice((0.3, 1)))
+        events = [(requests[i], int(rng.integers(70, 90)), HAS_TOKEN) for i in chosen for _ in range(rng.integers(1, 3))]
+        feed(events, float(now), float(now), metrics, lambda generation: None)
+        for i in chosen:
+            times[i].append(float(now))
+    for which, wanted in (
+        ("time_to_first_token", [own[0] for own in times]),
+        ("inter_token_latency", np.concatenate(list(map(np.diff, times)))),
+    ):
+        place = next(i for i, shape in enumerate(HISTOGRAMS) if shape.attribute == which)
+        ((counts, total),) = metrics.histogram(place)
+        assert (sum(counts), total) == (len(wanted), sum(wanted)), which
 
 
 @pytest.mark.parametrize(

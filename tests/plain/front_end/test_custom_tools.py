@@ -273,6 +273,19 @@ def test_other_arguments(arguments: str, text: str, rng: np.random.Generator) ->
     assert input_of(arguments, rng) == text
 
 
+def test_an_object_is_its_text_only_if_it_has_nothing_else(rng: np.random.Generator) -> None:
+    """Any members, in any order: the input, if it is a text; else the only member, if it is one; else all of the object."""
+    kinds: list[Any] = ["x", "", 5, None, True, ["x"], {"input": "x"}]
+    for _ in range(200):
+        names = rng.permutation(["patch", "input", "a", "b"])[: rng.integers(0, 4)].tolist()
+        given = {name: kinds[int(rng.integers(len(kinds)))] for name in names}
+        arguments = json.dumps(given)
+        only = [*given.values()] if len(given) == 1 and "input" not in given else []
+        value = given["input"] if "input" in given else only[0] if only and isinstance(only[0], str) else None
+        wanted = value if isinstance(value, str) else "" if value is None and not given else arguments
+        assert input_of(arguments, rng) == wanted, arguments
+
+
 @pytest.mark.parametrize("name", sorted(call_formats()))
 def test_every_format_of_calls(name: str, rng: np.random.Generator) -> None:
     """Cut anywhere, text and calls of custom tools and of functions come apart as they do whole."""

@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 import yaml
 
+from blinkpy.config import Config, EngineOptions, TransportOptions
 from blinkpy.dpu.metrics import BLOCK_BYTES, ENDINGS, GAUGES, HISTOGRAMS, Metrics
 from blinkpy.dpu.watch.energy_meter import EnergyMeter, chosen_gpu, start_energy_meter
 from blinkpy.dpu.watch.exposition import Exposition
+from blinkpy.dpu.worker import may_meter
 from blinkpy.queues import words as W
 
 ROOT = Path(__file__).parents[3]
@@ -225,6 +229,13 @@ def test_without_nvml_there_is_no_energy(monkeypatch, caplog: pytest.LogCaptureF
         assert start_energy_meter(metrics) is None
     assert caplog.messages == ["energy metrics are disabled: pynvml"]
     assert not [name for name in samples(Exposition(metrics).render(None)) if "gpu" in name]
+
+
+def test_an_engine_elsewhere_has_no_gpu_here() -> None:
+    choices = {item.name: item.metadata["choices"] for kind in (TransportOptions, EngineOptions) for item in fields(kind)}
+    for transport, device in product(choices["transport"], choices["device"]):
+        config = Config().with_options({"transport": transport, "device": device})
+        assert may_meter(config) == (transport == "shm" and device not in ("cpu", "null")), (transport, device)
 
 
 def test_the_gpu_of_the_engine() -> None:

@@ -15,8 +15,11 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy.dpu.generation import TokenLogprobs, chat_logprobs, completion_logprobs
 from blinkpy.dpu.http import answers
+from blinkpy.dpu.http.fields.response_fields import parse_response
+from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.text.detokenizer import TokenTexts
 from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.request_parameters import RequestParameters
 
 EOS, START = 1, 2
 TEXT = "naïve 😀 日本 the dog"
@@ -164,13 +167,19 @@ def spell(token: int) -> tuple[str, bytes]:
     return f'"{token}\u00e9', b"\xc3"
 
 
-@pytest.mark.parametrize("chat", [True, False])
-def test_many_log_probabilities_are_written_in_pieces_and_say_the_same(chat, rng) -> None:
-    """Around the length of a piece, and with the first token of a prompt, which has none."""
-    for count in (1, answers.PIECE - 1, answers.PIECE, answers.PIECE + 1, 3 * answers.PIECE, int(rng.integers(1, 500))):
+@pytest.mark.parametrize("form", ["chat", "completion", "response"])
+def test_many_log_probabilities_are_written_in_pieces_and_say_the_same(form: str, rng: np.random.Generator) -> None:
+    """Around the length of a piece and of several, and with the first token of a prompt, which has none."""
+    chat = form != "completion"
+    for count in (1, *(most * answers.PIECE + more for most in (1, 2, 3) for more in (-1, 0, 1)), int(rng.integers(1, 500))):
         top = [[(int(rng.integers(600)), -float(rng.random())) for _ in range(rng.integers(5))] for _ in range(count)]
         entries = [TokenLogprobs(i % 600, None if i == 0 and not chat else -1.5, top[i], 3 * i) for i in range(count)]
-        answer = answers.Answer(chat, "m", spell)
+        answer: Any = answers.Answer(chat, "m", spell)
+        if form == "response":
+            answer = ResponseAnswer(parse_response(b'{"input": "x"}', RequestParameters()), "m", spell)
         whole = orjson.loads(answers.at_once(answer.whole([answers.Choice(0, "x", "stop", entries)], answers.Usage(1, count))))
-        expected = chat_logprobs(entries, spell) if chat else completion_logprobs(entries, spell)
-        assert whole["choices"][0]["logprobs"] == orjson.loads(orjson.dumps(expected))
+        expected = orjson.loads(orjson.dumps(chat_logprobs(entries, spell) if chat else completion_logprobs(entries, spell)))
+        if form == "response":
+            assert whole["output"][0]["content"][0]["logprobs"] == expected["content"]
+        else:
+            assert whole["choices"][0]["logprobs"] == expected

@@ -258,12 +258,22 @@ def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message:
 
 
 def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "_owner_of", lambda line: 12345)
+    """The front end's own user, and root, get the sockets."""
+    owners = {12345: False, 1000: True, 0: True}
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
-        first = start(options(engine, tmp_path / "door"), folder)
+        config = options(engine, tmp_path / "door")
+        first = start(config, folder)
         assert first.ready.wait(60)
-        with pytest.raises(ConfigError, match="refuses the handover"):
-            inherit(options(engine, tmp_path / "door"))
+        for owner, may in owners.items():
+            monkeypatch.setattr(handover, "_owner_of", lambda line, owner=owner: owner)
+            if not may:
+                with pytest.raises(ConfigError, match="refuses the handover"):
+                    inherit(config)
+                continue
+            given = inherit(config)
+            assert given is not None and given.sockets
+            given.refuse()
 
 
 def test_who_is_first_finds_nobody(tmp_path: Path) -> None:

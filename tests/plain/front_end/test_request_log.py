@@ -10,7 +10,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -19,7 +22,8 @@ from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import RunningServer, serving
 from support.waiting import wait_for
 
-from blinkpy.dpu.watch.access_log import ACCEPTED
+from blinkpy.dpu.metrics import HISTOGRAMS, Metrics
+from blinkpy.dpu.watch.access_log import ACCEPTED, AccessLog
 from blinkpy.dpu.watch.log_output import FIELDS, MOST_LINES, SPAN_S, WAITING_LINES, JsonLines, LineBound, LogThread, TextLines
 from blinkpy.dpu.watch.traces import RequestTracer
 
@@ -150,6 +154,33 @@ def test_phases_add_up(server, lines, engine) -> None:
     values = dict(re.findall(r'^blinkpy_(\w+_sum)\{worker="0"\} (\S+)$', server.client.get("/metrics").text, re.M))
     assert float(values["queue_time_seconds_sum"]) > 0
     assert float(values["request_prompt_tokens_sum"]) >= 2
+
+
+def test_times_of_a_request_add_up_in_the_metrics(rng: np.random.Generator) -> None:
+    """Laws, for random times on a clock of 1 / 1024 s: the phases are the whole time, and the times of tokens are the decode."""
+    about = partial(pytest.approx, abs=1e-6)  # waits are whole nanoseconds
+    for tokens in (1, 2, 3, int(rng.integers(4, 100))):
+        metrics, (waited, *steps) = Metrics(), (rng.integers(0, 4096, 5) / 1024).tolist()
+        arrival, submitted, first, last = np.cumsum([1000.0, waited + steps[0], steps[1], steps[2] * (tokens > 1)]).tolist()
+        in_engine = min(steps[3], steps[1])
+        request = SimpleNamespace(waited_ns=int(in_engine * 1e9), request_id=0)
+        one: Any = SimpleNamespace(
+            arrival=arrival, submitted=submitted, waited=waited, first_event=first, last_event=last, request=request,
+            finish_reason="stop", error=None, tokens=tokens, prompt_length=7,
+        )  # fmt: skip
+        AccessLog(metrics, False).ended(cast(Any, SimpleNamespace(generations=[one], method="POST", status=200)))
+        found = {shape.attribute: metrics.histogram(i)[0] for i, shape in enumerate(HISTOGRAMS)}
+        sums = {name: total for name, (_, total) in found.items()}
+        assert sum(sums[f"{name}_time"] for name in ("front_end", "queue", "prefill", "decode")) == about(last - arrival)
+        assert sums["queue_time"] == about(waited + in_engine)
+        assert sums["inference_time"] == about(last - submitted - in_engine)
+        assert sums["time_per_output_token"] * (tokens - 1) == about(sums["decode_time"])
+        assert (sums["prompt_length"], sums["output_length"]) == (7, tokens)
+        assert all(sum(counts) == 1 for name, (counts, _) in found.items() if name in OF_ITS_END or (tokens > 1 and name in GAPS))
+
+
+OF_ITS_END = ("front_end_time", "queue_time", "prefill_time", "decode_time", "inference_time", "prompt_length", "output_length")
+GAPS = ("time_per_output_token",)
 
 
 def test_no_lines_if_nobody_wants_them(engine, folder, lines) -> None:

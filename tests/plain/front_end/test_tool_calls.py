@@ -186,7 +186,8 @@ def deepseek_31(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]
 def kimi(draw: random.Random, calls: list[Call]) -> tuple[str, list[str]]:
     arguments = [written(draw, entry) for _, entry in calls]
     each = [
-        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{text}<|tool_call_end|>"
+        f"<|tool_call_begin|>{draw.choice(('functions.', ''))}{name}{draw.choice((f':{i}', ''))}"
+        f"<|tool_call_argument_begin|>{text}<|tool_call_end|>"
         for i, ((name, _), text) in enumerate(zip(calls, arguments, strict=True))
     ]
     return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>", arguments

@@ -50,6 +50,15 @@ def test_each_format_holds(name: str, rng: np.random.Generator) -> None:
             assert all(check.is_valid(one) for check in checks), (schema, one)
 
 
+@pytest.mark.parametrize("name", schema_keywords.NUMBER_FORMATS)
+def test_each_number_format_ends_with_its_type(name: str) -> None:
+    """Both ends, and the numbers beyond them."""
+    low, high = int(np.iinfo(name).min), int(np.iinfo(name).max)
+    automaton = automaton_of_schema({"type": "integer", "format": name})
+    for number in (low - 1, low, low + 1, -1, 0, high - 1, high, high + 1):
+        assert automaton.accepts(str(number).encode()) == (low <= number <= high), number
+
+
 BUGS: tuple[tuple[str, Bug], ...] = (
     (
         "multipleOf",

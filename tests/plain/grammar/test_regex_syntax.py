@@ -36,11 +36,39 @@ class RegexDraw:
     def one(self, *values: str) -> str:
         return values[self.rng.integers(len(values))]
 
+    def spelled(self, character: str) -> str:
+        """Itself or an escape, as an end of a range."""
+        code = ord(character)
+        return self.one(
+            *([character] if character not in '\n"\\' else []), f"\\u{code:04x}", *([f"\\x{code:02x}"] if code < 256 else [])
+        )
+
+    def range(self) -> str:
+        low, high = sorted(self.rng.integers(0, len(LETTERS), 2), key=lambda i: LETTERS[i])
+        ends = [self.spelled(LETTERS[i]) if ord(LETTERS[i]) < 65536 else LETTERS[i] for i in (low, high)]
+        return f"[{self.one('', '^')}{self.one('', 'b')}{'-'.join(ends)}{self.one('', 'c', '-')}]"
+
     def term(self, depth: int) -> str:
         if depth and self.rng.random() < 0.4:
             return self.one("(%s)", "(?:%s)", "(?P<g>%s)").replace("(?P<g>", "(?:") % self.expression(depth - 1)
         return self.one(
-            "a", "b", "c", "é", "😀", "[ab]", "[^a]", "[a-é]", "[^b-€]", r"\n", r"\"", r"\\", r"\u20ac", r"[\n\-c]", r"\x61"
+            self.range(),
+            self.range(),
+            "a",
+            "b",
+            "c",
+            "é",
+            "😀",
+            "[ab]",
+            "[^a]",
+            "[a-é]",
+            "[^b-€]",
+            r"\n",
+            r"\"",
+            r"\\",
+            r"\u20ac",
+            r"[\n\-c]",
+            r"\x61",
         )
 
     def expression(self, depth: int) -> str:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
+from blinkpy.device.tables import named_arrays
 from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.family import describe_config
+from blinkpy.models.gpu.gpu_buffers import Buffers
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory, slots_that_fit
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.layout import EngineFacts, QueueSizes
@@ -121,23 +124,33 @@ def test_four_bit_experts_take_four_bits() -> None:
     assert parts[1] - parts[0] == 2 * experts - experts // 2 - experts // 32
 
 
-def test_the_index_of_drafts_is_in_the_plan(rng: np.random.Generator) -> None:
-    """At least as large as the arrays of a real state, for any context."""
+def test_no_buffer_is_larger_than_its_part_of_the_plan(rng: np.random.Generator) -> None:
+    """Of each published model, for steps of any size, whole and cut."""
+    for config in (one.config for one in MODELS if not one.refusal):
+        model, tokens, rows = describe_config(config), int(rng.integers(300, 9000)), int(rng.integers(1, 300))
+        asked = {"slots": 300, "max_num_seqs": rows, "max_num_batched_tokens": tokens, "step_groups": 2}
+        parts = plan_memory(Config().with_options(asked), model, 2, 1 << 20, 1 << 40, 1 << 40).parts
+        buffers = vars(Buffers(model, tokens, rows, torch.bfloat16, "meta", tokens))
+        cut = sum(tensor.nbytes for name, tensor in buffers.items() if name.startswith("cut"))
+        assert sum(tensor.nbytes for tensor in buffers.values()) - cut <= parts["activations"], model.name
+        assert cut <= parts["suspended step"] <= 2 * cut, model.name
+
+
+def test_no_state_is_larger_than_its_part_of_the_plan(rng: np.random.Generator) -> None:
+    """With the index of drafts and the copies of recordings, for any context."""
     model = describe_config(MODELS[0].config)
-    for _ in range(20):
-        length, slots = int(rng.integers(16, 5000)), int(rng.integers(2, 20))
-        options = {"max_model_len": length, "slots": slots, "num_pages": 400}
-        off, drafts = (Config().with_options(options | {"speculative": kind}) for kind in ("off", "ngram"))
-        planned = [plan_memory(one, model, 2, 1 << 20, 1 << 38, 1 << 38).parts["scheduler state"] for one in (off, drafts)]
+    for _ in range(12):
+        length, slots, pages = (int(rng.integers(low, high)) for low, high in ((16, 5000), (2, 300), (50_000, 100_000)))
+        recorded, drafts = int(rng.choice((0, 64))), str(rng.choice(("off", "ngram")))
+        asked = {"max_model_len": length, "slots": slots, "num_pages": pages, "speculative": drafts, "record_steps": recorded}
+        config = Config().with_options(asked | {"max_num_batched_tokens": 2048, "grammar_slots": 0})
+        planned = plan_memory(config, model, 2, 1 << 20, 1 << 40, 1 << 40).parts["scheduler state"]
         sizes = QueueSizes(1, slots, 1 << max(1, (slots - 1).bit_length()), 64, 64, 1)
-        facts = EngineFacts(1, 70001, 70003, length, 100, 16, 400, slots, 5000)
-        made = make_state(
-            make_limits_by_name(
-                sizes, facts, max_num_batched_tokens=2048, speculative="ngram", speculative_tokens=7, speculative_match=8
-            ),
-            bucket_shapes(slots, 2048),
-        ).drafts
-        assert sum(array.nbytes for array in made) <= planned[1] - planned[0] + 64 * slots
+        facts = EngineFacts(1, 70001, 70003, length, 100, 16, pages, slots, 5000)
+        limits = {"speculative": drafts, "max_num_batched_tokens": 2048, "speculative_tokens": 7, "speculative_match": 8}
+        made = make_state(make_limits_by_name(sizes, facts, **limits), bucket_shapes(slots, 2048))
+        state = sum(array.nbytes for _, array in named_arrays(made))
+        assert state * (2 if recorded else 1) <= planned <= 8 * state, asked
 
 
 def test_arrays_as_kernel_arguments() -> None:
@@ -173,8 +186,9 @@ def test_grammars_have_room_beside_prompts() -> None:
 
 
 def test_pages_that_no_slot_could_use_are_not_allocated() -> None:
-    config = Config().with_options({"slots": 2, "max_model_len": 32})
-    assert engine_sizes(config, 1000, 1, 1 << 20).num_pages == 2 * 2 * 2
+    for workers in (1, 3):
+        config = Config().with_options({"slots": 2, "max_model_len": 32, "workers": workers})
+        assert engine_sizes(config, 1000, 1, 1 << 20).num_pages == 2 * workers * 2 * 2
 
 
 @pytest.mark.parametrize(

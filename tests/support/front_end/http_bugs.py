@@ -64,7 +64,12 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("texts of a result run together", 'else "\\n".join(part.text for part', 'else "".join(part.text for part'),
         ("only the first stop sequence counts", "tuple(dict.fromkeys(given.stop_sequences or ()))",
          "tuple(dict.fromkeys((given.stop_sequences or ())[:1]))"),
+        ("an answer continues calls", 'if last["role"] == "assistant" and "tool_calls" not in last and last["content"]:',
+         'if last["role"] == "assistant" and last["content"]:'),
         ("top_p of 0 stays", 'if sampling["top_p"] == 0:', 'if sampling["top_p"] is False:'),
+    ],
+    "response_fields": [
+        ("a summary of reasoning hides its text", "self.content or self.summary or ()", "self.summary or self.content or ()"),
     ],
     "message_parser": [
         ("the closing tag is no reasoning", "        self.tokens = self._begun\n        self._seen = None if",

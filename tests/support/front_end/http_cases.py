@@ -66,7 +66,7 @@ class CaseMaker:
     def case(self) -> Case:
         """The next one."""
         self.made += 1
-        path = self.draw.choice([COMPLETIONS, COMPLETIONS, CHAT, CHAT, RESPONSES, MESSAGES, MESSAGES])
+        path = self.draw.choice([COMPLETIONS, CHAT, RESPONSES, MESSAGES])
         case = self._completion() if path == COMPLETIONS else self._chat(path)
         self._sampling(case)
         self._rules(case)
@@ -109,17 +109,14 @@ class CaseMaker:
         body: dict[str, Any] = {}
         text = f"{self.made} {self.text()}"
         messages = [{"role": "user", "content": text}]
-        if path == MESSAGES:
-            self._conversation(body, messages)
-        elif path == CHAT:
-            body["messages"] = messages
+        goes_on = self._conversation(path, body, messages)
+        if path == CHAT:
             body |= {"n": self.draw.randint(1, 3)} if self.some(0.4) else {}
             if self.some(0.4):
                 body |= {"logprobs": True} | ({"top_logprobs": self.draw.choice([0, 2, 20])} if self.some(0.6) else {})
             if self.some(0.15):
                 body["include_reasoning"] = False
-        else:
-            body["input"] = text
+        elif path == RESPONSES:
             if self.some(0.3):
                 body["instructions"] = self.text()
                 messages.insert(0, {"role": "system", "content": body["instructions"]})
@@ -128,7 +125,8 @@ class CaseMaker:
             if self.some(0.3):
                 body["metadata"] = {"a": self.text(2)}
         if self.model.plain:
-            case = Case(path, body, self._tenant(), [self.model.chat_prompt(messages, [], {})], [], [], plain=True)
+            prompts = [self.model.chat_prompt(messages, [], {}, goes_on=goes_on)]
+            case = Case(path, body, self._tenant(), prompts, [], [], plain=True)
             case.speeches = [[self._speech(self.text(12)) for _ in range(case.choices)]]
             body.pop("include_reasoning", None)
             return case
@@ -153,8 +151,8 @@ class CaseMaker:
                 body |= {} if parallel is None else {"parallel_tool_calls": parallel}
                 body |= {"tool_choice": choice} if choice else {}
             tools = [] if choice == "none" else tools
-        prompts = [self.model.chat_prompt(messages, tools, values)]
-        case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values)
+        prompts = [self.model.chat_prompt(messages, tools, values, goes_on=goes_on)]
+        case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values and not goes_on)
         if tools and self.some(0.7):
             case.broken = self.some(0.5 if path == MESSAGES else 0.25)
             case.calls = [
@@ -163,37 +161,91 @@ class CaseMaker:
         case.speeches = [[self._answer(case) for _ in range(case.choices)]]
         return case
 
-    def _conversation(self, body: dict[str, Any], messages: list[dict[str, str]]) -> None:
-        """The fields of /v1/messages for one question, at times behind instructions and results of calls. messages: of the
-        question; becomes the whole conversation as text."""
-        body["messages"] = [dict(one) for one in messages]
+    def _conversation(self, path: str, body: dict[str, Any], messages: list[dict[str, str]]) -> bool:
+        """The fields for one question, at times behind instructions, and before a turn with calls. Returns whether the answer
+        continues a text of the model.
 
-        def texts() -> tuple[Any, list[str]]:
-            """A content, as one text or as blocks, and its texts."""
-            some = [f"{self.draw.randint(0, 99)}{self.text(3)}x" for _ in range(self.draw.randint(1, 3))]
-            return ([{"type": "text", "text": one} for one in some], some) if self.some(0.7) else (some[0], some[:1])
-
+        messages: of the question; becomes the whole conversation as text."""
+        question = messages[0]["content"]
+        given: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        goes_on = False
         if self.some(0.4) and not self.model.plain:
-            said, (_, thanked) = self.text(3).strip() or "Well.", texts()
-            use = {"type": "tool_use", "name": "get_time", "input": {}}
-            uses = [use | {"id": f"toolu_{i}"} for i in range(self.draw.randint(1, 2))]
-            results: list[dict[str, Any]] = []
-            calls = "".join('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>' for _ in uses)
-            messages.append({"role": "assistant", "content": f"{said}{calls}"})
-            for one in uses:
-                content, told = texts()
-                wrong = self.some(0.3)
-                results.append({"type": "tool_result", "tool_use_id": one["id"], "content": content, "is_error": wrong})
-                messages.append({"role": "tool", "content": "Error: " * wrong + "\n".join(told)})
-            results += [{"type": "text", "text": one} for one in thanked]
-            messages.append({"role": "user", "content": "\n".join(thanked)})
-            body["messages"] += [
-                {"role": "assistant", "content": [{"type": "text", "text": said}, *uses]},
-                {"role": "user", "content": results},
-            ]
-        if self.some(0.3):
-            body["system"], told = texts()
+            said, count = self.text(3).strip() or "Well.", self.draw.randint(1, 2)
+            thoughts, summary = (self._texts() if self.some(0.7) else [] for _ in range(2))
+            shown = thoughts or (summary if path == RESPONSES else [])
+            calls = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>' * count
+            reasoning = "<think>\n{}\n</think>\n\n".format("\n".join(shown)) if shown else ""
+            messages.append({"role": "assistant", "content": f"{reasoning}{said}{calls}"})
+            ended = path == MESSAGES and self.some(0.3)  # with the calls
+            results = [] if ended else [(self._texts(), path == MESSAGES and self.some(0.3)) for _ in range(count)]
+            messages += [{"role": "tool", "content": "Error: " * wrong + "\n".join(told)} for told, wrong in results]
+            thanked = self._texts()
+            messages += [] if ended else [{"role": "user", "content": "\n".join(thanked)}]
+            given += self._turn(path, said, thoughts, summary, count, results, thanked)
+        elif path == MESSAGES and self.some(0.2):
+            goes_on, said = True, self.text(3).strip() or "Well."
+            given.append({"role": "assistant", "content": said})
+            messages.append({"role": "assistant", "content": said})
+        body["input" if path == RESPONSES else "messages"] = question if path == RESPONSES and len(given) == 1 else given
+        if path == MESSAGES and self.some(0.3):
+            told = self._texts()
+            body["system"] = self._blocks(told)
             messages.insert(0, {"role": "system", "content": "\n\n".join(told)})
+        return goes_on
+
+    def _texts(self) -> list[str]:
+        return [f"{self.draw.randint(0, 99)}{self.text(3)}x" for _ in range(self.draw.randint(1, 3))]
+
+    def _blocks(self, texts: list[str], kind: str = "text") -> Any:
+        """A content: blocks, or at times the only text."""
+        return texts[0] if len(texts) == 1 and self.some(0.5) else [{"type": kind, "text": one} for one in texts]
+
+    def _turn(
+        self,
+        path: str,
+        said: str,
+        thoughts: list[str],
+        summary: list[str],
+        count: int,
+        results: list[tuple[list[str], bool]],
+        thanked: list[str],
+    ) -> list[dict[str, Any]]:
+        """Messages or items: the model's text and calls, their results, and the user's text. summary: of the reasoning, which
+        counts without thoughts."""
+        ids = [f"id_{i}" for i in range(count)]
+        if path == RESPONSES:
+            reasons = [{"type": "reasoning_text", "text": one} for one in thoughts]
+            summaries = [{"type": "summary_text", "text": one} for one in summary]
+            items: list[dict[str, Any]] = [{"type": "reasoning", "summary": summaries, "content": reasons}] * bool(
+                thoughts or summary
+            )
+            items += [{"role": "assistant", "content": self._blocks([said], "output_text")}]
+            items += [{"type": "function_call", "call_id": one, "name": "get_time", "arguments": "{}"} for one in ids]
+            items += [
+                {"type": "function_call_output", "call_id": one, "output": self._blocks(told, "input_text")}
+                for one, (told, _) in zip(ids, results, strict=True)
+            ]
+            return [*items, {"role": "user", "content": self._blocks(thanked, "input_text")}]
+        if path == CHAT:
+            function = {"name": "get_time", "arguments": "{}"}
+            calls = [{"id": one, "type": "function", "function": function} for one in ids]
+            turn: dict[str, Any] = {"role": "assistant", "content": said, "tool_calls": calls}
+            turn |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+            told = [
+                {"role": "tool", "tool_call_id": one, "content": "\n".join(some)}
+                for one, (some, _) in zip(ids, results, strict=True)
+            ]
+            return [turn, *told, {"role": "user", "content": "\n".join(thanked)}]
+        blocks = [{"type": "thinking", "thinking": one, "signature": ""} for one in thoughts]
+        uses = [{"type": "tool_use", "id": one, "name": "get_time", "input": {}} for one in ids]
+        found: list[dict[str, Any]] = [{"role": "assistant", "content": [*blocks, {"type": "text", "text": said}, *uses]}]
+        if results:
+            answers = [
+                {"type": "tool_result", "tool_use_id": one, "content": self._blocks(some), "is_error": wrong}
+                for one, (some, wrong) in zip(ids, results, strict=True)
+            ]
+            found.append({"role": "user", "content": [*answers, *({"type": "text", "text": one} for one in thanked)]})
+        return found
 
     @staticmethod
     def _tool(name: str) -> dict[str, Any]:

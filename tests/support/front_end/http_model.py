@@ -195,19 +195,24 @@ class Model:
             return list(given)
         return list(self.encoder.encode(given, add_special_tokens=body.get("add_special_tokens") is not False).ids)
 
-    def chat_prompt(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any]) -> list[int]:
-        """By the template. messages: with their calls as text, and results of the role `tool`. tools: as chats have them."""
+    def chat_prompt(
+        self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any], *, goes_on: bool
+    ) -> list[int]:
+        """By the template. messages: with their calls as text, and results of the role `tool`. tools: as chats have them.
+        goes_on: the answer continues the last text."""
         texts = [
             ("user", f"<tool_response>{m['content']}</tool_response>") if m["role"] == "tool" else (m["role"], m["content"])
             for m in messages
         ]
         said = "".join(f"<|start|>{role}\n{text}<|end|>\n" for role, text in texts)
+        end = "" if goes_on else "<|start|>assistant:" if self.plain else "<|start|>assistant\n<think>\n"
+        said = said.removesuffix("<|end|>\n") if goes_on else said
         if self.plain:
-            return list(self.encoder.encode(f"{said}<|start|>assistant:", add_special_tokens=False).ids)
+            return list(self.encoder.encode(f"{said}{end}", add_special_tokens=False).ids)
         text = ""
         if tools:
             lines = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
             text = f"<|start|>system\nTools:\n{lines}Answer with <tool_call>{{...}}</tool_call>.<|end|>\n"
-        text += f"{said}<|start|>assistant\n<think>\n"
-        text += "\n</think>\n\n" if values.get("enable_thinking") is False else ""
+        text += f"{said}{end}"
+        text += "\n</think>\n\n" if values.get("enable_thinking") is False and not goes_on else ""
         return list(self.encoder.encode(text, add_special_tokens=False).ids)
