@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from blinkpy.kernels.all_reduce import Peers, all_reduce, gather_logits
 from blinkpy.kernels.attention import attention_variants as split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
@@ -75,6 +76,7 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"case of {name}", sampling_launch(name)
     yield "window rings", ring_launch()
     yield "latent attention", latent_launch()
+    yield "sums over ranks", peer_launch()
 
 
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
@@ -135,6 +137,22 @@ def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bf
     workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], heads, kv_heads, head_dim, "meta")
     call = AttentionCall(q, paged, batch, out, tokens, head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
     return partial(attend, call, plan)
+
+
+def peer_launch() -> Callable[[], object]:
+    """Of two and four GPUs: both forms of a sum, into the residual stream and beside it; and the logits."""
+
+    def launch() -> None:
+        counts = meta(8, dtype=torch.int64)
+        for ranks in (2, 4):
+            at, addend = meta(ranks, dtype=torch.int64), meta(1024, 4096, dtype=torch.bfloat16)
+            whole, part = (meta(64, size, dtype=torch.float32) for size in (128256, 128256 // ranks))
+            peers = Peers(1, ranks, at, at, at, at, addend, whole, part, 128256 // ranks, meta(32), meta(2), ())
+            for rows, add in (1, True), (64, False), (1024, True):
+                all_reduce(meta(rows, 4096, dtype=torch.bfloat16), counts, peers, add=add, pdl=True)
+            gather_logits(64, counts, peers, pdl=True)
+
+    return launch
 
 
 def ring_launch(tokens: int = 8192, rows: int = 64) -> Callable[[], object]:

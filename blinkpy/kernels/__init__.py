@@ -10,3 +10,5 @@ MAX_ROTATED = 128  # elements behind it
 MAX_EXPERTS = 1024  # one warp has the logits of a token
 MAX_STATE = 1 << 15  # a matrix of a gated delta net, with padded sizes, fits the registers of 8 warps
 MAX_TOP_K = 64
+ONE_SHOT_BYTES = 512 << 10
+"""Largest sum over ranks that is added in one shot: see all_reduce.py."""

@@ -259,6 +259,8 @@ BLOCKS = (
 
 ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_recur", "HEADS")}
 """Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
+ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
+"""Constants with sizes on both sides in test_all_reduce.py."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear", "_combine",
             "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
 
