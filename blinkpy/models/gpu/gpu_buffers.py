@@ -22,9 +22,19 @@ class Buffers:
 
     tokens, rows: of that step.
     cut_tokens: tokens of the largest cut step; 0: steps are not cut.
+    logits: float32 [rows, vocab], memory that peers write, if there are several ranks.
     """
 
-    def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str, cut_tokens: int = 0):
+    def __init__(
+        self,
+        model: DecoderDescription,
+        tokens: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: str,
+        cut_tokens: int = 0,
+        logits: torch.Tensor | None = None,
+    ):
         def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
@@ -52,7 +62,7 @@ class Buffers:
         self.last_hidden = zeros(rows, model.hidden_size)
         self.last_counts = zeros(8, kind=torch.int64)  # batch header for these tokens
         self.last = zeros(rows, model.hidden_size)  # normed last token of each row
-        self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
+        self.logits = zeros(rows, model.vocab_size, kind=torch.float32) if logits is None else logits
 
 
 def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.activation import quantised_swiglu, softcap
+from blinkpy.kernels.all_reduce import Peers, all_reduce, gather_logits
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, place_pages
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
@@ -47,6 +48,7 @@ from blinkpy.models.gpu.gpu_delta import launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.parallel_experts import launch_parallel
+from blinkpy.models.gpu.rank_addends import add_over_ranks, words_of, write_addend
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
@@ -61,6 +63,7 @@ class GpuDecoder:
     table, expert_table: measured configurations of linear layers and of experts.
     pdl: chain kernels by programmatic dependent launch.
     invariant: a token depends only on previous tokens, bit for bit; requires whole shapes.
+    peers: of one of several ranks, whose model and weights are its own part; None: the only rank.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class GpuDecoder:
         *,
         expert_table: ExpertTable | None = None,
         invariant: bool = False,
+        peers: Peers | None = None,
     ):
         if invariant and any(shape.last_tokens_only for shape in shapes):
             raise ValueError("a batch-invariant decoder needs complete shapes")
@@ -90,13 +94,15 @@ class GpuDecoder:
         self.pdl = pdl
         self.view = BatchView.of(batch)
         self.invariant = invariant
+        self.peers = peers
         self.table = InvariantLinearTable() if invariant else table
         device, dtype = str(weights.device), weights.dtype
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count if weights.device.type == "cuda" else 132
         ropes = {rope: [torch.from_numpy(some).to(device) for some in rope.tables(max_model_len)] for rope in model.ropes}
         self.ropes = [ropes[layer.attention.rope] for layer in model.layers]  # cosines and sines
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
-        self.buffers = Buffers(model, tokens, rows, dtype, device, max((s.tokens for s in shapes if s.groups > 1), default=0))
+        cut_tokens = max((s.tokens for s in shapes if s.groups > 1), default=0)
+        self.buffers = Buffers(model, tokens, rows, dtype, device, cut_tokens, logits=None if peers is None else peers.whole)
         self._ends_group = False  # the launched block ends a group, so it must leave no partial sums
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step in launch
         self.latent = None
@@ -172,7 +178,11 @@ class GpuDecoder:
         source, residual = self.stream.take()
         every = None if shape.last_tokens_only else self.view
         rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
-        self._linear(last, self.weights.lm_head, logits)
+        if self.peers is None:
+            self._linear(last, self.weights.lm_head, logits)
+        else:
+            self._linear(last, self.weights.lm_head, self.peers.part[: shape.rows])
+            logits = gather_logits(shape.rows, counts, self.peers, pdl=self.pdl)
         if cap := self.model.factors.softcap:
             softcap(logits, counts, cap, pdl=self.pdl)
         return logits
@@ -222,14 +232,19 @@ class GpuDecoder:
         if layer.post_norm is None:
             raise ValueError("an expert layer needs a norm before it")
         normed = self._route(layer, layer.post_norm)
-        self._routed(layer, block, normed, self.stream.hidden)
+        hidden = self.stream.hidden
+        self._routed(layer, block, normed, self.addend_of(hidden), add=self.peers is None)
         if layer.shared_gate_up is not None and layer.shared_down is not None:
             rows, counts = self.stream.rows, self.stream.counts
             inner = part(self.buffers.inner, rows, block.shared)
             self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
             if layer.shared_gate is not None:
                 gate_shared(normed, layer.shared_gate, inner, counts, pdl=self.pdl)
-            self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
+            if self.peers is None:
+                self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
+            else:
+                write_addend(self, inner, layer.shared_down, None, add=True)
+        self.sum_over_ranks(hidden, add=True)
 
     def _route(self, layer: LayerWeights, norm: torch.Tensor) -> torch.Tensor:
         """Launch the router; its logits are then in the experts' buffers. Returns the norm of the residual stream,
@@ -375,6 +390,9 @@ class GpuDecoder:
         """
         if factor is not None and norm is None:
             raise ValueError("a factor of a layer's output needs a norm before it")
+        if self.peers is not None:
+            add_over_ranks(self, x, weight, bias, norm, factor)
+            return
         workspace, hidden, counts = self.linear_workspace, self.stream.hidden, self.stream.counts
         config = self._config(weight, len(hidden))
         operands = self._operands(x, weight, config)
@@ -397,10 +415,14 @@ class GpuDecoder:
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, factor=factor, pdl=self.pdl)
 
+    def addend_of(self, out: torch.Tensor) -> torch.Tensor:
+        """The memory for this rank's part of a result: `out` itself on the only rank."""
+        return out if self.peers is None else self.peers.addend[: len(out)]
 
-def words_of(weight: Matrix) -> PackedMatrix | None:
-    """The matrix, if it has 4-bit weights."""
-    return weight if isinstance(weight, PackedMatrix) else None
+    def sum_over_ranks(self, out: torch.Tensor, *, add: bool = False) -> None:
+        """Launch out = the sum of all ranks' addends; nothing on the only rank. add: add it to out."""
+        if self.peers is not None:
+            all_reduce(out, self.stream.counts, self.peers, add=add, pdl=self.pdl)
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

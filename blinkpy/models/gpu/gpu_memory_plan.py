@@ -15,6 +15,7 @@ from blinkpy.kernels import (
     MAX_STATE,
     MAX_TOP_K,
     MIN_HEAD_DIM,
+    ONE_SHOT_BYTES,
 )
 from blinkpy.models.delta_states import pool_bytes, settled_slots
 from blinkpy.models.description.blocks import Experts
@@ -121,7 +122,14 @@ def grammar_bytes(config: Config, model: DecoderDescription) -> int:
 
 
 def plan_memory(
-    config: Config, model: DecoderDescription, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
+    config: Config,
+    model: DecoderDescription,
+    itemsize: int,
+    page_bytes: int,
+    free: int,
+    total: int,
+    queue_bytes: int = 0,
+    ranks: int = 1,
 ) -> MemoryPlan:
     """The plan for a model, including the flight recorder's copies of the scheduler's state.
 
@@ -129,6 +137,7 @@ def plan_memory(
     page_bytes: of a page of the KV cache.
     free, total: bytes of the GPU.
     queue_bytes: of queue pairs in the GPU's memory.
+    ranks: GPUs of the model, of which `model` is one's part.
     """
     scheduler, slots = config.scheduler, config.all_slots
     length = config.model.max_model_len or model.default_context
@@ -147,9 +156,15 @@ def plan_memory(
         "recurrent states": pool_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
         "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs) * itemsize + 16),
+        "sums over GPUs": peer_bytes(model, scheduler.max_num_batched_tokens, rows, ranks, itemsize) if ranks > 1 else 0,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
     return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization, slots)
+
+
+def peer_bytes(model: DecoderDescription, tokens: int, rows: int, ranks: int, itemsize: int) -> int:
+    """Memory of a GPU for sums over `ranks` GPUs, and for its part of the logits."""
+    return tokens * model.hidden_size * itemsize + 2 * ranks * ONE_SHOT_BYTES + 4 * rows * model.vocab_size + (1 << 20)
 
 
 def slots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, itemsize: int) -> int:

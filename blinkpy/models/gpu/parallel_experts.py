@@ -30,9 +30,11 @@ def launch_parallel(decoder: Any, layer: LayerWeights, block: Experts) -> None:
     rows, counts, hidden = stream.rows, stream.counts, stream.hidden
     inner, (dense, routed) = part(buffers.inner, rows, block.shared), buffers.parallel[:, :rows]
     decoder._linear(hidden, gate_up, inner, norm=layer.post_norm, swiglu=True, gelu=block.activation == Activation.GELU_TANH)
-    decoder._linear(inner, down, dense)
+    decoder._linear(inner, down, decoder.addend_of(dense))
+    decoder.sum_over_ranks(dense)
     rms_norm(dense, layer.shared_out_norm, eps, counts, dense, pdl=pdl)
     decoder._route(layer, of_router)
-    decoder._routed(layer, block, decoder._norm(before), routed, add=False)
+    decoder._routed(layer, block, decoder._norm(before), decoder.addend_of(routed), add=False)
+    decoder.sum_over_ranks(routed)
     rms_norm(routed, behind, eps, counts, dense, add=True, pdl=pdl)
     rms_norm(dense, outer, eps, counts, hidden, add=True, factor=factor_of_mlp(layer), pdl=pdl)

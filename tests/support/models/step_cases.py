@@ -13,6 +13,7 @@ from support.models.random_grammars import no_grammars
 from support.models.ring_storm import ring_storm
 
 from blinkpy.device.tables import map_arrays
+from blinkpy.kernels.all_reduce import Peers
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable, quantises
 from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
@@ -49,7 +50,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False, fp8_cache: bool = False, drafts: bool = False,
+        rings: bool = False, fp8_cache: bool = False, drafts: bool = False, peers: Peers | None = None,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -69,7 +70,7 @@ class OnDevice:
         self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, slots)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
-            expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant,
+            expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant, peers=peers,
         )  # fmt: skip
         self.step = GpuStep(decoder, no_grammars(slots, device))
 
