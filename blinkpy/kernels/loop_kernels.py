@@ -26,17 +26,18 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, step_kind
 from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
-from blinkpy.scheduler.cycle import Phases, make_phases
+from blinkpy.scheduler.cycle import EnginePhases, Phases, engine_phases, make_phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.policy_key import policy_digest
+from blinkpy.scheduler.rank_exchange import RANK_FAULT, Exchange, RankArguments, rank_phases
 
 # Words of the loop, int64, in GPU memory.
 LOOP_BUDGET_NS = 0  # time limit from the first turn; 0: no limit
-LOOP_BEGAN_NS = 1  # clock of the first turn
+LOOP_BEGAN_NS = 1  # clock of the first overlap
 LOOP_TURNS = 2
 LOOP_TRACED = 3  # rows written to the trace
-LOOP_RESULT = 4  # reason of the loop's end: STOPPED, DRAINED, or TIME_OVER
+LOOP_RESULT = 4  # reason of the loop's end: STOPPED, DRAINED, TIME_OVER or RANK_FAULT
 LOOP_OVERLAP_BEGIN = 5  # clock of the last `overlap`
 LOOP_OVERLAP_END = 6
 LOOP_COPY_GRAPH = 7  # branch of SWITCH that copies the state for the flight recorder
@@ -88,16 +89,23 @@ class Arguments(NamedTuple):
     state: S.State
 
 
-def device_arguments(limits: Limits, queues: EngineViews, state: S.State) -> tuple[TableType, NDArray[np.int64]]:
+def device_arguments(
+    limits: Limits, queues: EngineViews, state: S.State, rank: tuple[EngineViews, Exchange] | None = None
+) -> tuple[TableType, NDArray[np.int64]]:
     """Type and words of the table for a kernel. The arrays are on the GPU; the words must be copied there,
     too. The type does not depend on sizes.
+
+    rank: the queues of the front ends and the exchange, for one of several ranks.
     """
-    return make_table(Arguments(limits, queues, state), strided_parts=("queues",))
+    if rank is None:
+        return make_table(Arguments(limits, queues, state), strided_parts=("queues",))
+    source, exchange = rank
+    return make_table(RankArguments(limits, source, queues, exchange, state), strided_parts=("source", "queues"))
 
 
-def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
+def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Any]:
     """A device function read(table, shared, lane, lanes) for kernels of one block: copies a table (int64, from
-    device_arguments) from global to shared memory, for fast access, and returns its Arguments. Called by all
+    device_arguments) from global to shared memory, for fast access, and returns its arguments. Called by all
     lanes.
     """
     read_tree = cuda_table_reader(kind)
@@ -112,7 +120,7 @@ def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
     return read
 
 
-def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+def overlap_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table,
     int64 [words], with the data of `schedule` after it; the loop's words.
     """
@@ -126,7 +134,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
         if lane == 0:
             clock[0] = now_ns()
         cuda.syncthreads()  # all lanes must use the same time
-        run(arguments.limits, arguments.queues, arguments.state, clock[0], lane, lanes)
+        run(arguments, clock[0], lane, lanes)
         if lane == 0:
             loop[LOOP_OVERLAP_BEGIN] = clock[0]
             loop[LOOP_OVERLAP_END] = now_ns()
@@ -134,7 +142,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
     return overlap
 
 
-def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+def publish_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `publish`, for the turn before the current step. Counters, gauges and the
     heartbeat go to the host's memory, and no kernel waits for them. Arguments as of `overlap`.
     """
@@ -146,7 +154,7 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
         due = loop[LOOP_PUBLISH_DUE]
         cuda.syncthreads()
         if due != 0:
-            publish(engine.limits, engine.queues, engine.state, lane, lanes)
+            publish(engine, lane, lanes)
             if lane == 0:
                 loop[LOOP_PUBLISH_DUE] = 0
                 ask_for_copy(loop, engine.state.recorder.cursor[S.POSITION])
@@ -163,7 +171,7 @@ def ask_for_copy(loop, position):
         loop[LOOP_COPY_DUE] = 1
 
 
-def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+def schedule_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `schedule`. Its arguments:
 
     table: int64 [words + GRAPHS_OF_BUCKET * buckets], the table, then the index of the step graph by bucket and
@@ -195,7 +203,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         prefetch_forecast(engine.limits, engine.state, lane, lanes)
         wait_for_predecessors()
         begin = now_ns()
-        bucket = schedule(engine.limits, engine.queues, engine.state, lane, lanes)
+        bucket = schedule(engine, lane, lanes)
         if is_faulted(engine.state):  # only if the state is checked
             bucket = S.STOPPED
         counts = engine.state.batch.counts
@@ -206,7 +214,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             if due != 0 and counts[S.GROUP] == 0:
                 graph = copy_graph
         result = 0
-        if bucket in (S.STOPPED, S.DRAINED):
+        if bucket in (S.STOPPED, S.DRAINED, RANK_FAULT):
             result = bucket
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
             result = TIME_OVER
@@ -220,15 +228,16 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             loop[LOOP_TURNS] = turns + 1
             loop[LOOP_PUBLISH_DUE] = 0 if publishes else 1
             if began == 0:
-                loop[LOOP_BEGAN_NS] = begin
+                loop[LOOP_BEGAN_NS] = engine.state.inbox.now_ns[0]  # equal on all ranks
             if result != 0:
                 end_loop(repeat, while_handle, own, graph)
                 loop[LOOP_RESULT] = result
-                engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
+                if result != RANK_FAULT:  # the host announces it
+                    engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)
-        if publishes:
-            publish(engine.limits, engine.queues, engine.state, lane, lanes)
+        if publishes and result != RANK_FAULT:
+            publish(engine, lane, lanes)
             if lane == 0:
                 recorder = engine.state.recorder
                 if graph != step:  # copy the current state first
@@ -332,16 +341,22 @@ def loop_phases(policy: Policy, limits: Limits) -> Phases:
     return make_phases(policy, drafts=limits.draft_tokens > 0)
 
 
-def loop_code(policy: Policy, limits: Limits, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
-    """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
-    phases, drafts = loop_phases(policy, limits), limits.draft_tokens > 0
+def loop_code(
+    policy: Policy, limits: Limits, kind: Any, words: int, capability: tuple[int, int], *, ranked: bool = False
+) -> LoopCode:
+    """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before.
 
-    def code(name: str, signature: Any, make: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
+    ranked: for one of several ranks.
+    """
+    make, drafts = rank_phases if ranked else engine_phases, limits.draft_tokens > 0
+    phases = make(loop_phases(policy, limits))
+
+    def code(name: str, signature: Any, kernel: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
         path = _cached_at(name, policy, kind, words, drafts, capability)
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
                 return _load(path)
-        compiled = compile_kernel(make(*arguments), signature, capability)
+        compiled = compile_kernel(kernel(*arguments), signature, capability)
         if path is not None:
             with contextlib.suppress(OSError):
                 _store(path, compiled)

@@ -65,6 +65,35 @@ class Phases(NamedTuple):
     """turn(limits, queues, state, now_ns, lane, lanes): the three in order; returns what schedule does."""
 
 
+class EnginePhases(NamedTuple):
+    """The parts of a turn as device functions of a tuple of their arguments: limits, queues and state, or
+    rank_exchange.RankArguments.
+    """
+
+    overlap: Callable[..., None]  # (engine, now_ns, lane, lanes)
+    schedule: Callable[..., int]  # (engine, lane, lanes)
+    publish: Callable[..., None]  # (engine, lane, lanes)
+
+
+def engine_phases(phases: Phases) -> EnginePhases:
+    """Of an engine with one rank."""
+    run_overlap, run_schedule, run_publish = phases.overlap, phases.schedule, phases.publish
+
+    @device
+    def overlap(engine, now_ns, lane, lanes):
+        run_overlap(engine.limits, engine.queues, engine.state, now_ns, lane, lanes)
+
+    @device
+    def schedule(engine, lane, lanes):
+        return run_schedule(engine.limits, engine.queues, engine.state, lane, lanes)
+
+    @device
+    def publish(engine, lane, lanes):
+        run_publish(engine.limits, engine.queues, engine.state, lane, lanes)
+
+    return EnginePhases(overlap, schedule, publish)
+
+
 def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool = True) -> Phases:
     """The scheduler's device functions with a policy compiled in.
 

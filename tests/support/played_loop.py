@@ -19,6 +19,7 @@ from blinkpy.kernels import loop_kernels as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, groups_of_step
 from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.scheduler.cycle import engine_phases
 from blinkpy.scheduler.policies import Policy
 
 LOOP, SWITCH, FIRST_REPEAT, FIRST_PART = 1, 2, 1000, 2000  # handles of the graph's conditions
@@ -98,7 +99,9 @@ class PlayedLoop:
             self._patch.setattr(K, name, getattr(function, "py_func", function))
         phases = self._phases._replace(schedule=self._scheduled)
         kernels = K.overlap_kernel, K.publish_kernel, K.schedule_kernel
-        self._overlap_kernel, self._publish_kernel, self._schedule_kernel = (make(phases, None, 0) for make in kernels)
+        self._overlap_kernel, self._publish_kernel, self._schedule_kernel = (
+            make(engine_phases(phases), None, 0) for make in kernels
+        )
         self._after_copy_kernel = K.after_copy_kernel()
 
     def _scheduled(self, limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:

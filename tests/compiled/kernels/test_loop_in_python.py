@@ -7,7 +7,9 @@ publish each turn, copy the state only between steps, and end.
 
 import random
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the kernels can't be defined")
@@ -17,6 +19,7 @@ from support.played_loop import NEVER, PlayedLoop
 from blinkpy.kernels.loop_kernels import LOOP_RESULT, TIME_OVER
 from blinkpy.kv import state as S
 from blinkpy.scheduler.policies import SHIPPED, fcfs
+from blinkpy.scheduler.rank_exchange import RANK_FAULT
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
@@ -53,3 +56,30 @@ def test_the_loop_ends_when_its_time_is_over(seed: int) -> None:
             assert simulation.advance()
             times.append(int(simulation.world.sim.clock[0]))
         assert loop.words[LOOP_RESULT] == TIME_OVER and times[-2] - times[0] <= budget < times[-1] - times[0]
+
+
+class LoopWithFault(PlayedLoop):
+    """Whose scheduler finds a fault of its rank after some turns."""
+
+    left = 25
+
+    def _scheduled(self, limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:
+        self.left -= 1
+        if self.left > 0:
+            return super()._scheduled(limits, queues, state, lane, lanes)
+        self._chosen, self._bucket = True, RANK_FAULT
+        return RANK_FAULT
+
+
+def test_a_fault_of_a_rank_ends_the_loop(seed: int) -> None:
+    """The loop publishes nothing of that turn, and does not report that it was stopped: the host announces the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        loop = LoopWithFault(patch, fcfs)
+        simulation = Simulation(seed, TURNS, scheduler=loop, world=make_world(seed, TURNS))
+        engine, before = simulation.world.queues.engine, np.zeros(0, np.int64)
+        for _ in range(LoopWithFault.left):
+            assert not loop.words[LOOP_RESULT]
+            before = engine.copy()
+            simulation.advance()
+        assert loop.words[LOOP_RESULT] == RANK_FAULT
+        assert np.array_equal(engine, before)

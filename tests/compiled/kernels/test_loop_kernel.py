@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: nothing can be compiled for a GPU here")
 
 from support.expecting_phases import EXPECTING
+from support.ranked_turns import exchanges
 from support.scheduler_cases import make_case
 from support.seeded_bugs import Bug, planted
 
@@ -22,12 +23,18 @@ from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.kernels import loop_kernels as K
 from blinkpy.kernels import loop_kernels as L
 from blinkpy.kernels.loop_kernels import _load, _store, device_arguments
-from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.cycle import engine_phases, make_phases
+from blinkpy.scheduler.rank_exchange import rank_phases
 
 REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 160, 160, 8192, 416 << 10
+RANK_BYTES = 512  # of shared memory: a rank's table has two more tuples of arrays
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
-PHASE, DRAFTING = [(make_phases(drafts=drafts), KIND, len(TABLE)) for drafts in (False, True)]
+PHASE, DRAFTING = [(engine_phases(make_phases(drafts=drafts)), KIND, len(TABLE)) for drafts in (False, True)]
+RANK_KIND, RANK_TABLE = device_arguments(
+    WORLD.limits, WORLD.views, WORLD.state, (WORLD.views, exchanges(2, [np.zeros(8, np.int64)] * 2)[1])
+)
+RANK = rank_phases(make_phases(drafts=False)), RANK_KIND, len(RANK_TABLE)
 FEW = 16  # instructions of some thousand
 CONDITION = ("cudaGraphSetConditional",)
 LANES = ("shfl.sync", "bar.sync")
@@ -43,6 +50,14 @@ KERNELS = {  # how to make it, words of its parameters, what the driver provides
     ),
     "schedule with drafts": (lambda: K.schedule_kernel(*DRAFTING), 7 + 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
     "publish": (lambda: K.publish_kernel(*PHASE), 7 + 7, (), ("st.relaxed.sys",)),
+    "overlap of a rank": (
+        lambda: K.overlap_kernel(*RANK),
+        7 + 7,
+        (),
+        ("ld.acquire.sys", "ld.relaxed.sys", "st.release.sys", *LANES),
+    ),
+    "schedule of a rank": (lambda: K.schedule_kernel(*RANK), 7 + 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
+    "publish of a rank": (lambda: K.publish_kernel(*RANK), 7 + 7, (), ("st.relaxed.sys", *LANES)),
     "after_copy": (K.after_copy_kernel, 7 + 7 + 7 + 2, CONDITION, ()),
     "stamp": (K.stamp_kernel, 7 + 9 + 1, (), ()),
 }
@@ -65,7 +80,7 @@ def test_the_loops_kernels_compile(name: str) -> None:
     for function, needs in cubin.kernels.items():
         assert needs.registers <= REGISTERS, (function, needs)
         assert needs.min_stack <= STACK_BYTES, (function, needs)
-        assert needs.shared <= SHARED_BYTES, (function, needs)
+        assert needs.shared <= SHARED_BYTES + (RANK_BYTES if "rank" in name else 0), (function, needs)
     assert all(instruction in code.ptx for instruction in (".target sm_90", *instructions))
     head = code.ptx[code.ptx.index(".entry") :]
     assert head[: head.index("{")].count(".param") == parameters
@@ -105,7 +120,8 @@ def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, r
 
     with planted(Bug("nothing", "check_state", "# inbox", "# inbox")):  # all phases import it
         monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
-        phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases(drafts=False)
+        cycle = importlib.import_module("blinkpy.scheduler.cycle")
+        phases = cycle.engine_phases(cycle.make_phases(drafts=False))
         kernels = importlib.import_module("blinkpy.kernels.loop_kernels")
         kind, table = kernels.device_arguments(WORLD.limits, WORLD.views, WORLD.state)
         for name in ("overlap", "schedule", "publish"):
