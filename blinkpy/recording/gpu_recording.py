@@ -6,6 +6,7 @@ memory, and a graph of one node copies it at the memory's speed. The host proces
 separate stream. If it is stopped, copies are missed, without other effects.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,26 @@ from blinkpy.kv.state import State
 from blinkpy.recording.recording_memory import RecordingMemory
 
 CURSOR_BYTES = 64
+
+
+def place_state(state: State, offsets: Mapping[str, int], memory: torch.Tensor) -> State:
+    """A state as tensors on the device of `memory`: arrays with an offset in this memory, uint8, all others in their own."""
+    tensors = iter(
+        [
+            _copied(array, memory, offsets[name]) if name in offsets else torch.from_numpy(array.copy()).to(memory.device)
+            for name, array in named_arrays(state)
+        ]
+    )
+    placed: State = map_arrays(lambda array: next(tensors), state)
+    return placed
+
+
+def _copied(array: np.ndarray, memory: torch.Tensor, at: int) -> torch.Tensor:
+    """A copy of an array at an offset of a device's memory."""
+    source = torch.from_numpy(np.ascontiguousarray(array))
+    piece = memory[at : at + array.nbytes].view(source.dtype).view(source.shape)
+    piece.copy_(source)
+    return piece
 
 
 class GpuRecording:
@@ -41,25 +62,17 @@ class GpuRecording:
         """The state on the GPU: the copied arrays contiguous in one block of memory, as in a snapshot; the ring in
         host memory.
         """
-
-        def tensor(array: np.ndarray, at: int) -> torch.Tensor:
-            source = torch.from_numpy(np.ascontiguousarray(array))
-            piece = self._memory[at : at + array.nbytes].view(source.dtype).view(source.shape)
-            piece.copy_(source)
-            return piece
-
-        recorder, shared, offsets = state.recorder, self._recording.recorder, self._recording.layout.offsets
+        recorder, shared = state.recorder, self._recording.recorder
         small = state._replace(recorder=recorder._replace(words=recorder.words[:1]))
-        tensors = iter(
-            [
-                tensor(array, offsets[name]) if name in offsets else torch.from_numpy(np.ascontiguousarray(array)).cuda()
-                for name, array in named_arrays(small)
-            ]
-        )
-        placed: State = map_arrays(lambda array: next(tensors), small)
+        placed = place_state(small, self._recording.layout.offsets, self._memory)
         ring, progress = (torch.as_tensor(self._mapped.moved(array), device="cuda") for array in (shared.words, shared.progress))
-        cursor = tensor(recorder.cursor, cursor_at)
+        cursor = _copied(recorder.cursor, self._memory, cursor_at)
         return placed._replace(recorder=placed.recorder._replace(words=ring, progress=progress, cursor=cursor))
+
+    @property
+    def block(self) -> torch.Tensor:
+        """The copied arrays of the state, uint8."""
+        return self._memory[: self._recording.layout.copied_bytes]
 
     def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """The graph that copies the state. This object must outlive it."""

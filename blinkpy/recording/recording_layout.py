@@ -76,14 +76,14 @@ class RecordingLayout:
         self.offsets, self.copied_bytes = {}, 0
         for name, dtype, shape in self.arrays:
             self.offsets[name] = self.copied_bytes
-            self.copied_bytes += _padded_bytes(dtype, shape)
+            self.copied_bytes += padded_bytes(dtype, shape)
         self.snapshot_bytes = _aligned(SNAPSHOT_HEAD * 8 + self.copied_bytes)
         self.inputs = [item for item in self.arrays if item[0].startswith(INPUTS)]
         self.inputs += [(CURSOR, "<i8", (8,)), (OPENED, "<i8", (OPENED_WORDS,))]
         self.input_offsets, self.total_bytes = {}, self.first_snapshot + 2 * self.snapshot_bytes
         for name, dtype, shape in self.inputs:
             self.input_offsets[name] = self.total_bytes
-            self.total_bytes += _padded_bytes(dtype, shape)
+            self.total_bytes += padded_bytes(dtype, shape)
 
 
 class RecordingViews:
@@ -111,7 +111,7 @@ class RecordingViews:
         }
 
 
-def _padded_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+def padded_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
 
 

@@ -42,9 +42,24 @@ from blinkpy.recording.recording_layout import (
     RecordingLayout,
     RecordingViews,
     link_path,
+    padded_bytes,
 )
 
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
+
+
+def copied_arrays(state: State) -> list[tuple[str, str, list[int]]]:
+    """(name, dtype, shape) of the arrays of a state that a snapshot has."""
+    return [(n, a.dtype.str, list(a.shape)) for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
+
+
+def state_offsets(state: State) -> tuple[dict[str, int], int]:
+    """Offsets of these arrays in one block of memory, as in a snapshot, and the block's bytes."""
+    offsets, at = dict[str, int](), 0
+    for name, dtype, shape in copied_arrays(state):
+        offsets[name] = at
+        at += padded_bytes(dtype, tuple(shape))
+    return offsets, at
 
 
 class RecordingMemory:
@@ -64,7 +79,7 @@ class RecordingMemory:
         self._due = 0
         self._next = 0
         self._link: Path | None = None
-        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
+        arrays = copied_arrays(state)
         buckets = np.stack(state.buckets, axis=1).tolist()
         self.layout = layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from blinkpy.engine.devices.gpu_loop import GpuLoop
     from blinkpy.kernels.sampling.sampler import SamplingCall
-    from blinkpy.kv.state import Batch, Grammars, Requests
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
     from blinkpy.progress import TimedPhases
@@ -28,7 +27,6 @@ PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
 OLDEST_FP8 = (8, 9)  # FP8 conversions
 OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
-CAPTURING = "compiling kernels and capturing steps"
 MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
 
 
@@ -111,6 +109,7 @@ class CudaDevice:
     pdl: whether kernels are chained by programmatic dependent launch.
     loop: replaces GpuLoop.
     sample: replaces sample_tokens.
+    gpus: numbers of the GPUs that have a part of the model each.
     """
 
     name, gpu, reads_weights = "cuda", True, True
@@ -122,8 +121,10 @@ class CudaDevice:
         pdl: bool = True,
         loop: type[GpuLoop] | None = None,
         sample: Callable[[SamplingCall], None] | None = None,
+        gpus: tuple[int, ...] = (0,),
     ):
         self.plan: MemoryPlan
+        self._gpus, self._ranks = gpus, len(gpus)
         self._trace_rows = trace_rows
         self._pdl = pdl
         self._loop = loop
@@ -143,6 +144,10 @@ class CudaDevice:
             return "--step-groups needs --control gpu: a step that the host launches is not cut"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
         missing = missing or fp8_problem(config.cache.kv_cache_dtype)
+        if self._ranks > 1 and not missing:
+            from blinkpy.engine.devices.rank_parts import ranks_problem
+
+            missing = ranks_problem(config, self._gpus)
         if missing:
             return missing
         from blinkpy.engine.link.pair_placement import placement_problem
@@ -173,13 +178,22 @@ class CudaDevice:
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
 
-        itemsize = cache_itemsize(config, self._dtype(config, model).itemsize)
+        model, itemsize = self._part(model), cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.gpu.gpu_memory_plan import slots_that_fit
 
-        return slots_that_fit(self._plan(config, model), config, model, self._dtype(config, model).itemsize)
+        return slots_that_fit(self._plan(config, model), config, self._part(model), self._dtype(config, model).itemsize)
+
+    def _part(self, model: DecoderDescription) -> DecoderDescription:
+        """The part of a model that each GPU has. Raises ConfigError if the model can't be split."""
+        if self._ranks == 1:
+            return model
+        from blinkpy.models.description.split import Share
+        from blinkpy.models.weights.rank_checkpoint import rank_description
+
+        return rank_description(model, Share(0, self._ranks))
 
     def _plan(self, config: Config, model: DecoderDescription) -> MemoryPlan:
         import torch
@@ -189,12 +203,13 @@ class CudaDevice:
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels
         from blinkpy.queues.layout import QueueLayout
 
-        require_kernels(model)
-        free, total = torch.cuda.mem_get_info()
+        require_kernels(part := self._part(model))
+        free, total = torch.cuda.mem_get_info() if self._ranks == 1 else min(map(torch.cuda.mem_get_info, self._gpus))
         asked, way = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
-        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
+        in_host_memory = way == HOST and self._ranks == 1  # ranks have a copy of the queues
+        queues = 0 if in_host_memory else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
         itemsize, page_bytes = self._dtype(config, model).itemsize, self.page_bytes(config, model)
-        return plan_memory(config, model, itemsize, page_bytes, free, total, queues)
+        return plan_memory(config, part, itemsize, page_bytes, free, total, queues, self._ranks)
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.engine.sizing import pages_for
@@ -202,7 +217,7 @@ class CudaDevice:
         itemsize = self._dtype(config, model).itemsize
         for name in TARGETS:
             if target_ms := getattr(config.scheduler, name):
-                check_pace(name, target_ms, model, itemsize, memory_bandwidth())
+                check_pace(name, target_ms, self._part(model), itemsize, memory_bandwidth())
         self.plan = self._plan(config, model)
         pages = config.cache.num_pages or pages_for(config.model.max_model_len or MINIMUM_TOKENS, config.cache.page_size)
         self.plan.require(pages * self.page_bytes(config, model))
@@ -224,59 +239,25 @@ class CudaDevice:
             ) from error
 
     def load(self, setup: Setup) -> Runner:
-        import torch
+        from blinkpy.engine.devices.gpu_parts import GpuOptions, load_gpu
 
-        from blinkpy.kernels.sampling.candidates import GrammarView
-        from blinkpy.kernels.sampling.sampler import sample_tokens
-        from blinkpy.models.gpu.gpu_decoder import GpuDecoder
-        from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
-        from blinkpy.models.gpu.kernel_tables import KernelTables
-        from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
-        from blinkpy.models.paged_cache import PagedCache, choose_scales, ring_sizes
+        self.plan.require(setup.sizes.num_pages * self.page_bytes(setup.config, setup.model))
+        how = GpuOptions(self._dtype(setup.config, setup.model), self._pdl, self._sample)
+        if self._ranks > 1:
+            from blinkpy.engine.devices.rank_loops import RankLoops
+            from blinkpy.engine.devices.rank_parts import load_ranks
 
-        model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
-        self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
-        buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
-        limits, invariant, page_size = setup.limits, setup.config.engine.batch_invariant, sizes.page_size
-        drafts = limits.draft_tokens > 0
-        cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
-        shapes, graph_of = step_shapes(buckets, whole=invariant, drafts=drafts, **cut)
-        tables = KernelTables.load(torch.cuda.get_device_name())
-        tables.require(model, dtype, {rows for shape in shapes for rows in (shape.tokens, shape.rows)}, invariant=invariant)
-        logger.info("%s", tables.describe(model, dtype, invariant=invariant))
-        weights, table = setup.load_weights(dtype, "cuda"), tables.linear
-        scales = choose_scales(
-            setup.config, model, weights.layers,
-            lambda: measure_cache(model, weights, page_size, table, self._pdl, invariant=invariant),
-        )  # fmt: skip
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        report("allocating the KV cache and the scheduler's state")
-        rings = ring_sizes(setup.config, model)
-        cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales, sizes.slots)
-        state, stream = setup.make_state(buckets), torch.cuda.Stream()
-
-        def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
-            """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
-            length = sizes.max_model_len
-            decoder = GpuDecoder(
-                model, weights, cache, batch, requests, shapes, length, table, self._pdl,
-                expert_table=tables.experts, invariant=invariant,
-            )  # fmt: skip
-            step = GpuStep(decoder, GrammarView.of(grammars, requests), self._sample or sample_tokens)
-            report(CAPTURING)
-            step.capture(stream, lambda share: report(CAPTURING, share, 1))
-            return step
-
+            return RankLoops(setup, load_ranks(setup, how, self._gpus), self._trace_rows)
+        parts = load_gpu(setup, how)
         if setup.config.engine.control != "host":
             from blinkpy.engine.devices.gpu_loop import GpuLoop  # imported here: --control host works without numba-cuda
 
-            return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self._trace_rows)
+            return (self._loop or GpuLoop)(setup, *parts, self._trace_rows)
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.models.gpu.gpu_step import HostDrivenStep, pin_state
 
-        state = setup.recorder.attach(pin_state(state))
-        return HostLoop(setup, state, HostDrivenStep(state, make_step, graph_of, stream))
+        state = setup.recorder.attach(pin_state(parts.state))
+        return HostLoop(setup, state, HostDrivenStep(state, *parts[1:]))
 
 
 DEVICE = CudaDevice

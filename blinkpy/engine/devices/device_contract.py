@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from blinkpy.kv.limits import Limits
     from blinkpy.kv.state import State
     from blinkpy.models.description.decoder_description import DecoderDescription
+    from blinkpy.models.description.split import Share
     from blinkpy.models.weights.array_weights import ArrayWeights
     from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
@@ -74,14 +75,17 @@ class Setup:
 
         return make_state(self.limits, buckets, checked=self.config.engine.check_integrity == "always", tokens=self.tokens)
 
-    def load_weights(self, dtype: torch.dtype, device: str) -> Weights:
-        """The model's weights; random ones for --load-format dummy."""
+    def load_weights(self, dtype: torch.dtype, device: str, share: Share | None = None) -> Weights:
+        """The model's weights, or a rank's share of them; random ones for --load-format dummy."""
+        from blinkpy.models.description.split import WHOLE
         from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 
         self.report("loading weights")
         if self.config.model.load_format == "dummy":
-            return dummy_weights(self.model, self.config.model.seed, dtype, device)
-        return load_weights(self.model, self.folder, dtype, device, lambda share: self.report("loading weights", share, 1))
+            return dummy_weights(self.model, self.config.model.seed, dtype, device, share=share or WHOLE)
+        return load_weights(
+            self.model, self.folder, dtype, device, lambda done: self.report("loading weights", done, 1), share or WHOLE
+        )
 
     def load_array_weights(self) -> ArrayWeights:
         """The model's weights as float32 NumPy arrays."""
