@@ -1,4 +1,5 @@
-"""Who reaches the server, and how: other origins, HTTPS, Unix sockets, paths behind a proxy; checked before a model is loaded."""
+"""Access to the server: other origins, HTTPS, Unix sockets, paths behind a proxy; checked before a model is
+loaded."""
 
 import contextlib
 import re
@@ -147,7 +148,8 @@ def test_https_with_streams(engine, folder, certificate) -> None:
 
 
 def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder, certificate) -> None:
-    """They are counted from accept on: the one that has waited longest gives way, and those that never begin have a deadline."""
+    """They count from accept: the connection that has waited longest is closed, and idle connections have a
+    deadline."""
     cert, key = certificate
     options = {"ssl_certfile": cert, "ssl_keyfile": key, "max_connections": 20, "header_timeout_s": 2}
     with serving(engine, folder, **options) as server, contextlib.ExitStack() as stack:

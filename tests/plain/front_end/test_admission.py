@@ -1,4 +1,4 @@
-"""Who gets slots, and when: limits at their boundaries, who waits, who is refused, and that nothing is lost.
+"""Admission: limits at their boundaries, waiting, refusals, and no lost request.
 
 Supports claim decisions/front-end-queue.
 """
@@ -48,7 +48,7 @@ class Stage:
         return ticket
 
     def submit(self, ticket: Ticket) -> None:
-        """What a service does with a request that was let in."""
+        """Stands in for a service with an admitted request."""
         if ticket.reserved:
             self.free -= ticket.reserved
             ticket.generations = ticket.generations or [SimpleNamespace(tokens=0)]
@@ -81,8 +81,8 @@ def keys(tmp_path: Path) -> Path:
 
 @in_loop
 async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -> None:
-    """No more than max_flex_requests are in flight; those that wait keep nobody of the other class waiting, of their own tenant
-    neither, who is next where both wait for a slot."""
+    """No more than max_flex_requests are in flight. Waiting best-effort requests delay no latency-sensitive
+    request, of their own tenant neither."""
     stage = Stage(keys, slots=4, max_flex_requests=2)
     first = [stage.enter("a", best_effort=1) for _ in range(2)]
     waits, urgent = stage.enter("a", best_effort=1), stage.enter("a")
@@ -104,7 +104,7 @@ async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -
 
 @in_loop
 async def test_tokens_of_best_effort_that_wait_have_a_limit_of_their_own(keys: Path) -> None:
-    """It leaves the rest of max_waiting_tokens to the other class; one that is larger than all of it waits alone."""
+    """It leaves the rest of max_waiting_tokens to the other class; a request larger than all of it waits alone."""
     stage = Stage(keys, slots=1, max_waiting_tokens=200, max_flex_waiting_tokens=60)
     running = stage.enter("a")
     large = stage.enter("a", prompt=10, most=100, best_effort=1)
@@ -142,7 +142,8 @@ async def test_300_requests_of_one_client_delay_another_one_by_one_turn(keys: Pa
 
 @in_loop
 async def test_long_outputs_count_as_service(keys: Path) -> None:
-    """Of two tenants who always wait, the one with outputs of 90 tokens is let in less often, so that both are served alike."""
+    """Of two tenants that always wait, the tenant with outputs of 90 tokens is admitted less often, so both get
+    equal service."""
     stage, served = Stage(keys, slots=4), {"a": 0, "b": 0}
     outputs = {"a": 90, "b": 0}
     live = [stage.enter(name) for _ in range(6) for name in "ab"]
@@ -175,7 +176,7 @@ async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
 
 @in_loop
 async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> None:
-    """Of its own tenant or another: no request waits until it has all of its slots, and it gets all of them."""
+    """No request waits for all of its slots before it starts, and it gets all of them."""
     for other in "ab":
         stage = Stage(keys, slots=4)
         running = [stage.enter("a") for _ in range(4)]
@@ -205,7 +206,8 @@ async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> No
 
 @in_loop
 async def test_one_tenant_never_holds_all_slots(keys: Path, tmp_path: Path) -> None:
-    """Another one enters at once, however long the requests of the first run; without keys, all clients are one tenant."""
+    """Another tenant enters immediately, however long the requests of the first run; without keys, all clients
+    are one tenant."""
     stage = Stage(keys, slots=64)
     stage.admission._slots = lambda: 64
     flood = [stage.enter("a") for _ in range(100)]
@@ -248,7 +250,8 @@ async def test_further_slots_that_do_not_come_end_the_request(keys: Path) -> Non
 
 @in_loop
 async def test_what_needs_a_place_of_the_engine_holds_back_nothing_else(keys: Path) -> None:
-    """Grammars and token rules beyond the engine's places wait; plain requests, and those with a known one, go past them."""
+    """Grammars and token rules beyond the engine's slots for them wait; plain requests, and those with a known
+    grammar, overtake them."""
     in_flight = set[int]()
     stage = Stage(keys, slots=20)
     stage.admission._places = lambda: (in_flight, 3)
@@ -274,8 +277,8 @@ async def test_what_needs_a_place_of_the_engine_holds_back_nothing_else(keys: Pa
 
 @in_loop
 async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
-    """Random entries, ends, clients that leave while they wait or have just been let in: all limits hold at every
-    moment, tokens add up to what was served, and at the end everybody was served."""
+    """Random entries, ends and disconnects. All limits hold at every moment, tokens add up to the service, and
+    at the end every request was served."""
     limits = {"a": {"requests": 5, "weight": 3}, "b": {"waiting_tokens": 300}, "c": {}}
     options = {"max_waiting_tokens": 900, "max_flex_requests": 5, "max_flex_waiting_tokens": 0}
     stage = Stage(write_keys(tmp_path / "keys.toml", **limits), slots=6, **options)
@@ -383,7 +386,7 @@ async def test_waiting_tokens_are_exact(tmp_path: Path) -> None:
 
 @in_loop
 async def test_who_waits_for_less_takes_the_place_of_who_waits_for_more(keys: Path) -> None:
-    """A flood that fills the queue shuts nobody out: its last requests give way, with an error of their own."""
+    """A flood that fills the queue excludes no other tenant: its last requests are refused, each with an error."""
     stage = Stage(keys, slots=1, max_waiting_tokens=100)
     running = stage.enter("a")
     flood = [running, *(stage.enter("a", most=25) for _ in range(4))]
@@ -525,7 +528,7 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_worker_that_starts_again_finds_its_tenants_buckets(tmp_path: Path) -> None:
-    """Whoever has spent its tokens does not get them anew by the death of a worker; a changed limit begins full."""
+    """A tenant that has spent its tokens gets no new ones by the death of a worker; a changed limit begins full."""
     path, memory = write_keys(tmp_path / "k", a={"tokens_per_minute": 600}), memoryview(bytearray(2 * TABLE_BYTES))
     one = Stage(path, table=TenantTable(0, 2, memory))
     one.end(one.enter("a", prompt=700))
@@ -554,7 +557,7 @@ async def test_conversions_are_charged(tmp_path: Path) -> None:
 
 @in_loop
 async def test_what_another_worker_gives_free_is_found_by_a_look(tmp_path: Path) -> None:
-    """Nothing happens in this worker meanwhile. Once more when nobody has waited for a while."""
+    """Nothing happens in this worker meanwhile. Again after a while without waiting requests."""
     path, memory = write_keys(tmp_path / "k", a={"requests": 2}), memoryview(bytearray(2 * TABLE_BYTES))
     one, two = (Stage(path, table=TenantTable(worker, 2, memory)) for worker in range(2))
     watch = asyncio.ensure_future(two.admission.watch())
@@ -603,7 +606,7 @@ def metric(server, name: str) -> float:
 
 
 def test_the_engine_gets_requests_of_another_client_between_those_of_a_flood(folder, keys) -> None:
-    """Who was submitted when: the engine stands still until all of them wait."""
+    """The order of submissions: the engine stands still until all requests wait."""
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(29) as pool:
         engine.hold = True
         waiting = server.server.app.service.admission._waiting
@@ -655,7 +658,7 @@ def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
 
 
 def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, monkeypatch) -> None:
-    """Nobody waits for anything then who could be told, and nobody would cancel it."""
+    """No task waits for an event that could report the disconnect, and no code would cancel the request."""
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
         service = server.server.app.service
         entered = service.enter
@@ -675,7 +678,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
 
 
 def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monkeypatch) -> None:
-    """The slot comes back after its client has left: by the poll, not by a look at those who wait."""
+    """The slot returns after its client has disconnected: by the poll, without a scan of the waiting requests."""
     monkeypatch.setattr("blinkpy.dpu.admission.admission.LOOK_S", 1000.0)
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
         engine.hold = True

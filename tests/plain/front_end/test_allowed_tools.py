@@ -254,7 +254,7 @@ def test_a_strict_tool_that_is_not_allowed_holds_nothing(grammar_of: Grammar) ->
 
 @pytest.mark.parametrize("template", [chat_templates.HERMES, chat_templates.HARMONY])
 def test_as_many_tools_as_a_request_can_have(grammar_of: Grammar, template: str) -> None:
-    """What follows their names is one part of the automaton for all of them."""
+    """The text after their names is one shared part of the automaton."""
     automaton, _ = grammar_of(template, allowed(*(tool["function"]["name"] for tool in MANY)), MANY)
     assert automaton is not None
     some = {"type": "function", "function": {"name": "g", "strict": True, "parameters": {"properties": {"a": {"type": "null"}}}}}

@@ -1,4 +1,5 @@
-"""What requests ask for beside the tokens: counts, stop strings and special tokens in the text, ids; and the small endpoints."""
+"""Options of answers other than tokens: counts, stop strings and special tokens in the text, ids; and the small
+endpoints."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,7 +43,8 @@ def test_counts_with_each_event(server, at_end) -> None:
 
 
 def test_tokens_that_were_cached(server, engine, tokenizer) -> None:
-    """As the hit word of the slot says, if it is this request's: with an end of its own or by a stop string, streamed or not."""
+    """According to the slot's hit word, if it is this request's; ended by the model or by a stop string,
+    streamed or not."""
 
     def cached(**fields) -> int:
         response = server.complete([7, 8, 9] * 8, **fields)

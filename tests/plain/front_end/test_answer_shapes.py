@@ -1,5 +1,6 @@
-"""Fields that OpenAI's OpenAPI document (3.1, August 2026) requires of answers: a client with strict types fails without one. The
-official client's own types lack the difference between a field that may be absent and one that may be null."""
+"""Fields that OpenAI's OpenAPI document (3.1, August 2026) requires of answers: a client with strict types
+fails if one is missing. The types of the official client do not distinguish an absent field from a null
+field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -83,7 +84,8 @@ def test_chats(served: Served, logprobs: bool) -> None:
 
 @pytest.mark.parametrize("path", ["chat", "completions"])
 def test_each_event_has_usage_where_it_is_asked_for(served: Served, path: str) -> None:
-    """Null before the last event; with continuous_usage_stats the counts so far, also where two events come at once."""
+    """Null before the last event; with continuous_usage_stats the counts so far, also if two events arrive
+    together."""
     begun = {"messages": ASK, **asked(served)} if path == "chat" else {"prompt": [7, 8, 9] * 5}
     url = "/v1/chat/completions" if path == "chat" else "/v1/completions"
 

@@ -1,4 +1,5 @@
-"""Where the texts of a stream go: one write has all of a step, in order, and a client that does not read gets no more."""
+"""Sinks of a stream's texts: one write has all texts of a step, in order, and a client that does not read gets
+no more."""
 
 import asyncio
 import json
@@ -27,7 +28,7 @@ Part = tuple[int, str, str | None]  # index, text and finish reason of a choice
 
 
 class Wire:
-    """A connection and its transport. unread: what the client has not taken."""
+    """A connection and its transport. unread: bytes that the client has not read."""
 
     def __init__(self) -> None:
         self.writes, self.unread, self.transport = list[bytes](), 0, self
@@ -35,7 +36,7 @@ class Wire:
         self.is_closing, self.gone = lambda: False, False
 
     def taken(self) -> list[Part]:
-        """What the writes had since the last time, in whole chunks of HTTP."""
+        """The bytes written since the last call, in whole HTTP chunks."""
         parts = [part for data in self.writes for part in parts_of(data)]
         self.writes.clear()
         return parts
@@ -69,7 +70,7 @@ class Scene:
         self.streamer.generations = self.choices
 
     def step(self, draw: random.Random) -> list[Part]:
-        """Texts of some choices; what they are."""
+        """Texts of some choices, and their ends."""
         parts: list[Part] = [(draw.randrange(CHOICES), f"{draw.random()}\n", None) for _ in range(draw.randrange(4))]
         for index, text, _ in parts:
             self.streamer.on_text(self.choices[index], text, [])

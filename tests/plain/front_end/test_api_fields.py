@@ -284,7 +284,7 @@ SENT_BACK: dict[str, dict[str, Any]] = {  # of answers, by clients
 
 
 def test_the_schemas_take_what_clients_send() -> None:
-    """What is written down here, for the values that are drawn are hardly ever conversations."""
+    """Fixed conversations, because drawn values are hardly ever conversations."""
     harmless: dict[str, dict[str, Any]] = {
         "chat": HARMLESS | HARMLESS_CHAT, "completions": HARMLESS | HARMLESS_COMPLETIONS, "responses": HARMLESS_RESPONSES
     }  # fmt: skip
@@ -382,7 +382,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("endpoint", TABLES)
 def test_an_unknown_field_is_refused_wherever_it_stands(endpoint: str) -> None:
-    """In each object of a request, however deep; but for objects of the client's own."""
+    """In each object of a request, however deep, except in the client's own objects."""
 
     def read(body: dict[str, Any]) -> None:
         PARSERS[endpoint](orjson.dumps(body), DEFAULTS)
@@ -405,7 +405,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("endpoint", TABLES)
 def test_any_part_of_a_request_may_be_wrong(endpoint: str, seed: int) -> None:
-    """Whatever stands in a place, the request is read, or refused with a code, and with a field that it has or lacks."""
+    """Whatever value a field has, the request is read, or refused with a code and the name of a field."""
     draw = random.Random(seed)
     for _ in range(300):
         body = orjson.loads(orjson.dumps(_PLACES[endpoint]))
@@ -427,7 +427,7 @@ def test_any_part_of_a_request_may_be_wrong(endpoint: str, seed: int) -> None:
 
 
 def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
-    """In any order, again and again."""
+    """In any order, repeatedly."""
     cases: tuple[tuple[str, dict[str, Any], str], ...] = (
         (
             "chat",
@@ -457,7 +457,7 @@ def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
 
 
 def test_parts_of_reasoning_are_texts() -> None:
-    """Encrypted reasoning of another server can't be read, and hinders nobody."""
+    """Encrypted reasoning of another server can't be read, and causes no error."""
     for part in ({"type": "image", "text": "x"}, {"type": "reasoning_text"}, {"type": ["text"], "text": "x"}, 5):
         for key in ("content", "summary"):
             with pytest.raises(ApiError):

@@ -55,7 +55,7 @@ def test_a_process_that_should_end_does_and_tells_where_it_was() -> None:
 
 
 def test_a_process_ends_although_nobody_reads_what_it_writes() -> None:
-    """By the bound where it writes, and in order where it is about to flush."""
+    """By the bound while it writes, and in order before it flushes."""
     reader, writer = os.pipe()
     fill(writer)
     leaves = "from blinkpy.process_exit import exit_process; import sys; sys.stdout.write('x'); exit_process(3)"
@@ -162,7 +162,7 @@ def test_a_server_watches_its_engine_and_ends_although_nobody_reads_its_log() ->
 
 
 def said_from_now_on(reader: int, process: subprocess.Popen[str]) -> str:
-    """What is written into a pipe that was full, until a process ends."""
+    """Writes to a full pipe, until a process ends."""
     os.set_blocking(reader, False)
     said = b""
     while process.poll() is None:

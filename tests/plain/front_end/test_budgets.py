@@ -1,4 +1,4 @@
-"""Each budget of the HTTP door: an option, a metric, an error that names it, and those who behave are served meanwhile.
+"""Each budget of the HTTP server: an option, a metric, an error that names it, and service for well-behaved clients.
 
 Claim front-ends/http: A client that exceeds a limit gets an error that names the limit, and other streams
 continue. Unusual framing hides no request.
@@ -42,8 +42,8 @@ def count_of(server: RunningServer, name: str) -> float:
 
 
 class Case(NamedTuple):
-    """limit: the option, with its value here. attack: bytes of a connection that go beyond it; more: again and again behind
-    them, until there is an answer."""
+    """limit: the option, with its value here. attack: bytes of a connection that exceed it; more: bytes sent
+    repeatedly after them, until there is an answer."""
 
     limit: str
     value: float
@@ -123,7 +123,7 @@ def test_a_connection_too_many_is_told_and_counted(folder) -> None:
 
 
 def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None:
-    """One that asks for many log probabilities ends with an error; another whole answer beside it is complete."""
+    """A request for many log probabilities ends with an error; another whole answer is complete."""
     asked = {"max_tokens": 4000, "logprobs": 20}
     with attacked(folder, answer_room_mib=2) as (server, victim):
         begin = victim.events
@@ -172,7 +172,7 @@ def test_bodies_without_an_end_hold_up_neither_small_requests_nor_streams(folder
 
 
 def test_small_chunks_that_come_one_by_one_are_fine(folder, monkeypatch) -> None:
-    """A client that writes JSON as it makes it sends them so; their number counts only where they come in heaps."""
+    """A client that writes JSON incrementally sends such chunks; their number counts only if they arrive in heaps."""
     most, came, on_body = 20, list[bytes](), Connection.on_body
 
     def counted(connection: Connection, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Grammars of calls that must come: what they allow is parsed as such calls, in every format."""
+"""Grammars of forced calls: each permitted output parses as such calls, in every format."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def split(events: list[Any]) -> list[list[CallArguments]]:
 
 
 def test_one_tool_by_name() -> None:
-    """Name and brackets stand in the prompt; the model writes the arguments."""
+    """Name and brackets are in the prompt; the model writes the arguments."""
     found = forced_calls(call_formats()["hermes"], TOOLS[:1], False)
     assert isinstance(found, ForcedCalls)
     assert found.prefix == '<tool_call>\n{"name": "get_weather", "arguments": '

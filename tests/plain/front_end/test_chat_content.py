@@ -42,7 +42,7 @@ def test_parts_are_joined_for_templates_that_do_not_read_them(tokenizer: Tokeniz
 
 
 def test_refusals_are_texts_of_an_assistant(tokenizer: Tokenizer) -> None:
-    """In chats and in /v1/responses, as OpenAI's clients send answers back; the model is to see what it said."""
+    """In chats and in /v1/responses, as OpenAI's clients return answers; the model must see its own output."""
     refusal: dict = {"type": "refusal", "refusal": "I won't"}
     for other, parse_it in (("text", _chat), ("output_text", _response)):
         said = [{"type": other, "text": "No:"}, refusal]
@@ -84,7 +84,7 @@ def test_a_last_message_in_parts_can_be_continued(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
 def test_no_content_beside_calls(tokenizer: Tokenizer, content: dict) -> None:
-    """Nothing is none where a template takes that, and an empty text where it would write it out or fail."""
+    """Null stays null if a template accepts it, and becomes an empty text if it would print it or fail."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", **content, "tool_calls": [CALL]}]
     assert prompt(READING, tokenizer, messages) == "[user:x][assistant:!look]"
     names = "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{% endfor %}"
@@ -118,7 +118,7 @@ def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
 
 
 def test_a_developer_is_the_system_where_a_template_refuses_that_role(tokenizer: Tokenizer) -> None:
-    """Clients send it by themselves for newer models. If a template refuses both, a user says it."""
+    """Clients send it by themselves for newer models. If a template refuses both, a user's message has it."""
     asked = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
     for roles, wanted in (("'system', 'user', 'assistant'", "[system:a][user:b]"), ("'user', 'assistant'", "[user:a\n\nb]")):
         refusing = f"{{% if m.role not in ({roles}) %}}{{{{ raise_exception('no ' + m.role) }}}}{{% endif %}}"

@@ -63,7 +63,7 @@ def test_streams_of_a_chat_have_a_role_and_an_end_each(server) -> None:
     [(PROMPT[: FACTS.page_size], 3), (PROMPT[: FACTS.page_size + 1], 1), ([PROMPT, PROMPT[::-1]], 2), ([PROMPT[:1], PROMPT], 4)],
 )
 def test_others_wait_for_the_first_token_where_a_page_can_be_shared(server, engine, pool, prompt, at_once) -> None:
-    """Of their own prompt."""
+    """Of the same prompt."""
     engine.hold = True
     answer = pool.submit(server.complete, prompt, n=3, max_tokens=2)
     wait_for(lambda: len(engine.submitted) >= at_once)

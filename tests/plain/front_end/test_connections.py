@@ -1,4 +1,4 @@
-"""Attacks on connections: each has a bound, and those who behave are served meanwhile."""
+"""Attacks on connections: each has a bound, and well-behaved clients are served meanwhile."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ def connect(server: RunningServer) -> socket.socket:
 
 
 def rest(sock: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """The bytes received until the other side closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := sock.recv(65536):
@@ -53,7 +53,8 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 
 def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
-    """While an answer waits for one that was not taken, within its own time: far below that of what is merely unread."""
+    """While an answer waits for an unread one, within its own time limit, which is far below the limit for
+    unread data."""
     with serving(engine, folder, send_timeout_s=0.3) as server, connect(server) as sock:
         state = server.server.connections
         wait_for(lambda: state.open)
@@ -149,7 +150,8 @@ def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: b
 
 
 def test_a_full_server_closes_who_has_no_request_and_never_who_has_just_come() -> None:
-    """New connections have a moment for their first bytes; what has arrived is read; the larger group of the others loses one."""
+    """New connections have a moment for their first bytes; received bytes are read; of the other connections,
+    the larger group loses one."""
     room = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
     young, unread = client("a", time.monotonic() + 1e9), client("a", asked=True)
     silent, idle, slow = ([client("a") for _ in range(12)] for _ in range(3))
@@ -278,7 +280,7 @@ def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:
 
 
 def test_more_idle_connections_than_descriptors_hinder_nobody(folder) -> None:
-    """A worker with 300 descriptors and 500 connections that say nothing: health, requests and heartbeats go on."""
+    """A worker with 300 descriptors and 500 silent connections: health, requests and heartbeats continue."""
     with FakeEngine(facts=FACTS._replace(lease_ms=6000)) as engine:
         hinder_nobody(engine, folder)
 
@@ -336,8 +338,8 @@ def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, r
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stream) -> None:
-    """It left when nothing was to be cancelled any more: nobody would cancel what is submitted then, and the stream would be
-    written to a closed transport, which ends the worker."""
+    """It disconnected after the last cancellable moment. No code would cancel the submission, and the stream
+    would write to a closed transport, which ends the worker."""
     with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, connect(server) as sock:
         service, there, left = server.server.app.service, server.server.connections.open, []
         prepare, submit, submitted = service.prepare, service.submit, []
@@ -365,7 +367,7 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
 
 
 def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:
-    """The one that is served is not the last one that came; and damage behind it does not end up in its answer."""
+    """The request in service is not the last one received; damage behind it does not end up in its answer."""
     engine.hold = True
     request = completion_bytes(prompt=[7], max_tokens=5)
     with serving(engine, folder) as server:

@@ -169,7 +169,7 @@ def test_any_arguments_and_ids_come_back(case: str, tokenizer: Tokenizer) -> Non
 
 @pytest.mark.parametrize("case", CASES)
 def test_instructions_anywhere_reach_the_model(case: str, tokenizer: Tokenizer) -> None:
-    """In the template's own form: as they are, joined, as the system's, or in a user's message."""
+    """In the template's own form: unchanged, joined, as the system's, or in a user's message."""
     dialect = dialect_of(case)
     said = {"role": "assistant", "content": "said"}
     for first in ("system", "developer"):
@@ -196,7 +196,7 @@ def test_turns_in_any_order_reach_the_model(case: str, tokenizer: Tokenizer) -> 
 
 
 def test_a_refusal_names_the_message(tokenizer: Tokenizer) -> None:
-    """Where no form fits."""
+    """If no form fits."""
     source = (
         "{% for m in messages %}{% if 'secret' in m.content %}{{ raise_exception('no secrets') }}{% endif %}"
         "[{{ m.role }}:{{ m.content }}]{% endfor %}"

@@ -31,7 +31,7 @@ def texts_of(source: Callable[[], str]) -> tuple[Encoder, TokenTexts]:
 
 
 def stream(table: TokenTexts, ids: list[int], prompt: list[int] | None = None) -> tuple[str, list[str]]:
-    """The whole text, and what each token gave."""
+    """The whole text, and the text of each token."""
     detokenizer = Detokenizer(table, prompt)
     parts = [detokenizer.push(token) for token in ids]
     return "".join(parts) + detokenizer.finish(), parts
@@ -52,8 +52,8 @@ def test_text_comes_back(source, rng) -> None:
 
 
 def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
-    """Special tokens have no text, and added ones have. Bytes that are no UTF-8 give the same replacement characters, at the
-    latest when the end is known."""
+    """Special tokens have no text, and added ones have. Invalid UTF-8 gives the same replacement characters, at
+    the latest at the end."""
     encoder, table = texts_of(byte_level_json)
     size = encoder.get_vocab_size()
     for _ in range(300):
@@ -62,7 +62,7 @@ def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
 
 
 def test_byte_fallback_continues_the_prompt(rng) -> None:
-    """What a prompt's continuation adds to the prompt's text, the space at its start included."""
+    """The text that a prompt's continuation adds to the prompt's text, including a leading space."""
     encoder, table = texts_of(byte_fallback_json)
     prompt = encoder.encode("the answer", add_special_tokens=False).ids
     for _ in range(200):
@@ -129,7 +129,7 @@ def test_long_outputs_cost_the_same_per_token() -> None:
 
 
 def reference(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; of several at once, before the longest."""
+    """The text before the first complete stop string; of several that are complete together, before the longest."""
     for end in range(1, len(text) + 1):
         met = [stop for stop in stops if text[:end].endswith(stop)]
         if met:
@@ -290,7 +290,7 @@ def test_bad_folders(tmp_path, name, content, reason) -> None:
 
 @pytest.mark.parametrize("made", [byte_level_json, byte_fallback_json, word_piece_json])
 def test_special_tokens_that_are_shown(made) -> None:
-    """Only these have text, with a table and without one."""
+    """Only these tokens have text, with a table and without."""
     encoder = Encoder.from_str(made())
     encoder.add_special_tokens(["[SHOWN]", "[HIDDEN]"])
     ids = [encoder.token_to_id(token) for token in ("[SHOWN]", "[HIDDEN]", "[SHOWN]")]
@@ -303,7 +303,7 @@ def test_special_tokens_that_are_shown(made) -> None:
 
 
 def test_marks_stand_for_tokens_in_every_kind_of_tokenizer() -> None:
-    """Where a table has the texts and where neighbours count; what was incomplete before a mark is finished."""
+    """With a table of texts, and if neighbours count; an incomplete text before a mark is finished."""
     for source, begun in ((byte_level_json(), True), (word_piece_json(), False)):
         encoder = Encoder.from_str(source)
         encoder.add_special_tokens([AddedToken("<|mark|>", special=True), AddedToken("<|other|>", special=True)])

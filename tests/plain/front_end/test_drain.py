@@ -1,4 +1,4 @@
-"""The end of a front end, of its workers and of what they watch: nobody hangs, and nobody is given up."""
+"""The end of a front end, of its workers and of their connections: no process hangs, and no request is lost."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def stream(port: int, tokens: int) -> socket.socket:
 
 
 def rest(sock: socket.socket) -> bytes:
-    """What comes until the other side closes, or the stream has ended."""
+    """The bytes received until the other side closes, or the stream has ended."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while not received.endswith(b"\r\n0\r\n\r\n") and (piece := sock.recv(65536)):
@@ -71,7 +71,7 @@ def rest(sock: socket.socket) -> bytes:
 
 
 def health(sock: socket.socket) -> bytes:
-    """What /health says on this connection."""
+    """The answer of /health on this connection."""
     sock.sendall(GET)
     received = b""
     while not received.endswith(b"}"):
@@ -111,7 +111,7 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
 
 
 def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
-    """The stream is told, the engine gets the queue pair back, and the exit code is 0."""
+    """The stream gets an error, the engine gets the queue pair back, and the exit code is 0."""
     with FakeEngine(step_s=0.5) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
         wait_for(lambda: engine.pairs[0].attached)
         with stream(command.port, 120) as running:
@@ -126,7 +126,7 @@ def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
 
 
 def test_ctrl_c_at_a_terminal_counts_once(folder) -> None:
-    """It reaches workers and supervisor, which tells the workers once more."""
+    """It reaches workers and supervisor, which forwards it to the workers once more."""
     with FakeEngine(step_s=0.02) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
         wait_for(lambda: engine.pairs[0].attached)
         with stream(command.port, 60) as running:
@@ -371,7 +371,7 @@ def test_a_half_closed_connection_ends(folder) -> None:
 
 
 def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:
-    """The end does not wait for a tokenizer: its process is ended, and the client hears why."""
+    """The end does not wait for a tokenizer: its process is ended, and the client gets an error with the reason."""
     with FakeEngine(facts=FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)) as engine:
         with serving(engine, folder, shutdown_s=0, max_body_bytes=1 << 24) as server, ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.complete, secrets.token_urlsafe(6 << 20))

@@ -27,7 +27,8 @@ BROKEN = TransportError(errno.EIO, "the card fell out")
 
 
 class Log(list[Any]):
-    """What happened, as (name, arguments ...). noted(name): a function that adds to it and returns, or raises, its outcome."""
+    """The events, as (name, arguments ...). noted(name): a function that adds to it and returns, or raises, its
+    outcome."""
 
     def noted(self, name: str, outcome: Any = None) -> Any:
         def call(*arguments: Any) -> Any:
@@ -45,7 +46,7 @@ class Log(list[Any]):
 
 
 class Choice:
-    """In place of a Generation: notes what it gets. stops: push() asks for the end."""
+    """Instead of a Generation: notes the calls. stops: push() asks for the end."""
 
     def __init__(self, log: Log, name: str, stops: bool = False) -> None:
         self.log, self.name, self.stops, self.open, self.touched = log, name, stops, True, False
@@ -124,7 +125,7 @@ class Stage:
         return SimpleNamespace(cancel=self.log.noted("timer.cancel"))
 
     def lost(self, *owners: str, problem: str = "The card fell out.") -> list[Any]:
-        """What follows from a loss."""
+        """The consequences of a loss."""
         fails = [("fail", name, 503, problem) for name in owners]
         return [("thread.remove", True), ("count", "engine_losses"), *DETACHED, ("transport.close",), *fails]
 
@@ -189,7 +190,8 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
 
 
 def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, seed: int) -> None:
-    """The pace hears of the whole step, at its end: whether it brought anything, and whether a choice had several."""
+    """The pace gets the result of the whole step, at its end: whether it had tokens, and whether a choice had
+    several."""
     draw, link, most = random.Random(seed), stage.link, engine_link.MOST_COMPLETIONS
     waiting, pair = list[Any](), stage.pair
 
@@ -228,7 +230,7 @@ def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, s
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_step_that_a_loss_cut_off_is_none_of_the_next_pair(stage: Stage, ended: bool) -> None:
-    """Completions of an earlier engine are neither news of the next one, nor do they make a choice's tokens clumped."""
+    """Completions of an earlier engine do not count for the next one, and do not make a choice's tokens clumped."""
     link, pair = stage.link, stage.pair
     link._loop.call_soon = lambda call: stage.later(0.0, call)  # type: ignore[assignment]
     choice = Choice(stage.log, "a")
@@ -271,7 +273,7 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
 
 @pytest.mark.parametrize("where", ["poll", "submit", "on_room"])
 def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stage, where: str) -> None:
-    """While completions are taken, while those that wait are submitted, or where slots are given out."""
+    """While completions are taken, while waiting requests are submitted, or while slots are granted."""
     error, link = RuntimeError("nobody foresaw this"), stage.link
     failing = stage.log.noted(where, error)
     link._watched = SimpleNamespace(failed=stage.log.noted("failed"))  # type: ignore[assignment]
@@ -340,7 +342,8 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, ValueError("it never fits")])
 def test_who_waits_for_a_leader_goes_with_a_request_that_is_refused(stage: Stage, error: Exception) -> None:
-    """Where the engine takes the first prompt of two, and not the second one. Who waits for others' leaders stays."""
+    """If the engine takes the first prompt of two, and not the second. A request that waits for another
+    request's leader stays."""
     first, behind, second, other = (Choice(stage.log, name) for name in ("first", "behind", "second", "other"))
     behind.leader, other.leader = first, Choice(stage.log, "leader of others")
     submit = stage.pair.submit
@@ -371,7 +374,7 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("led", "lives", "first"), [(False, True, True), (True, True, False), (False, False, False)])
 def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, first: bool) -> None:
-    """Not who waits for a leader, or was given up."""
+    """Not a request that waits for a leader, or was cancelled."""
     waits, comes = Choice(stage.log, "a"), Choice(stage.log, "b")
     waits.open, waits.leader = lives, comes if led else None
     stage.link._held = [(waits, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
@@ -381,7 +384,7 @@ def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, fir
 
 
 def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
-    """At once, with all of its request; or behind one that waits for room, where it was not tried before."""
+    """Immediately, with the whole request; or behind a request that waits for space, without an attempt."""
     choices: list[Any] = [Choice(stage.log, name) for name in "abc"]
     first, second, third = choices
     for choice in choices:
@@ -410,7 +413,7 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
 
 
 def test_a_link_that_fails_under_who_waits_loses_each_once(stage: Stage) -> None:
-    """Who was handed over is in flight; who waits for a leader, and who could not be sent, still wait."""
+    """A submitted request is in flight; one that waits for a leader, or could not be sent, still waits."""
     _, led, failing, _ = choices = [Choice(stage.log, name) for name in "abcd"]
     led.leader = Choice(stage.log, "e")
     submit = stage.pair.submit
@@ -441,7 +444,7 @@ def test_grammars_that_were_written_and_that_were_there_are_counted(stage: Stage
 
 
 def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> None:
-    """The first has no room twice; the second, which would have, comes behind it; one that is given up is left out."""
+    """The first lacks space twice; the second, which would fit, follows it; a cancelled one is left out."""
     first, second, gone = choices = [Choice(stage.log, name) for name in "abc"]
     submit, left, submitted = stage.pair.submit, [2], list[Any]()
 
@@ -509,7 +512,7 @@ def test_problems_are_sentences(error: Exception, text: str) -> None:
 
 
 class Sleep:
-    """An awaitable that hands its length to whoever drives the coroutine."""
+    """An awaitable that passes its length to the driver of the coroutine."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -663,7 +666,7 @@ def test_readiness_needs_an_engine_that_serves_and_proof_of_life(stage: Stage) -
 
 
 def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
-    """Whoever hears of it finds that everything has failed, in flight or held."""
+    """At each notification, all requests have failed, in flight or waiting."""
     flying, held = Choice(stage.log, "flying"), Choice(stage.log, "held")
     stage.pair.abandon = lambda: [flying.request]
     stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]

@@ -30,7 +30,7 @@ def write(file: Path, *engines: FakeEngine | str) -> None:
 
 
 def engines_of(server: RunningServer) -> list[str]:
-    """Those that take requests."""
+    """The engines that accept requests."""
     return sorted(link.label for link in server.engine_client.links if link.status() is None)
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_can_not_be_is_refused(file: Path, values: dict[str, Any], c
 
 
 def test_each_state_of_the_file_is_read_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong one, too: nobody's log is filled with it."""
+    """Also an invalid list: no log is flooded."""
     made = list[str]()
     write(file, "aa")
     config = Config().with_options({"engines_file": str(file)})

@@ -1,4 +1,5 @@
-"""What /metrics answers: names, also vLLM's, against values that a test put there; and the dashboard that reads them."""
+"""The answer of /metrics: names, also vLLM's, compared with values that a test set; and the dashboard that
+reads them."""
 
 import json
 import re
@@ -35,7 +36,7 @@ HISTOGRAMS_OF_VLLM = {
 
 
 def samples(text: bytes) -> dict[str, dict[str, float]]:
-    """Values by name and then by labels; each name stands below its own head."""
+    """Values by name and then by labels; each name is below its own head."""
     found: dict[str, dict[str, float]] = {}
     family = ""
     for line in text.decode().splitlines():
@@ -173,7 +174,7 @@ def test_pods_are_scaled_by_metrics_that_exist() -> None:
 
 
 class Nvml:
-    """In place of pynvml: one GPU that draws 300 W."""
+    """Instead of pynvml: one GPU that draws 300 W."""
 
     def __init__(self, broken: bool = False) -> None:
         self.broken, self.millijoules = broken, 5_000_000
@@ -244,7 +245,7 @@ def test_the_gpu_of_the_engine() -> None:
 
 
 def test_the_energy_of_a_token_is_that_of_the_last_readings(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all workers' tokens, and absent where none came; a worker that begins anew takes none away."""
+    """Of all workers' tokens, and absent without tokens; a worker that restarts removes none."""
     monkeypatch.setattr("blinkpy.dpu.watch.energy_meter.READINGS", 5)
     memory, nvml = memoryview(bytearray(2 * BLOCK_BYTES)), Nvml()
     first, second = Metrics(0, 2, memory), Metrics(1, 2, memory)

@@ -1,4 +1,4 @@
-"""The order in which those who wait are served: fair between tenants within a bound, and nobody starves.
+"""The order of waiting requests: fair between tenants within a bound, without starvation.
 
 Claim decisions/front-end-queue: The front end's queue serves by weight, and no tenant starves. Limits are
 exact (tokens per minute lag by up to 50 ms), and no slot is lost when clients disconnect.
@@ -21,7 +21,7 @@ SERVED = st.integers(0, 2**32)  # a seed: lists of Hypothesis are short
 
 
 def work_of(seed: int) -> list[tuple[int, int, int]]:
-    """Requests that are served: tokens of prompt and output, and which of those that run ends before."""
+    """Requests in service: tokens of prompt and output, and the running requests that end before."""
     draw = random.Random(seed)
     largest = draw.choice((1, PROMPT // 4, PROMPT))
     return [(draw.randint(1, largest), draw.randint(0, OUTPUT), draw.randrange(SLOTS)) for _ in range(draw.randint(1, 250))]
@@ -46,7 +46,7 @@ class Clients:
             self.queue.push(Ticket(self.tenants[name], prompt, prompt + OUTPUT, 1, number=self.number))
 
     def serve(self, output: int, ending: int) -> str:
-        """The next one gets a slot; where all are taken, one ends first, and its output is charged."""
+        """The next one gets a slot; if all are taken, one ends first, and its output is charged."""
         if len(self.running) == SLOTS:
             name, tokens = self.running.pop(ending)
             self.charge(name, tokens)
@@ -82,7 +82,7 @@ def test_whoever_always_waits_is_served_by_weight_within_the_bound(weights, work
 @settings(max_examples=40, deadline=None)
 @given(WEIGHTS, SERVED, SERVED)
 def test_a_newcomer_has_saved_nothing_up(weights, before, after) -> None:
-    """The last tenant comes late: from then on its service is bounded as if all had begun there."""
+    """The last tenant comes late: afterwards its service is bounded as if all had begun there."""
     clients = Clients(weights)
     for prompt, output, ending in work_of(before):
         for name in NAMES[:2]:
@@ -139,7 +139,8 @@ def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) ->
 
 
 def test_classes_take_turns_within_a_bound(rng) -> None:
-    """Latency-sensitive requests go first, but for one best-effort request behind MOST_AHEAD of them; each in fair order."""
+    """Latency-sensitive requests go first, except for one best-effort request behind MOST_AHEAD of them; each
+    in fair order."""
     for _ in range(20):
         queue, tenants, number, ahead = FairQueue(), [Tenant(name) for name in "abc"], 0, 0
         for _ in range(300):
@@ -192,7 +193,8 @@ def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 60)), min_size=10, max_size=60), st.integers(20, 200), WEIGHTS)
 def test_who_waits_for_the_most_gives_way(pushes, most, weights) -> None:
-    """The bound holds after each newcomer, unless one alone is larger; and who holds no more than its share gives up nothing."""
+    """The bound holds after each newcomer, unless a single request is larger; a tenant within its share loses
+    nothing."""
     queue, tenants = FairQueue(), {n: Tenant(n, weight=w) for n, w in zip(NAMES, weights, strict=True)}
     held = dict.fromkeys(NAMES, 0)
     for number, (name, tokens) in enumerate(pushes):
@@ -224,8 +226,8 @@ def test_a_forgotten_tenant_starts_anew() -> None:
 
 
 def test_a_bucket_lets_in_what_its_minutes_allow(rng: np.random.Generator) -> None:
-    """At every moment no more was taken than the rate allows, but for what the last request of each burst takes beyond it; and it
-    does let in as much."""
+    """At every moment, the rate allows the tokens taken, except for the excess of the last request of each
+    burst; and it admits as many."""
     per_minute, now, taken, refused = int(rng.integers(50, 5000)), 100.0, 0.0, 0
     bucket, largest = TokenBucket(per_minute, now), per_minute // 3
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine.
+"""Several engines behind one front end: placement, refusals, and choices that survive the loss of their engine.
 
 Supports claim fleet/moves.
 """
@@ -37,8 +37,8 @@ from blinkpy.serving.serve import serve
 
 
 class PlaceEngine(FakeEngine):
-    """Says what follows from the seed and the place in the sequence. pauses: for each entry the engine that comes first waits in
-    the middle of a request."""
+    """Answers with tokens that follow from the seed and the place in the sequence. pauses: for each entry the
+    engine that comes first waits in the middle of a request."""
 
     def __init__(self, pauses: list[str], **more: Any) -> None:
         super().__init__(**more)
@@ -339,7 +339,8 @@ def test_a_drain_waits_for_a_request_that_is_between_two_engines(folder: Path) -
 
 
 def test_the_placement_is_the_operators(folder: Path, tmp_path: Path) -> None:
-    """A file of theirs is followed; one that raises for some requests is counted, and these are served elsewhere."""
+    """A file with a rule is followed; if it raises for some requests, these are counted and served by other
+    engines."""
     file = tmp_path / "last.py"
     file.write_text("def choose(request, engines):\n    assert request.prompt_tokens < 5\n    return engines[-1]\n")
     with (

@@ -37,7 +37,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 
 class Stream(threading.Thread):
-    """A stream whose first lines have come. lines: what has come so far, and at last 'end' or the exception's name."""
+    """A stream whose first lines have come. lines: the output so far, and at last 'end' or the exception's name."""
 
     def __init__(self, server: RunningServer, max_tokens: int = 100):
         super().__init__()
@@ -60,7 +60,7 @@ class Stream(threading.Thread):
         return self.lines[-2:] == ["data: [DONE]", "end"]
 
     def error(self) -> dict[str, str]:
-        """What it ended with instead."""
+        """Its error at the end."""
         self.join(10)
         assert self.lines[-1] == "end"
         assert "data: [DONE]" not in self.lines

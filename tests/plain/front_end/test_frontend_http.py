@@ -128,7 +128,7 @@ def test_stop_token_and_stop_string(server, engine, tokenizer) -> None:
 
 
 def test_stop_strings_wait_for_the_least_tokens(server, tokenizer) -> None:
-    """As stop ids do, and as in vLLM; of one that is complete before, nothing is held back or left out."""
+    """As stop ids do, and as in vLLM; a stop string that is complete earlier hides and removes no text."""
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False).tolist()
     for stream in (False, True):
         for least, text in ((0, "the la"), (len(ids), "the lazy dogthe la"), (len(ids) * 2, "the lazy dogthe lazy dogthe la")):

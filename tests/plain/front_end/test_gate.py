@@ -1,4 +1,4 @@
-"""A worker that gets more than it can serve: what it has begun goes on, and what it can't begin is refused by its headers."""
+"""An overloaded worker: its running work continues, and new work is refused by its headers."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ HONEST, GREEDY = Asker("honest"), Asker("greedy")
 
 
 def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
-    """Owners that always have items are charged in proportion to their weights, but for two items of each."""
+    """Owners that always have items are charged in proportion to their weights, within two items of each."""
     weights, most = {"a": 1.0, "b": 1.0, "c": 3.0}, 10.0
     line, charged = FairLine[str](), dict.fromkeys(weights, 0.0)
     for name, weight in weights.items():
@@ -47,7 +47,7 @@ def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
 
 
 def test_a_line_is_that_of_each_owner_and_keeps_count(rng) -> None:
-    """Against a list: items of an owner in order, those that gave up left out, sizes added up."""
+    """Compared with a list: items of an owner in order, without cancelled items, sizes added up."""
     line, model = FairLine[tuple[str, int]](), list[tuple[str, int]]()
     for number in range(4000):
         act = rng.random()
@@ -204,7 +204,7 @@ async def test_work_that_is_taken_back_or_fails_hinders_nobody(caplog) -> None:
 
 @in_loop
 async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
-    """One tenant with any number of jobs: another one enters at once, and its jobs are not those that are dropped."""
+    """One tenant with any number of jobs: another one enters immediately, and its jobs are not dropped."""
     places, refused = Places(4, 20, 1000, of_one=2), list[str]()
     free, inside, order = asyncio.Event(), Counter[str](), list[str]()
 
@@ -289,7 +289,7 @@ PREPARE_S = 0.01  # of each request, on the event loop
 
 
 class Answers:
-    """What comes on one connection. whole: answers, as (status, headers, body)."""
+    """The bytes received on one connection. whole: answers, as (status, headers, body)."""
 
     def __init__(self) -> None:
         self.whole = list[tuple[int, dict[bytes, bytes], bytes]]()
@@ -339,7 +339,7 @@ def connected(stack: contextlib.ExitStack, server: RunningServer, count: int) ->
 
 
 def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder, monkeypatch) -> None:
-    """Those that were taken are answered, /health and a stream keep their pace, and afterwards it is as before."""
+    """Accepted requests are answered, /health and a stream keep their pace, and afterwards the state is as before."""
     short = completion_bytes(prompt=[7], max_tokens=1)
     with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
         flood, late = connected(stack, server, FLOOD), connected(stack, server, MORE)
@@ -372,7 +372,7 @@ def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder
 
 
 def test_work_alone_is_refused_for_load(folder, monkeypatch) -> None:
-    """What is answered by its head alone is not; probes may be posted, too."""
+    """Requests that are answered by their head are not; probes may be posted, too."""
     probes = (b"/ping", b"/ping?a=/v1", b"/llm/ping", b"http://x/ping")
     expected = {
         **dict.fromkeys(probes, 200),
@@ -403,7 +403,7 @@ def test_a_stream_keeps_its_pace_beside_requests_that_wait(folder, monkeypatch) 
 
 
 def test_a_refused_request_s_body_is_not_read_as_the_next_request(folder) -> None:
-    """Whole or in pieces, and what is behind it on the connection is served."""
+    """Whole or in pieces; the next request on the connection is served."""
     health = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     body = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n" * 100
     with FakeEngine() as engine, serving(engine, folder) as server, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A front end that takes the listening sockets of another one over: no request fails, and nobody else gets them.
+"""A front end that takes over the listening sockets of another one: no request fails, and no other process gets them.
 
 Claim fleet/handover: A front end replaces another one without a failed request.
 """
@@ -148,7 +148,7 @@ def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Pa
 
 
 def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> None:
-    """50 connections that attack in ten ways, 8 streams, and clients that ask again and again."""
+    """50 connections that attack in ten ways, 8 streams, and clients that send requests repeatedly."""
     stop, statuses = threading.Event(), list[int]()
 
     def ask(url: str, keeps: bool) -> None:

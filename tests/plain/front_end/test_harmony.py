@@ -114,7 +114,7 @@ WEATHER = ("get_weather", '{"city":"Oslo"}')
     ],
 )  # fmt: skip
 def test_answers_by_hand(text: str, parts: list[Part], seed: int) -> None:
-    """From the format's public description, and from what goes wrong in practice."""
+    """From the format's public description, and from errors seen in practice."""
     draw = random.Random(seed)
     for _ in range(20):
         assert parsed(cut(draw, marked(text)), ("get_weather",)) == parts
@@ -138,14 +138,14 @@ def test_reasoning_may_stay_in_the_text() -> None:
 
 
 def random_text(draw: random.Random) -> str:
-    """With what is spelled like tokens, and is none."""
+    """With text that is spelled like tokens."""
     return "".join(
         draw.choice([draw.choice(ALPHABET), draw.choice(NAMES), draw.choice(WORDS)]) for _ in range(draw.randrange(12))
     )
 
 
 def random_message(draw: random.Random) -> tuple[str, Part]:
-    """A message from its channel on, with marks, and what it is."""
+    """A message from its channel on, with marks, and its kind."""
     text, channel = random_text(draw), draw.choice(["analysis", "commentary", "final", "call", "call"])
     if channel != "call":
         head = f"<|channel|>{channel}<|message|>"
@@ -203,7 +203,7 @@ def test_text_is_not_held_back() -> None:
 
 
 def test_an_answer_that_the_prompt_has_begun() -> None:
-    """It goes on in the message that the prompt's last header began."""
+    """It continues the message that the prompt's last header began."""
     said = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
     assert answer_begun(said) == ""
     assert answer_begun(said + "<|channel|>final<|message|>Well<|end|>") == ""
@@ -224,14 +224,14 @@ def test_the_format_is_found() -> None:
 
 
 def tokens_of(draw: random.Random, text: str) -> list[str]:
-    """As a tokenizer cuts: the tokens of the format are tokens of their own."""
+    """As a tokenizer cuts: the tokens of the format are separate tokens."""
     marks = "".join(MARKS.values())
     parts = [part for part in re.split(f"([{marks}])", text) if part]
     return [token for part in parts for token in ([part] if part in marks else cut(draw, part))]
 
 
 def test_reasoning_tokens_of_messages(seed: int) -> None:
-    """All tokens from the one that begins an analysis message to the one that ends it."""
+    """All tokens from the begin of an analysis message to its end."""
     draw, most = random.Random(seed), 0
     for _ in range(100):
         counter = Expected(calls=HARMONY, tools=frozenset(["get_x"])).reasoning_counter()
@@ -250,7 +250,7 @@ def test_reasoning_tokens_of_messages(seed: int) -> None:
 
 
 def test_reasoning_tokens_of_messages_without_an_end() -> None:
-    """What begins the next message is no part of the one before."""
+    """The begin of the next message is not part of the one before."""
     for begin in ("<|start|>", "<|channel|>"):
         counter = Expected(calls=HARMONY).reasoning_counter()
         assert counter is not None
@@ -260,7 +260,7 @@ def test_reasoning_tokens_of_messages_without_an_end() -> None:
 
 
 def test_reasoning_tokens_between_tags(seed: int) -> None:
-    """All tokens up to the one that ends the closing tag."""
+    """All tokens up to the end of the closing tag."""
     draw = random.Random(seed)
     tags = PARSERS["think"]
     for _ in range(200):

@@ -40,7 +40,7 @@ STRICT: Any = [{**WEATHER, "function": {**FUNCTION, "strict": True}}, TIME]
 
 
 def calls_of(text: str, expected: Expected) -> list[tuple[str, str]]:
-    """Name and arguments of what the parser finds."""
+    """Name and arguments of each parsed call."""
     parser = MessageParser(expected)
     found: list[list[str]] = []
     for event in (*parser.feed(text), *parser.finish()):
@@ -66,7 +66,7 @@ def is_fine(name: str, arguments: str, tools: list[Tool] = TOOLS) -> bool:
 
 
 def edited(draw: random.Random, text: str) -> str:
-    """A text with a few changes: what a model might write in place of a call."""
+    """A text with a few changes: a model's possible mistake in a call."""
     for _ in range(draw.randint(1, 3)):
         at = draw.randint(0, len(text))
         size = draw.choice((0, 1, 1, 4, 20))
@@ -134,7 +134,7 @@ def test_reasoning_comes_first_and_is_free() -> None:
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[ByteAutomaton | None]:
-    """The grammars of submissions; the engine says what it is told to, whatever they are."""
+    """The grammars of submissions; the engine answers a given text, whatever they are."""
     found: list[ByteAutomaton | None] = []
     submit = EngineLink.submit
 
@@ -186,7 +186,8 @@ def test_an_answer_in_a_format_may_call_tools(hermes: Served, submitted: list[By
 
 
 def test_tags_that_are_special_tokens(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
-    """A format, or a strict tool's call, holds what follows the reasoning, which ends with the token, not its spelling."""
+    """A format, or a strict tool's call, restricts the text after the reasoning, which ends with the token, not
+    its spelling."""
     with served_with(tmp_path, chat_templates.THINKING, grammar_compile_ms=5000) as served:
         choice = served.chat("Hmm.\n</think>\n\nyes", extra_body={"guided_choice": ["yes", "no"]})
         assert message_of(choice)[1:3] == ("yes", "Hmm.")
@@ -244,7 +245,7 @@ def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:
 def test_the_tool_whose_schema_is_wrong_is_named(
     tmp_path: Any, choice: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a format for the content shares the grammar with the tools, and where each argument has a grammar."""
+    """Also if a format for the content shares the grammar with the tools, and if each argument has a grammar."""
     monkeypatch.setattr(Service, "needs_automaton", lambda service, request: request.grammar is not None)
     schemas: list[dict[str, Any]] = [
         {"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 1}}, "required": ["a"]}, {"properties": {"a": 5}},

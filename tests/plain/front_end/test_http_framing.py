@@ -1,4 +1,4 @@
-"""Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body.
+"""The end and the contents of a request: odd framing hides no second request, and no header behind a body.
 
 Supports claim front-ends/http.
 """
@@ -66,8 +66,8 @@ def test_a_client_of_http_2_gets_an_error_in_its_protocol(server, size) -> None:
 @pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_an_offer_of_another_protocol_changes_nothing(server, offer, chunked) -> None:
-    """Java's client makes one with each first request. The body is the request's, wherever a packet ends, and what follows is
-    the next request."""
+    """Java's client makes one with each first request. The body is the request's, wherever a packet ends, and
+    the next bytes are the next request."""
     head = COMPLETIONS_HEAD + offer + (CHUNKED if chunked else LENGTH) + b"\r\n"
     body = IN_CHUNKS + b"\r\n" if chunked else BODY
     following = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\nGET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -167,7 +167,7 @@ def test_other_protocols_are_refused(server, start) -> None:
 
 
 def said(parts: list[dict]) -> tuple[object, ...]:
-    """What events say, whichever of them says it."""
+    """The text of events, in any form."""
     choices = [choice for part in parts for choice in part["choices"]]
     tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
     return "".join(choice["text"] for choice in choices), tokens, choices[-1]["finish_reason"], parts[-1].get("usage")

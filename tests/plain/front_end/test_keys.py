@@ -1,4 +1,4 @@
-"""Keys: what the file may hold, whom a request belongs to, what it finds in the cache, and SIGHUP.
+"""Keys: the contents of the file, the owner of a request, its hits in the cache, and SIGHUP.
 
 Claim front-ends/keys: A key finds no data of another key in the prefix cache. No client
 chooses its tenant. A request has a class that its key may use.
@@ -138,7 +138,7 @@ def test_a_faulty_file_is_told_by_file_tenant_and_reason_and_shows_no_key(tmp_pa
 
 
 def test_who_shares_prefixes(tmp_path: Path) -> None:
-    """By the option, unless the file says something else; and --api-key has a part of its own beside other keys."""
+    """By the option, unless the file sets another value; --api-key has a separate part, next to other keys."""
     path = write_keys(tmp_path / "k", silent={}, shares={"share_prefixes": True}, alone={"share_prefixes": False})
     for option, sharing in ((False, {"shares"}), (True, {"silent", "shares", "default"})):
         tenants = read_keys(str(path), "one", option, SECRET).tenants
@@ -176,7 +176,8 @@ def test_faults_end_the_start_at_once(tmp_path: Path) -> None:
 
 
 def test_one_key_is_what_a_header_can_bring() -> None:
-    """Another one would let nobody in: that of a file with a line end, for one, from an environment variable."""
+    """Another value would admit no client: that of a file with a line end, for example, from an environment
+    variable."""
     for key in ("k", "a b", "x" * 600, "!~", "sécret"):
         assert read_keys("", key).find(key.encode()) is not None
     for key in ("k\n", " k", "k ", "a\tb", "a\0", "\x7f", "a\udcff", " "):
@@ -193,7 +194,7 @@ def test_priorities_that_a_key_may_send() -> None:
 
 
 def test_the_service_tier_that_a_key_gets(tmp_path: Path) -> None:
-    """What it asks for where it may, and its own where it asks for none."""
+    """The requested class if permitted, and the default of the key without a request."""
     fields: dict[str, dict[str, object]] = {
         "free": {}, "barred": {"service_tiers": ["flex"]}, "urgent": {"service_tiers": ["priority"]},
         "batch": {"service_tier": "flex"}, "both": {"service_tiers": ["flex", "priority"]},
@@ -209,7 +210,8 @@ def test_the_service_tier_that_a_key_gets(tmp_path: Path) -> None:
 
 
 def test_salts_are_apart_and_stable() -> None:
-    """Of tenants, of servers, and of what a client asks for; the same in each worker of a server, and after each start of one."""
+    """Of tenants, of servers, and of a client's salt; the same in each worker of a server, and after each start
+    of one."""
 
     def salts(secret: bytes, *names: str) -> list[int]:
         tenants = [Tenant(name, salt=hashlib.sha256(secret + name.encode()).digest()) for name in names]
@@ -231,7 +233,7 @@ def post(url: str, headers: dict[str, str], **fields: object) -> httpx.Response:
 
 
 def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
-    """What the engine gets: the tenant's number, the priority that it may have, and page hashes that no other tenant's are."""
+    """The engine's view: the tenant's number, the permitted priority, and page hashes that no other tenant has."""
     path = write_keys(
         tmp_path / "k",
         plain={},
@@ -269,7 +271,8 @@ def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
 
 
 def test_a_request_has_a_class(folder, tmp_path) -> None:
-    """In its entry, and in each form of its answer; a tier that the key may not send is a 403, an unknown one a 400."""
+    """In its entry, and in each form of its answer; a tier that the key may not send causes a 403, an unknown
+    one a 400."""
     path = write_keys(tmp_path / "k", free={}, batch={"service_tier": "flex"}, barred={"service_tiers": ["flex"]})
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(path)) as server:
 

@@ -1,4 +1,5 @@
-"""The pace of polls: against its rule in other words, and what steps cost and tokens wait with it on a clock of its own."""
+"""The pace of polls, compared with its rule in other words; cost of steps and waiting time of tokens with a
+simulated clock."""
 
 import random
 from collections.abc import Callable

@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def loglikelihood(choice: Any, context: int) -> tuple[float, bool]:
-    """What lm-eval reads of a choice: of all tokens behind the context but the generated one."""
+    """lm-eval's view of a choice: of all tokens behind the context except the generated one."""
     values = choice["logprobs"]["token_logprobs"][context:-1]
     greedy = all(
         value == max(top.values()) for value, top in zip(values, choice["logprobs"]["top_logprobs"][context:-1], strict=True)
@@ -96,7 +96,7 @@ def test_an_echo_without_log_probabilities(served: Served) -> None:
 
 @pytest.mark.parametrize("choices", [1, 3])
 def test_prompt_logprobs_of_completions_and_chats(served: Served, choices: int) -> None:
-    """Of each prompt once, in all of its choices; the generated tokens have none, unless asked for."""
+    """Of each prompt once, in all of its choices; the generated tokens have scores only on request."""
     before = len(served.engine.submitted)
     texts = TEXTS[-2:] if choices > 1 else TEXTS  # the engine has 8 slots
     answer = served.ask(prompt=texts, max_tokens=2, prompt_logprobs=3, n=choices)

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API: what is accepted, and what is refused with which words."""
+"""Requests of the OpenAI API: accepted values, and the error of each refused value."""
 
 import json
 import math
@@ -407,7 +407,7 @@ def test_limit_within_the_context() -> None:
 
 
 def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
-    """Another one may have come while it waited, with less room: what was found for the one before does not count."""
+    """Another request may have come while it waited, with less space: the earlier result does not count."""
     draw, service = random.Random(seed), cast(Any, object.__new__(Service))
     service.tokenizer = SimpleNamespace(eos_ids=(2,))
     prompt, found = [1] * 20, set[bool]()

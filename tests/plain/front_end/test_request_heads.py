@@ -1,4 +1,4 @@
-"""Heads and framing of requests as RFC 9112 wants them: what is answered, and whether the connection goes on. A neighbour's
+"""Heads and framing of requests according to RFC 9112: answers, and whether the connection stays open. A neighbour's
 stream always does."""
 
 import itertools
@@ -209,7 +209,7 @@ def served(tmp_path_factory) -> Iterator[tuple[RunningServer, Victim]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) -> None:
-    """It goes on where the next request is answered."""
+    """It stays open if the next request is answered."""
     (server, victim), (sent, statuses, goes_on) = served, CASES[case]
     begin, answers = victim.events, b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
@@ -243,7 +243,7 @@ def test_a_body_may_wait_until_it_is_expected(served) -> None:
 
 @pytest.mark.parametrize("served_before", [get(), post(LENGTH, BODY), chunk(b"1e\r\n")])
 def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random.Generator, served_before: bytes) -> None:
-    """The first cut is within it, so that the piece holds what is before, and not where it begins."""
+    """The first cut is within it, so the piece has the bytes before, and not its begin."""
     server, _ = served
     for version, status in ((b"RTSP/1.1", 400), (b"HTTP/1.1", 200)):
         whole = served_before + get(b"/version?a", b"host: x\r\nx: RTSP/1.1\r\n", version=version)
@@ -272,7 +272,7 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
     ],
 )
 def test_what_is_no_http_is_answered_as_the_rest(served, sent: bytes, known: bool) -> None:
-    """With a date and a request id, the client's where it has come."""
+    """With a date and a request id, the client's if it sent one."""
     server, _ = served
     answer = server.raw(sent)
     head = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")[0].lower()

@@ -1,4 +1,4 @@
-"""What a front end notes of a request at its end: its id, a log line, its phases, a trace."""
+"""A front end's notes of a request at its end: its id, a log line, its phases, a trace."""
 
 import io
 import json
@@ -246,8 +246,8 @@ def bounded(clock: Callable[[], float], out: io.StringIO) -> logging.Handler:
 
 
 def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
-    """Lines for invalid requests, are counted beyond a number in a time. An offer of another protocol
-    leaves none."""
+    """Lines for invalid requests, are counted beyond a number in a time. An offer of another protocol leaves no
+    trace."""
     now, out = [1000.0], io.StringIO()
     handler, library = bounded(lambda: now[0], out), logging.getLogger("blinkpy.frontend")
     library.addHandler(handler)
@@ -271,7 +271,7 @@ def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
 
 
 def test_each_statement_has_a_bound_of_its_own_and_the_access_log_has_none(rng) -> None:
-    """Against a count of what each span should let through, at random times."""
+    """Compared with a count of the permitted number of each span, at random times."""
     now, out = [0.0], io.StringIO()
     handler = bounded(lambda: now[0], out)
     begun, lines, expected = dict[int, float](), Counter[int](), Counter[str]()
@@ -293,7 +293,7 @@ def test_each_statement_has_a_bound_of_its_own_and_the_access_log_has_none(rng) 
 
 
 class Spans:
-    """In place of OpenTelemetry's exporter."""
+    """Instead of OpenTelemetry's exporter."""
 
     def __init__(self) -> None:
         self.ended: list = []
@@ -344,7 +344,8 @@ def test_a_trace_of_each_request(server, engine, monkeypatch) -> None:
 
 
 def test_warnings_and_exceptions_are_log_lines_and_libraries_chatter_is_none() -> None:
-    """In a process of its own. A library's note that all is well is left out, at every level; ours depends on the level."""
+    """In a separate process. A library's note that all is well is left out, at every level; ours depends on the
+    level."""
     program = """
 import logging, sys, threading, warnings
 from blinkpy.dpu.watch.log_output import start_logging
@@ -380,7 +381,7 @@ thread.join()
 
 
 def test_refused_strangers_have_a_bounded_number_of_lines(server, caplog, monkeypatch) -> None:
-    """Beyond it they are counted; lines of other requests go on."""
+    """Beyond it, lines are counted; lines of other requests continue."""
     monkeypatch.setattr("blinkpy.dpu.watch.access_log.MOST_STRANGERS", 3)
     log = server.server.app._access_log
     log._span = (time.monotonic(), 0)

@@ -1,4 +1,4 @@
-"""Bodies on their way to the engine: limits on their shape, bounded lines, and clients that leave."""
+"""Bodies before their submission: limits on their shape, bounded queues, and clients that disconnect."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,8 @@ def values_and_depth(value: object) -> tuple[int, int]:
     ],
 )
 def test_what_takes_longer_than_a_millisecond_leaves_the_loop(body: dict[str, Any], brief: bool) -> None:
-    """By what costs most of a body's bytes (benchmarks/parts/request_costs.py), however its fields are spelled."""
+    """By the most expensive part of a body's bytes (benchmarks/parts/request_costs.py), however its fields are
+    spelled."""
     assert request_jobs.is_brief(bytearray(orjson.dumps(body))) == brief
     hidden = orjson.dumps(body).replace(b'"tools"', b'"\\u0074ools"')
     assert request_jobs.is_brief(bytearray(hidden)) == brief
@@ -166,7 +167,7 @@ def test_a_request_says_the_same_whatever_prepares_it(engine, folder, size) -> N
 
 
 def gate(monkeypatch: pytest.MonkeyPatch, fifo: Path) -> None:
-    """Jobs of completions wait until somebody opens the other end of this pipe; those of other kinds go on."""
+    """Jobs of completions wait until the test opens the other end of this pipe; other kinds continue."""
     os.mkfifo(fifo)
     inner = request_jobs.JOBS["completion"]
 
@@ -229,7 +230,7 @@ SLOW = secrets.token_urlsafe(6 << 20)  # seconds of a tokenizer: no word comes t
 
 
 def test_clients_that_leave_end_the_processes_that_work_for_them(folder) -> None:
-    """H5: they have no place in the line and take no time from then on."""
+    """H5: they leave the queue and take no more time."""
     facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
     with FakeEngine(facts=facts) as engine, serving(engine, folder, max_body_bytes=1 << 24) as server:
         queue, request = server.server.app.service._queue, completion_bytes(prompt=SLOW, max_tokens=1)
@@ -345,7 +346,7 @@ def test_room_goes_to_those_who_come_and_go() -> None:
 
 @pytest.mark.parametrize("largest", [False, True])
 def test_who_holds_more_and_more_is_as_old_as_before(largest: bool, rng: np.random.Generator) -> None:
-    """A room against a list of those who hold some, in the order in which they began."""
+    """A budget, compared with a list of its holders in the order in which they began."""
     room, gone = ByteRoom(100, lambda: ApiError(503, "full"), largest), list[int]()
     held = list[tuple[int, int]]()  # name, size
     for _ in range(1000):
@@ -403,7 +404,7 @@ def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np
 
 
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
-    """The one that has taken longest is given up, and whoever sends a whole request is served."""
+    """The slowest request is dropped, and clients that send whole requests are served."""
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
     with serving(engine, folder, body_room_mib=2, max_body_bytes=1 << 20) as server:
         socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]

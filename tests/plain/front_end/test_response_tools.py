@@ -258,7 +258,7 @@ def test_input_tokens_of_wrong_requests(hermes: Served, body: dict[str, Any]) ->
     ],
 )
 def test_errors_name_fields_of_responses(hermes: Served, body: dict[str, Any], param: str) -> None:
-    """Also those that are found where chats have other fields."""
+    """Also those that are found if chats have other fields."""
     response = hermes.server.client.post("/v1/responses", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     for name in ("messages", "reasoning_effort", "max_tokens"):
@@ -276,7 +276,7 @@ AGENTS: Any = {
 
 
 def agent_tools(*more: Any) -> list[Any]:
-    """What Codex lists: functions of its own, those of a namespace, and a search of OpenAI's service."""
+    """Codex's list of tools: its own functions, those of a namespace, and a search of OpenAI's service."""
     return [TOOLS[0], AGENTS, {"type": "web_search", "external_web_access": False}, *more]
 
 

@@ -33,7 +33,8 @@ def stream(stack: contextlib.ExitStack, server: RunningServer, **fields: object)
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_request_for_all_slots_gets_them_one_by_one(engine, folder, streamed: bool) -> None:
-    """Beside streams that hold most of them: others are served meanwhile, and all its choices come in the end."""
+    """Next to streams that hold most of them: other requests are served meanwhile, and all its choices come in
+    the end."""
     slots = engine.sizes.slots
     with serving(engine, folder) as server, contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         held = [stream(stack, server, max_tokens=4000) for _ in range(slots - 1)]
@@ -55,7 +56,7 @@ def test_a_request_for_all_slots_gets_them_one_by_one(engine, folder, streamed: 
 
 
 def test_a_tenant_s_request_for_all_slots_completes_though_some_are_for_others(engine, folder, tmp_path, monkeypatch) -> None:
-    """It gets the slots of its own choices that have ended, and another tenant enters meanwhile."""
+    """It gets the slots of its ended choices, and another tenant enters meanwhile."""
     monkeypatch.setattr(admission, "RESERVED", 4)
     slots, keys = engine.sizes.slots, write_keys(tmp_path / "keys.toml", a={}, b={})
     with serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(2) as pool:

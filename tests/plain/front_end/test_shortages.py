@@ -263,7 +263,7 @@ def test_a_process_that_can_not_be_started_counts_as_a_death() -> None:
 
 
 def lack_of_start(name: str) -> ChildError:
-    """What Child raises."""
+    """The exceptions of Child."""
     with shortage("subprocess.Popen", lack(name)), pytest.raises(ChildError) as caught:
         Child("engine", Config())
     return caught.value

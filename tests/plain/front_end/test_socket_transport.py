@@ -181,7 +181,7 @@ class ScarceSocket(socket.socket):
 
 @in_loop
 async def test_without_descriptors_a_client_is_refused_and_the_next_one_is_served(caplog) -> None:
-    """And while nobody may enter, clients wait in the kernel."""
+    """While no connection may enter, clients wait in the kernel."""
     events, gate, opened, may_enter = SocketEvents(), Gate(1.0, Metrics()), list[socket.socket](), [True]
     listening = ScarceSocket()
     listening.bind(("127.0.0.1", 0))

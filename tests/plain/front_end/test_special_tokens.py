@@ -1,4 +1,5 @@
-"""Special tokens: what is spelled like one is text, unless the chat template wrote it, or a client asked for it."""
+"""Special tokens: text that is spelled like one is text, unless the chat template wrote it, or a client asked
+for it."""
 
 import json
 import random
@@ -47,7 +48,8 @@ def chat_prompt(template: ChatTemplate, tokenizer: Tokenizer, messages: Any, **h
 
 
 def greedy_json() -> str:
-    """Special tokens that take spaces beside them, that are part of one another, one that is normalized, and a single word."""
+    """Special tokens that take adjacent spaces, that contain each other, one that is normalized, and a single
+    word."""
     encoder = Encoder.from_str(byte_level_json())
     encoder.add_special_tokens(
         [
@@ -162,7 +164,7 @@ def test_halves_do_not_become_one(tmp_path, source, contents) -> None:
 
 
 def test_no_two_parts_of_a_name_become_one(tmp_path) -> None:
-    """Wherever it is cut, and whether a part is the template's, a message of its own, or at the end of a longer one."""
+    """Wherever it is cut, and whether a part is the template's, a separate message, or at the end of a longer one."""
     tokenizer = Tokenizer(write_model(tmp_path))
     names = [token.content for token in tokenizer.encoder.get_added_tokens_decoder().values() if token.special]
     cuts = [(name[:at], name[at:]) for name in names for at in range(1, len(name))]
@@ -217,7 +219,7 @@ def test_aliases_are_nobodys_guess(tmp_path) -> None:
 
 
 def test_outputs_with_special_tokens(tokenizer, library, rng) -> None:
-    """As the library decodes them, for tokenizers whose tokens have texts of their own."""
+    """As the library decodes them, for tokenizers whose tokens have separate texts."""
     size = min(tokenizer.vocab_size, 400)
     for _ in range(100):
         ids = rng.integers(0, size, 6).tolist()

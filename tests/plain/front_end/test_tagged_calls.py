@@ -1,4 +1,5 @@
-"""Calls whose arguments stand between tags, without quotes: values get the types of the tool's schema, however the text is cut.
+"""Calls whose arguments are between tags, without quotes: values get the types of the tool's schema, however
+the text is cut.
 
 Supports claim outputs/calls.
 """
@@ -152,7 +153,7 @@ def test_calls_come_out_as_they_were_meant(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_cut_off_at_each_character(name: str, seed: int) -> None:
-    """Names are a part of the whole answer's, and arguments the beginning of what they would have been."""
+    """Names are a part of the whole answer's, and arguments the beginning of the complete ones."""
     draw = random.Random(seed)
     calls: list[Call] = [("first", {"a": 'x </parameter> "y"', "b": 5}), ("second", {"c": "text", "d": [1, {"e": "f"}]})]
     calls = calls if draw.random() < 0.5 else random_calls(draw)

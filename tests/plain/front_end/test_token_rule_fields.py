@@ -1,4 +1,4 @@
-"""logit_bias, allowed_token_ids and bad_words over HTTP: what reaches the engine, and what is refused."""
+"""logit_bias, allowed_token_ids and bad_words over HTTP: submitted rules, and refusals."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,7 +138,7 @@ def test_rules_that_leave_no_token_are_the_requests_fault(
 
 
 def test_bad_words_are_banned_in_both_spellings(tokenizer: Tokenizer) -> None:
-    """Where a space makes another first token, and no more of them."""
+    """If a space makes another first token, and no more of them."""
 
     def encode(text: str) -> Any:
         tables = {"a": [1], " a": [2], "b": [3], " b": [4, 3], "cd": [5, 6], " cd": [7, 6], "e": [8], " e": [8]}

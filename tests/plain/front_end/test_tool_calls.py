@@ -1,4 +1,5 @@
-"""Tool calls in a model's text: what a model wrote comes out, however it is cut into pieces, and nothing is lost.
+"""Tool calls in a model's text: the parsed calls equal the model's, however it is cut into pieces, and no text
+is lost.
 
 Claim outputs/calls: Calls and reasoning arrive as the model wrote them, however the text is split.
 """
@@ -30,7 +31,7 @@ MARKERS = [
 
 
 class Message:
-    """What a client puts together from the parts of an answer."""
+    """A client's sum of the parts of an answer."""
 
     def __init__(self) -> None:
         self.content = self.reasoning = ""
@@ -110,7 +111,7 @@ def written(draw: random.Random, entry: Any) -> str:
 
 
 def one(draw: random.Random, call: Call, key: str = "arguments") -> tuple[str, str]:
-    """A call's object, and its arguments as they stand there."""
+    """A call's object, and its arguments as written."""
     arguments = written(draw, call[1])
     members = [f'"name": {json.dumps(call[0])}', f'"{key}":{draw.choice(["", " "])}{arguments}']
     if draw.random() < 0.2:
@@ -229,7 +230,7 @@ def test_calls_come_out_as_they_were_written(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_other_text_is_content(name: str, seed: int) -> None:
-    """Scraps of calls, with numbered words among them: no word is lost, and text without a call stays as it is."""
+    """Scraps of calls, with numbered words among them: no word is lost, and text without a call is unchanged."""
     draw, calls = random.Random(seed), 0
     for _ in range(150):
         scraps = [draw.choice([draw.choice(MARKERS), f"w{i}w", words(draw, 3)]) for i in range(draw.randrange(30))]
@@ -267,7 +268,7 @@ def llama3_list(draw: random.Random, calls: list[Call]) -> str:
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name not in MARKED])
 def test_where_nothing_marks_a_call_each_must_name_a_tool(name: str, seed: int) -> None:
-    """Also behind others: what names none, and all behind it, is text."""
+    """Also behind others: text without a name, and all behind it, is text."""
     draw = random.Random(seed)
     for _ in range(100):
         calls: list[Call] = [(f"call_{i}_call", {f"k{i}k": draw.randrange(1000)}) for i in range(draw.randrange(1, 5))]
@@ -433,7 +434,7 @@ def test_a_prefix_of_the_answer_is_part_of_it() -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_reasoning_tokens_count_up_to_the_closing_tag(name: str, seed: int) -> None:
-    """Of a text in any pieces: those up to the one that completes the tag, or all without it. Parts of tags are common."""
+    """Of a text in any pieces: those up to the end of the tag, or all without a tag. Parts of tags are common."""
     draw, tags = random.Random(seed), PARSERS[name]
     for _ in range(300):
         inside, closed = draw.random() < 0.5, draw.random() < 0.8

@@ -99,7 +99,7 @@ def test_the_events_of_a_call(hermes: Served) -> None:
 
 
 def test_log_probabilities_of_a_call(hermes: Served) -> None:
-    """Every token has its entry, those that no event shows too."""
+    """Every token has its entry, also tokens without an event."""
     hermes.says(CALL)
     ask: dict[str, Any] = {"tools": TOOLS, "logprobs": True, "top_logprobs": 1}
     whole = hermes.server.chat(**ask).json()
@@ -111,7 +111,7 @@ def test_log_probabilities_of_a_call(hermes: Served) -> None:
 
 
 def test_a_conversation_with_results(hermes: Served) -> None:
-    """What the client got goes back to the model, as the template writes it."""
+    """The client's answer returns to the model, as the template writes it."""
     message = hermes.chat(CALL, tools=TOOLS).message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny: 25°"}
     hermes.chat("It is sunny.", messages=[*ASK, message.model_dump(), result], tools=TOOLS)
@@ -146,7 +146,7 @@ def test_no_tools_are_wanted(hermes: Served) -> None:
 
 
 def test_a_call_is_wanted(hermes: Served) -> None:
-    """The answer's beginning stands in the prompt."""
+    """The answer's beginning is in the prompt."""
     for choice, head in (
         ("required", '<tool_call>\n{"name": "'),
         ({"type": "function", "function": {"name": "get_weather"}}, '<tool_call>\n{"name": "get_weather", "arguments": '),
@@ -182,8 +182,8 @@ def test_reasoning(thinking: Served) -> None:
 
 @pytest.mark.parametrize("said", ["Hmm.", "日本語 😀, é?"])
 def test_reasoning_tokens(said: str, thinking: Served) -> None:
-    """All up to the closing tag count, in a stream too, and those without text of their own, as a character has several; without
-    reasoning, none. A stop string that does not come changes nothing."""
+    """All tokens up to the closing tag count, in a stream too, and tokens without text; without reasoning, 0. A
+    stop string that does not come changes nothing."""
     thinking.says(f"{said}\n</think>\n\nWell.")
     tokens = thinking.tokenizer.encode(f"{said}\n</think>", False, parse_special=True)
     texts = map(thinking.tokenizer.detokenizer().push, thinking.tokenizer.encode(said, False).tolist())
@@ -217,7 +217,8 @@ def test_reasoning_that_the_model_opens(tmp_path: Path) -> None:
     ],
 )
 def test_formats(name: str, text: str, tmp_path: Path) -> None:
-    """Each template's format is known, its markers are seen though they are special, and its conversations can go on."""
+    """Each template's format is known, its markers are seen though they are special, and its conversations can
+    continue."""
     with served_with(tmp_path, chat_templates.FORMATS[name]) as served:
         choice = served.chat(text, tools=TOOLS)
         assert message_of(choice) == ("assistant", None, None, [("function", "get_weather", ARGUMENTS)])
@@ -261,7 +262,7 @@ def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
 
 
 def test_an_engine_that_fails_within_a_call(tmp_path: Path) -> None:
-    """The stream ends with an error; what was held back is not taken for an answer."""
+    """The stream ends with an error; the withheld text is not taken for an answer."""
     with served_with(tmp_path, chat_templates.HERMES) as served:
         served.says("x" * 2000)
         served.engine.step_s = 0.01

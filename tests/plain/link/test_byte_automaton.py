@@ -1,4 +1,4 @@
-"""Byte automata: what they accept, their packed form, and trimming, against Python's re and a search by hand."""
+"""Byte automata: their language, packed form, and trimming, compared with Python's re and a search by hand."""
 
 import contextlib
 import re
@@ -134,7 +134,7 @@ def test_a_state_or_class_out_of_range_is_refused(rng):
 
 
 def test_next_state_is_a_table_of_int16_or_refused_as_such(rng):
-    """Another ndim or another dtype alone is enough, before anything is read from the table."""
+    """Another ndim or another dtype is enough for an error, before anything is read from the table."""
     automaton = random_automaton(rng, states=3)
     table = automaton.next_state
     for next_state in (table.reshape(-1), table[None], table[0, 0], table.astype(np.int32), table.astype(np.uint16)):
@@ -171,7 +171,7 @@ def test_arrays_of_another_shape_or_type_are_refused(rng, name, change, what):
 
 
 def test_a_next_state_of_another_shape_or_type_is_named(rng):
-    """What next_state must be is said before its states and classes are read, whatever else may be wrong."""
+    """The error for next_state comes before its states and classes are read, whatever else is wrong."""
     states, class_of = int(rng.integers(1, 9)), np.zeros(256, np.uint8)
     accepting = np.ones(states, np.bool_)
     for wrong in (np.zeros(states, np.int16), np.zeros((states, 1, 1), np.int16), np.zeros((states, 1), np.int32)):

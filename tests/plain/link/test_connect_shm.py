@@ -1,4 +1,4 @@
-"""Segments under /dev/shm: who owns them, who may attach, what the dead leave behind; and the store fence."""
+"""Segments under /dev/shm: owners, permission to attach, leftovers of dead processes; and the store fence."""
 
 import contextlib
 import dataclasses
@@ -252,7 +252,7 @@ def test_files_of_others_are_not_trusted(name, segment) -> None:
 
 
 def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
-    """All of them, and only while nobody has any."""
+    """All of them, and only while no process has any."""
     pairs = range(3)
     with contextlib.closing(create_segment(name, dataclasses.replace(SIZES, pairs=len(pairs)), FACTS)) as segment:
         for taken in pairs:

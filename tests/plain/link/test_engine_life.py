@@ -1,4 +1,4 @@
-"""What a watcher reads of an engine of this machine, word by word."""
+"""A watcher's view of an engine of this machine, word by word."""
 
 import gc
 import secrets
@@ -33,7 +33,7 @@ def test_a_fault_and_the_beat_are_told_by_their_words_alone() -> None:
 
 
 def test_a_watcher_holds_no_descriptor_but_the_one_of_its_mapping() -> None:
-    """Who watches an engine again and again needs no more."""
+    """A repeated watcher of an engine needs no more."""
     segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
     try:
         before = descriptors_of(segment.name)

@@ -28,7 +28,7 @@ FIRST = 100
 
 
 class WordMap:
-    """The reference: who has each word, and who was used when. Everything is searched for."""
+    """The reference: the owner and the last use of each word. Everything is searched for."""
 
     def __init__(self, size: int, most: int) -> None:
         self.owner: list[int] = [-1] * size
@@ -45,7 +45,7 @@ class WordMap:
         del self.used[digest], self.needed[digest]
 
     def put(self, wanted: dict[int, int], head: int) -> dict[int, int] | None:
-        """Where each lies, or None; then some may be gone, so it is to be called on a copy."""
+        """The location of each, or None; then some may be evicted, so call it on a copy."""
         for digest, words in wanted.items():
             while digest not in self.used and (self.place(words) is None or len(self.used) == self.most):
                 free = [other for other in self.used if self.needed[other] <= head and other not in wanted]
@@ -71,8 +71,9 @@ class WordMap:
 
 
 def test_pieces_lie_where_the_rules_put_them(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random requests, of one piece or two, consumed late: found, placed, removed and refused as the reference says, and no piece
-    is touched while an entry that is not consumed names it. A plan that is not kept changes nothing."""
+    """Random requests, of one piece or two, consumed late. The reference says which are found, placed, removed
+    and refused. No piece changes while an unconsumed entry names it. A plan that is not kept changes
+    nothing."""
     seen = dict.fromkeys(("hit", "written", "removed", "refused"), 0)
     for size in rng.integers(20, 60, 40).tolist():
         most = int(rng.integers(3, 7))
@@ -179,7 +180,8 @@ RULES = TokenRules(FACTS.vocab_size, {7: 1.5}, banned=((3, 4),))
 
 
 def test_a_grammar_is_written_once(engine, pair_and_writes, rng: np.random.Generator) -> None:
-    """Requests at a time and one after another, with token rules too: the engine finds each one's words where its entry says."""
+    """Concurrent and consecutive requests, with token rules too: the engine finds each one's words at the
+    location in its entry."""
     pair, writes = pair_and_writes
     first, second = automata(rng, 20, 30)
     sent = [submit(pair, first), submit(pair, first), submit(pair, second, RULES)]
@@ -218,7 +220,7 @@ def test_another_owner_and_another_engine_get_it_again(engine, pair_and_writes, 
 
 
 def test_what_was_not_submitted_was_not_written(engine, pair_and_writes, rng: np.random.Generator) -> None:
-    """Neither parameters that fit into no entry nor full arenas leave a grammar behind that nobody wrote."""
+    """Neither parameters that fit into no entry nor full arenas leave an unwritten grammar behind."""
     pair, writes = pair_and_writes
     (grammar,) = automata(rng, 20)
     with pytest.raises(ValueError, match="fit"):
@@ -238,7 +240,8 @@ def test_what_was_not_submitted_was_not_written(engine, pair_and_writes, rng: np
 
 
 def test_a_grammar_that_an_entry_names_is_not_written_over(engine, pair_and_writes, rng: np.random.Generator) -> None:
-    """The engine reads nothing for a while: others' grammars wait, though the request itself was cancelled."""
+    """The engine reads nothing for a while: grammars of other requests wait, though the request itself was
+    cancelled."""
     pair, _ = pair_and_writes
     first, second = automata(rng, 75, 30)[0], automata(rng, 90)[0]
     assert len(first.words()) + len(second.words()) > ARENA

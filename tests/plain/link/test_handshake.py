@@ -1,4 +1,4 @@
-"""What front ends and engines say to each other before RDMA; no RDMA device is needed."""
+"""The messages of front ends and engines before RDMA; no RDMA device is needed."""
 
 import contextlib
 import json
@@ -136,7 +136,7 @@ def test_what_is_no_json_object_is_refused(line) -> None:
 @RELAXED
 @given(st.sampled_from(["hello", "welcome"]), st.data(), JSON)
 def test_a_message_with_one_wrong_value_is_refused_or_valid(kind, data, value) -> None:
-    """Nothing but the two errors, whatever stands in whichever place."""
+    """Nothing but the two errors, for any value in any place."""
     good, decode = (HELLO, Hello.decode) if kind == "hello" else (WELCOME, Welcome.decode)
     message = json.loads(good.encode())
     places = [(message, key) for key in message]
@@ -189,7 +189,7 @@ def test_a_line_comes_in_pieces_before_its_deadline(monkeypatch) -> None:
 
 
 def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
-    """To connect, and from then on for the answer; whatever goes wrong names the address."""
+    """To connect, and afterwards for the answer; each error names the address."""
     slow: Any = Slow(CHALLENGE.encode(), WELCOME.encode()[:9], WELCOME.encode()[9:])
     asked: list[Any] = []
 

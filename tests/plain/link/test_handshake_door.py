@@ -1,4 +1,5 @@
-"""The door of the engine under strangers: side by side, a deadline in all, bounds, keys. No RDMA device is needed.
+"""The engine's listener for handshakes, with unknown peers: concurrency, a total deadline, bounds, keys. No
+RDMA device is needed.
 
 Claim front-ends/handshake: A handshake needs the key. Unknown peers delay no other handshake, and hold no
 resource.
@@ -43,7 +44,7 @@ def hello(owner: int = 7) -> Hello:
 
 
 class Opened:
-    """A door, and whom it gave something."""
+    """A listener, and the peers that got a queue pair."""
 
     def __init__(self, key: LinkKey | None):
         self.given, self.looks, self.failing = list[Hello](), 0, False
@@ -63,7 +64,7 @@ class Opened:
             raise RuntimeError("the card is full")
 
     def stranger(self, address: str = "127.0.0.1") -> socket.socket:
-        """A connection that the door has seen, and that says nothing yet."""
+        """An accepted connection that sends nothing yet."""
         made = socket.create_connection(self.address, 10, source_address=(address, 0))
         self.strangers.append(made)
         assert made.recv(65536).endswith(b"\n")
@@ -85,7 +86,7 @@ def opening() -> Iterator[Callable[..., Opened]]:
 
 
 def end_of(connection: socket.socket) -> bytes:
-    """What the door says until it hangs up."""
+    """The listener's bytes until it closes."""
     said = b""
     while piece := connection.recv(65536):
         said += piece
@@ -94,7 +95,8 @@ def end_of(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
 def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
-    """Their deadline is a minute away, and the handshake is over in less than two seconds: it waits for none of them."""
+    """Their deadline is a minute away, and the handshake is over in less than two seconds: it does not wait for
+    them."""
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening(key)
     for _ in range(20):
@@ -104,7 +106,7 @@ def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypat
 
 
 def test_a_deadline_counts_for_all_that_one_says(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that go on coming do not move it."""
+    """Further bytes do not move it."""
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", 0.3)
     slow = opening().stranger()
     with contextlib.suppress(ConnectionError):
@@ -247,7 +249,7 @@ def test_a_proof_is_of_every_byte_of_both_lines(rng: Any) -> None:
 
 @pytest.mark.parametrize("proof", ["none", "of another", "of itself"])
 def test_a_front_end_trusts_no_engine_without_the_key(proof: str) -> None:
-    """Somebody in the engine's place, who would get prompts and give tokens."""
+    """A process that poses as the engine, and would get prompts and give tokens."""
     server, seen = socket.create_server(("127.0.0.1", 0)), list[bytes]()
 
     def impostor() -> None:

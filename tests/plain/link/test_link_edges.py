@@ -1,4 +1,4 @@
-"""Edges of what lies between front end and engine, which random sizes hardly meet."""
+"""Edge cases between front end and engine, which random sizes hardly meet."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The file with the key of a link, and where one is needed."""
+"""The file with the key of a link, and the cases that need a key."""
 
 import hashlib
 import hmac

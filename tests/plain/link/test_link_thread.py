@@ -1,4 +1,4 @@
-"""The link thread: who gets heartbeats, for how long, and that nothing which two threads do to a queue pair harms it."""
+"""The link thread: its heartbeats, their end, and that two threads can share a queue pair."""
 
 import importlib
 import secrets
@@ -26,7 +26,7 @@ BEAT, CHECK = "beat", "check"
 
 
 class Notes:
-    """In place of a QueuePair: notes heartbeats and checks. error: what a check raises."""
+    """Instead of a QueuePair: notes heartbeats and checks. error: the exception of a check."""
 
     def __init__(self, clock: list[float], error: Exception | None = None) -> None:
         self.clock, self.error = clock, error

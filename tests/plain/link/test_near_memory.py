@@ -1,4 +1,4 @@
-"""Where an engine's queue memory lies on a machine with several NUMA nodes."""
+"""The location of an engine's queue memory on a machine with several NUMA nodes."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ ADDRESS = "0000:18:00.0"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the cores of a device's node are listed."""
+    """The place of the list of a node's cores."""
     monkeypatch.setattr(near_memory, "DEVICES", tmp_path)
     (tmp_path / ADDRESS).mkdir()
     return tmp_path / ADDRESS / "local_cpulist"
@@ -95,7 +95,7 @@ def test_an_engine_makes_its_queues_there(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_gpus_node_is_that_of_its_address(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime fills a longer text than it needs; one that can't tell is no reason not to serve."""
+    """The runtime fills a longer text than it needs; without an answer, the engine still serves."""
     bindings = pytest.importorskip("cuda.bindings.runtime")
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
     node.write_text("2-3\n")

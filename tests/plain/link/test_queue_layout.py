@@ -55,7 +55,7 @@ def test_records_have_the_documented_sizes() -> None:
 
 
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
-    """Every view gets a value of its own; none of them may disturb another one, nor the header."""
+    """Every view gets a different value; no view may change another one, or the header."""
     buffer = segment(sizes)
     views = engine_views(memoryview(buffer), QueueLayout(sizes))
     named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq
@@ -97,7 +97,8 @@ def test_sizes_have_bounds(name: str) -> None:
 
 @pytest.mark.parametrize("skipped", range(5))
 def test_everything_is_where_the_documented_sizes_put_it(rng: np.random.Generator, skipped: int) -> None:
-    """In order and without gaps, but for regions, which begin and end on pages; and each view has its shape, place and type."""
+    """In order and without gaps, except regions, which begin and end on pages; and each view has its shape,
+    place and type."""
     sizes = [drawn(rng) for _ in range(skipped + 1)][-1]
     parts = [
         ("front", "<i8", (64,)), ("sq", "<i4", (sizes.sq_entries, 64)), ("cancel", "<i8", (sizes.slots,)),

@@ -132,7 +132,8 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypat
 
 
 def test_a_poll_stops_at_its_limits_and_says_so(engine, pair, rng) -> None:
-    """Of all completions, and of final ones: whoever goes on while it has stopped early misses none, and gets them in order."""
+    """Of all completions, and of final ones: a reader that continues after it stopped early misses none, and
+    gets them in order."""
     lengths = {submit(pair, [i + 1], max_tokens=int(rng.integers(1, 5))): i for i in range(SIZES.slots)}
     got: dict[InFlightRequest, list[int]] = {request: [] for request in lengths}
 

@@ -31,7 +31,7 @@ SIZES = QueueSizes(pairs=1, slots=4, sq_entries=4, cq_entries=512, prompt_tokens
 
 
 class Noted:
-    """A transport. calls: what was written and asked for. ring, records: of completions. hits: hit words."""
+    """A transport. calls: the writes and reads. ring, records: of completions. hits: hit words."""
 
     def __init__(self, sizes: QueueSizes = SIZES, facts: Any = FACTS) -> None:
         self.layout, self.facts, self.pair, self.calls = QueueLayout(sizes), facts, 0, list[Any]()
@@ -205,7 +205,7 @@ def test_states_have_names(state: int, name: str) -> None:
 
 
 def test_a_submission_that_can_not_be_sent_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever submits it hears of it; abandon() would tell of it once more, and it would go on twice."""
+    """The caller of submit gets the error; abandon() would report it once more, and it would continue twice."""
     transport = Noted()
     pair = attached(transport)
     first = pair.submit(np.ones(1, np.int32), RequestParameters())
@@ -367,8 +367,8 @@ def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
 
 
 def test_a_poll_that_has_all_ends_that_it_may_take_reads_no_further(rng: np.random.Generator) -> None:
-    """The last one that most_final allows may come anywhere in a window, also as its last word. Then it has stopped early; and
-    one that takes nothing, as no engine is there, has not, whatever the one before did."""
+    """The last one that most_final allows may be anywhere in a window, also its last word. Then it has stopped
+    early; a call that takes nothing, since no engine is there, has not, whatever the call before did."""
     for last in (int(rng.integers(1, queue_pair.FIRST_WINDOW - 1)), queue_pair.FIRST_WINDOW - 1):
         transport = Noted()
         pair = attached(transport)

@@ -1,4 +1,5 @@
-"""What the RDMA front end posts, against a stand-in for the card that reads memory as late as a card may: at the completion."""
+"""The RDMA front end's postings, compared with a stand-in for the card that reads memory as late as a card may:
+at the completion."""
 
 import secrets
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
 
 
 class LateCard(Card):
-    """Takes inline data at once, as it must, and all other data when somebody asks for completions."""
+    """Takes inline data immediately, as it must, and all other data at the request for completions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ def test_a_look_waits_for_what_its_words_need(wired, rng, silent: bool) -> None:
 
 
 def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -> None:
-    """Each read is one more way to the engine for what comes with it."""
+    """Each read is one more round trip to the engine for its data."""
     transport, segment = wired
     views, entry, posted = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[int]()
     entry[WORD_SLOT] = 5
@@ -136,7 +137,7 @@ def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -
 
 
 def test_hit_words_are_read_for_those_that_are_silent_alone_and_all_at_once(wired) -> None:
-    """While another request still has no word: what comes for one that has had its first costs no such read."""
+    """While another request still has no word: data of a request that has had its first word costs no such read."""
     transport, segment = wired
     views, entry, read = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[tuple[int, int]]()
     for slot in (5, 6):
@@ -155,7 +156,7 @@ def test_hit_words_are_read_for_those_that_are_silent_alone_and_all_at_once(wire
 
 
 def test_records_that_were_read_stay_as_they_are_while_the_next_ones_land(wired, rng) -> None:
-    """Reads of records arrive in one place, which a caller of the one before does not see."""
+    """Reads of records arrive in one place, which the caller of the previous read does not see."""
     transport, segment = wired
     views = segment.views()
     records = rng.integers(0, 2**62, (4, LOGPROB_ENTRIES))
@@ -183,7 +184,7 @@ def test_records_are_those_of_words_that_went_out_alone(wired) -> None:
 
 @pytest.mark.parametrize("written", [SIZES.sq_entries // 4, SIZES.sq_entries // 4 + 1])
 def test_entries_that_are_written_while_a_read_of_the_head_is_on_its_way_count_behind_it(wired, written: int) -> None:
-    """The read may be older than they are, so it tells nothing of the room that they take."""
+    """The read may be older than they are, so it does not show their free space."""
     transport, segment = wired
     transport.read_engine()  # asks for the head, too
     for index in range(written):
@@ -235,7 +236,7 @@ def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
 
 
 def test_whoever_only_cancels_or_only_looks_takes_what_has_been_completed(wired) -> None:
-    """Else the queue would be full although the card has done all, and the engine's words would stay as they are."""
+    """Otherwise the queue would be full although the card has finished, and the engine's words would not change."""
     transport, segment = wired
     for slot in range(3 * transport.queue._depth):
         transport.write_cancel(slot % SIZES.slots, slot)

@@ -35,7 +35,7 @@ ADDRESSES = [str(ipaddress.IPv6Address(each)) for each in ("::", "fe80::1", "fe8
 
 
 def expected_port(cards: list[Any], device: str, wanted: int) -> tuple[Any, ...] | str:
-    """What Port makes of these cards, or how its error begins."""
+    """Port's result for these cards, or the begin of its error."""
     chosen = [it for it in cards if device in ("", it.name)]
     if device and not chosen:
         return f"unknown RDMA device '{device}'; this machine has {', '.join(it.name for it in cards) or 'none'}"
@@ -218,7 +218,7 @@ def test_errors_of_verbs_keep_their_number_and_reason(connected: Connected, monk
 
 
 def test_batches_bring_their_bytes_and_their_tags_in_order(connected: Connected, rng: np.random.Generator, seed: int) -> None:
-    """What is inline may be written over at once, all else once the batch is done."""
+    """Inline data may be overwritten immediately, all else after the batch."""
     draw, queue, half = random.Random(seed), connected.queue, LENGTH // 2
     here, there = (np.frombuffer(memory.buffer, np.uint8) for memory in (connected.here, connected.there))
     expected, tags, reads, used = there.copy(), list[int](), list[tuple[int, int, int]](), 0
@@ -270,7 +270,7 @@ def test_the_depth_is_what_may_be_outstanding(connected: Connected) -> None:
 
 
 def test_completions_are_taken_and_never_waited_for(connected: Connected, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many at once as there are, 16 in one call of verbs."""
+    """As many together as there are, 16 in one call of verbs."""
     queue, cq, polls = connected.queue, connected.near.cq, list[int]()
     poll = cq.poll
 

@@ -1,4 +1,4 @@
-"""What the table of request parameters gives: entries, defaults, SamplingParams."""
+"""The results of the table of request parameters: entries, defaults, SamplingParams."""
 
 import math
 import re
@@ -192,7 +192,7 @@ def test_sampling_params_have_bounds(name: str, value: object) -> None:
     ],
 )
 def test_sampling_params_of_another_kind_are_refused(name: str, values: list[Any]) -> None:
-    """At once and by name, not where they are used, or as if they were true."""
+    """Immediately and by name, not at their use, or as if they were true."""
     for value in values:
         with pytest.raises(ValueError, match=f"^{name} must "):
             SamplingParams(**{name: value})

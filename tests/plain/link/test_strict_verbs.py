@@ -46,7 +46,7 @@ def test_whichever_call_of_verbs_fails_is_an_error_and_leaves_nothing_open(monke
 
 
 def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was stopped for longer than a lease claims anew over the same one. The clock is the test's."""
+    """A worker that was stopped for longer than a lease claims again over the same one. The clock is the test's."""
     monkeypatch.setattr(handshake_server, "WATCH_S", 60.0)
     with test_transport.weaving() as fabric:
         pair = fabric.pair().transport.pair

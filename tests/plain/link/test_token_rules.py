@@ -1,4 +1,4 @@
-"""The packed form of token rules: there and back, and what the engine takes of it.
+"""The packed form of token rules: there and back, and the engine's use of it.
 
 Supports claim outputs/grammars.
 """
@@ -77,7 +77,7 @@ MOST = R.MOST_BIASES, R.MOST_SEQUENCES
 )
 @pytest.mark.parametrize("vocabulary", [2000, 2016])
 def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vocabulary: int) -> None:
-    """The engine and TokenRules take the same ones. Where a count is negative, the whole has the length that it says."""
+    """The engine and TokenRules take the same ones. If a count is negative, the whole has the stated length."""
     banned = np.full((max(0, sequences), R.SEQUENCE_TOKENS), R.ANY_TOKEN)
     banned[:, -1] = np.arange(len(banned))
     mask = np.full(R.bitmask_words(vocabulary), -1)

@@ -1,4 +1,5 @@
-"""The contract of transports, for each of them: what is written and read, where, and when. RDMA goes over strict_verbs.
+"""The contract of transports, for each of them: writes and reads, their places and times. RDMA goes over
+strict_verbs.
 
 Supports claim memory/transports.
 """
@@ -49,7 +50,7 @@ class Linked:
             self.listener.start(self.segment)
 
     def view(self, name: str) -> Any:
-        """What the engine sees of the pair."""
+        """The engine's view of the pair."""
         return getattr(self.views, name)[self.pair]
 
     def open(self) -> Any:
@@ -233,7 +234,7 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
 
 
 def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it brings is handed out later, in order; a look at another place forgets it."""
+    """Its data is returned later, in order; a look at another place drops it."""
     transport, qp, clock = far.open(), card_of(far.transport), looks_clock()
     monkeypatch.setattr(connect_rdma, "time", clock)
     polls, poll = list[int](), transport.queue._cq.poll
@@ -345,7 +346,7 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
 
 
 def test_what_is_used_while_words_of_the_pair_are_read_counts_anew(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine may have read none of it when the card read the words, however late they come."""
+    """The engine may have read none of it when the card read the words, however late they arrive."""
     transport = far.open()
     card = card_of(transport)
     far.view("pair")[:4] = 0, 0, EPOCH, 1

@@ -36,7 +36,7 @@ def test_each_transport_has_both_ends() -> None:
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A package with one end and an option of its own; what it adds to Config is taken away again."""
+    """A package with one end and a separate option; its additions to Config are removed again."""
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys" / "__init__.py").write_text("")
     (tmp_path / "toys" / "no_transport.py").write_text("raise AssertionError('not a transport')")
