@@ -1,5 +1,5 @@
-"""The attacks of the benchmark reach a server and do what they state; and the computation of its figures. Nothing here
-is timed."""
+"""The attacks of the benchmark reach a server and have the stated effect; the computation of its figures.
+Nothing here is timed."""
 
 import asyncio
 import time

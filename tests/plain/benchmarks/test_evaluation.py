@@ -100,7 +100,8 @@ systems = ["broken", "blinkpy"]
 
 
 def test_cells_are_measured_once_and_shown(tmp_path: Path) -> None:
-    """The null engine. A system that does not start leaves its cells missing, and the others' are measured."""
+    """The null engine. A system that does not start leaves its cells missing; the other systems' cells are
+    measured."""
     (tmp_path / "evaluation.toml").write_text(PLAY)
     cells = tmp_path / "cells"
     cores = str(sorted(os.sched_getaffinity(0))[0])

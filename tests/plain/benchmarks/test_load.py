@@ -46,7 +46,7 @@ def test_open_loop_does_not_wait_for_answers() -> None:
 def test_times_are_those_of_the_server(spin: bool) -> None:
     """Each token is sent at a known time, and the client's time is after it and before the server's next one.
 
-    A client that spins in between has as little to do as one that sleeps.
+    A client that spins between events measures as little work as a client that sleeps.
     """
     sent: list[float] = []
 

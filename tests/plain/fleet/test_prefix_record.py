@@ -1,4 +1,5 @@
-"""The record of what a front end sent, against a plain list of pages of each engine in the order of their last use.
+"""The record of a front end's prompts, compared with a plain list of pages of each engine in the order of their
+last use.
 
 Supports claim fleet/placement.
 """

@@ -48,7 +48,7 @@ class Stage:
         return ticket
 
     def submit(self, ticket: Ticket) -> None:
-        """Stands in for a service with an admitted request."""
+        """Instead of a service with an admitted request."""
         if ticket.reserved:
             self.free -= ticket.reserved
             ticket.generations = ticket.generations or [SimpleNamespace(tokens=0)]
@@ -82,7 +82,7 @@ def keys(tmp_path: Path) -> Path:
 @in_loop
 async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -> None:
     """No more than max_flex_requests are in flight. Waiting best-effort requests delay no latency-sensitive
-    request, of their own tenant neither."""
+    request, not even of the same tenant."""
     stage = Stage(keys, slots=4, max_flex_requests=2)
     first = [stage.enter("a", best_effort=1) for _ in range(2)]
     waits, urgent = stage.enter("a", best_effort=1), stage.enter("a")
@@ -606,7 +606,7 @@ def metric(server, name: str) -> float:
 
 
 def test_the_engine_gets_requests_of_another_client_between_those_of_a_flood(folder, keys) -> None:
-    """The order of submissions: the engine stands still until all requests wait."""
+    """The order of submissions: the engine is idle until all requests wait."""
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(29) as pool:
         engine.hold = True
         waiting = server.server.app.service.admission._waiting

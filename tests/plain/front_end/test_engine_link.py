@@ -413,7 +413,7 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
 
 
 def test_a_link_that_fails_under_who_waits_loses_each_once(stage: Stage) -> None:
-    """A submitted request is in flight; one that waits for a leader, or could not be sent, still waits."""
+    """A submitted request is in flight; a request that waits for a leader, or could not be sent, still waits."""
     _, led, failing, _ = choices = [Choice(stage.log, name) for name in "abcd"]
     led.leader = Choice(stage.log, "e")
     submit = stage.pair.submit

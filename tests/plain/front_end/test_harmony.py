@@ -250,7 +250,7 @@ def test_reasoning_tokens_of_messages(seed: int) -> None:
 
 
 def test_reasoning_tokens_of_messages_without_an_end() -> None:
-    """The begin of the next message is not part of the one before."""
+    """The begin of the next message is not part of the previous message."""
     for begin in ("<|start|>", "<|channel|>"):
         counter = Expected(calls=HARMONY).reasoning_counter()
         assert counter is not None

@@ -1,5 +1,5 @@
-"""Limits of connections, streams and queue pairs, each as the only one that binds: all other limits have their
-defaults."""
+"""Limits of connections, streams and queue pairs, each as the only limit that binds: all other limits have
+their defaults."""
 
 import socket
 from pathlib import Path

@@ -258,7 +258,7 @@ def test_input_tokens_of_wrong_requests(hermes: Served, body: dict[str, Any]) ->
     ],
 )
 def test_errors_name_fields_of_responses(hermes: Served, body: dict[str, Any], param: str) -> None:
-    """Also those that are found if chats have other fields."""
+    """Also fields that chats have under other names."""
     response = hermes.server.client.post("/v1/responses", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     for name in ("messages", "reasoning_effort", "max_tokens"):

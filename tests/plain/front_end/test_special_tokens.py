@@ -48,8 +48,7 @@ def chat_prompt(template: ChatTemplate, tokenizer: Tokenizer, messages: Any, **h
 
 
 def greedy_json() -> str:
-    """Special tokens that take adjacent spaces, that contain each other, one that is normalized, and a single
-    word."""
+    """Special tokens with adjacent spaces, inside each other, normalized, and as a single word."""
     encoder = Encoder.from_str(byte_level_json())
     encoder.add_special_tokens(
         [

@@ -1,4 +1,4 @@
-"""Grammars compiled in other processes: limits, deaths, what is kept, and for whom."""
+"""Grammars compiled in other processes: limits, deaths, cached grammars, and their owners."""
 
 import asyncio
 import contextlib
@@ -103,7 +103,7 @@ def test_who_leaves_takes_nothing_from_others() -> None:
 
 
 def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
-    """Those who leave hold no place: what others ask for is compiled at once."""
+    """Clients that disconnect hold no place: grammars of other clients are compiled immediately."""
 
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"), ASKER)
@@ -129,7 +129,7 @@ def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
 
 
 def test_compiles_that_run_side_by_side_have_a_lower_priority() -> None:
-    """From their start: clients that leave at once and ask again slow no event loop down."""
+    """From their start: clients that disconnect immediately and ask again slow no event loop down."""
 
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"), ASKER)
@@ -321,7 +321,7 @@ def test_a_job_that_the_kernel_kills_runs_once_more() -> None:
 
 
 def test_a_job_whose_server_dies_before_it_begins_runs_in_the_next_one() -> None:
-    """It is no grammar that takes too long, though it has no answer."""
+    """A grammar without an answer is not a grammar that takes too long."""
 
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"), ASKER)

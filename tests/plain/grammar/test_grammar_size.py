@@ -73,7 +73,7 @@ def test_the_tool_is_named() -> None:
 
 
 def test_any_grammar_has_an_error(rng: np.random.Generator) -> None:
-    """Whatever the schema is: the estimate looks at keywords that nobody has checked."""
+    """For any schema: the estimate looks at keywords before their check."""
     odd: list[Any] = [None, True, -1, 1e300, "x", [], {}, [{}], {"a": 1}, 3]
     for _ in range(200):
         keys = rng.choice(

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def compiled(schema: Any) -> ByteAutomaton | None:
-    """None for schemas that contradict themselves or are too large: the rest of what is drawn is supported."""
+    """Without a schema that contradicts itself or is too large: all other drawn schemas are supported."""
     try:
         return automaton_of_schema(schema)
     except GrammarTooLargeError:
@@ -96,7 +96,7 @@ def _other_form(value: Any) -> bool:
 
 
 def test_no_double_of_an_output_is_an_exclusive_bound(rng: np.random.Generator) -> None:
-    """Decimals beside the bound, ever nearer, read as most readers do."""
+    """Decimals near the bound, ever nearer, read as most readers do."""
     for bound in (0, 0.5, -1.4, 8.6, -0.8999999999999999, 1234.5, 99999999, 1e-9, *rng.normal(0, 100, 20).tolist()):
         for keyword, sign in (("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
             automaton = automaton_of_schema({"type": "number", keyword: bound})
@@ -178,7 +178,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS, *PLACES, "$ref", "$anchor"])
 def test_no_value_of_a_keyword_is_a_fault(keyword: str, rng: np.random.Generator) -> None:
-    """Whatever it is, and whatever stands beside it: it is refused or compiled."""
+    """Any value, next to any keyword: it is refused or compiled."""
     others = [*KEYWORDS, "$ref"]
     for value in (ODD[i] for i in rng.choice(len(ODD), 16, replace=False)):
         beside = {others[rng.integers(len(others))]: ODD[rng.integers(len(ODD))] for _ in range(2)}

@@ -95,7 +95,7 @@ def test_doubles_keep_exclusive_bounds(rng: np.random.Generator) -> None:
 
 
 def _beside(edge: int, sign: int, places: int) -> str:
-    """The number at the smallest distance from an edge that so many places allow."""
+    """The number at the smallest distance from an edge with this number of places."""
     return f"{(Decimal(edge * 10**places + sign)).scaleb(-places, CONTEXT):f}"
 
 

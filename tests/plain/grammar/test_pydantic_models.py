@@ -1,4 +1,4 @@
-"""Schemas as clients make them from pydantic's models: what is generated is read back by the model."""
+"""Schemas as clients make them from pydantic's models: the model reads each output back."""
 
 import datetime
 import enum

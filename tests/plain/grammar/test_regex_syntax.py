@@ -88,7 +88,7 @@ def text_of(rng: np.random.Generator) -> str:
 
 @contextmanager
 def time_of_python(seconds: float = 0.5) -> Iterator[None]:
-    """Python tries one way through an expression after another: TimeoutError where that takes more of the processor."""
+    """Python tries one path through an expression after another: TimeoutError if that takes more CPU time."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise TimeoutError
@@ -262,7 +262,7 @@ def test_equal_languages_have_equal_automata() -> None:
 
 
 def test_no_two_states_are_alike(rng: np.random.Generator) -> None:
-    """Against a table of pairs that are told apart, filled until nothing changes."""
+    """Compared with a table of distinct pairs, filled until nothing changes."""
     draw = RegexDraw(rng)
     for _ in range(20):
         automaton = anywhere(parse_regex(draw.expression(1)), utf8_character)

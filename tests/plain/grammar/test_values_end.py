@@ -24,7 +24,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 def walk(walker: Walker, sampler: Sampler, rng: np.random.Generator, most: int) -> bytes:
-    """The text of a sampler that ends the output only where no byte leads on."""
+    """The text of a sampler that ends the output only if no byte continues it."""
     text, state = bytearray(), 0
     while walker.ways[state]:
         byte = sampler(walker, state, rng)

@@ -367,7 +367,7 @@ def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
 
 
 def test_a_poll_that_has_all_ends_that_it_may_take_reads_no_further(rng: np.random.Generator) -> None:
-    """The last one that most_final allows may be anywhere in a window, also its last word. Then it has stopped
+    """The last one may be anywhere in a window, as far as most_final allows, also its last word. Then it has stopped
     early; a call that takes nothing, since no engine is there, has not, whatever the call before did."""
     for last in (int(rng.integers(1, queue_pair.FIRST_WINDOW - 1)), queue_pair.FIRST_WINDOW - 1):
         transport = Noted()

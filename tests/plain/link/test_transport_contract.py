@@ -346,7 +346,7 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
 
 
 def test_what_is_used_while_words_of_the_pair_are_read_counts_anew(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine may have read none of it when the card read the words, however late they arrive."""
+    """The engine may have read nothing when the card read the words, however late they arrive."""
     transport = far.open()
     card = card_of(transport)
     far.view("pair")[:4] = 0, 0, EPOCH, 1

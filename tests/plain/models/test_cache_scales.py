@@ -1,4 +1,4 @@
-"""Scales of an FP8 KV cache, what it takes of memory, and where it is refused."""
+"""Scales of an FP8 KV cache, its memory, and its refusals."""
 
 import math
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_torch() -> None:
 
 
 def test_compiled_code_rounds_as_torch_does(rng: np.random.Generator) -> None:
-    """Numbers of all sizes, all halves between two numbers, and what saturates; and back."""
+    """Numbers of all sizes, all halves between two numbers, and saturated values; and back."""
 
     @njit
     def both_ways(given, bits, numbers):  # type: ignore[no-untyped-def]
@@ -74,7 +74,7 @@ def test_measured_scales_are_powers_of_two_with_headroom(rng: np.random.Generato
 
 
 def test_a_checkpoints_scales_come_first(rng: np.random.Generator) -> None:
-    """What it lacks is measured; dummy weights, and a cache of the model's type, need no measurement."""
+    """Missing scales are measured; dummy weights, and a cache of the model's type, need no measurement."""
     measured = np.full((LAYERS, 2, MODEL.kv_heads), 224, np.float32)
     plain: list[Any] = [SimpleNamespace() for _ in range(LAYERS)]
     assert choose_scales(Config(), MODEL, plain, Mock(side_effect=AssertionError)) is None

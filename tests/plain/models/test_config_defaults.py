@@ -1,4 +1,5 @@
-"""Missing and null keys of config.json, in every family, mean what they mean to the configuration classes of transformers."""
+"""Missing and null keys of config.json, in every family, mean the same as in the configuration classes of
+transformers."""
 
 import copy
 from typing import Any

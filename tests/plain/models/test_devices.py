@@ -1,4 +1,4 @@
-"""--device on a machine as it is, and as it might be; how an engine's loop idles, and how it ends."""
+"""--device on this machine, and on simulated ones; the idle time of an engine's loop, and its end."""
 
 import random
 from itertools import pairwise
@@ -117,7 +117,7 @@ def made_engine(when: str, ends: int | BaseException, problems: list[str]) -> An
 @pytest.mark.parametrize("when", ["never", "idle", "always"])
 @pytest.mark.parametrize("result", [S.STOPPED, S.DRAINED, S.NO_BATCH])
 def test_the_state_is_checked_at_the_end_as_asked_for(result: int, when: str, problems: list[str]) -> None:
-    """A drain leaves the loop idle. What is broken is announced before it is raised."""
+    """A drain leaves the loop idle. A fault is announced before it is raised."""
     engine = made_engine(when, result, problems)
     checks = when == "always" or (when == "idle" and result == S.DRAINED)
     words, control = engine.views.engine, engine.views.control
@@ -143,7 +143,7 @@ def test_a_fault_of_the_device_is_announced_and_anything_else_is_not() -> None:
 
 @pytest.mark.parametrize("state", range(len(W.STATE_NAMES)))
 def test_an_engine_drains_only_if_it_serves(state: int) -> None:
-    """Else the state stays: front ends trust one that stopped, or had a fault, to stay so."""
+    """Otherwise the state stays: front ends rely on it after a stop or a fault."""
     engine = made_engine("never", S.DRAINED, [])
     for drain in (True, False):
         engine.views.engine[W.ENGINE_STATE] = state

@@ -100,7 +100,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read_all(folder: Path, name: str) -> None:
-    """Read a folder in every way in which the package does. name: what is damaged; it decides which of two files is read."""
+    """Read a folder in every way in which the package does. name: the damaged file; it decides which of two
+    files is read."""
     if name == SINGLE:
         (folder / INDEX).unlink(missing_ok=True)
     if name == "chat_template.json":
@@ -206,7 +207,7 @@ def test_names_lead_nowhere_else(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != SINGLE])
 def test_a_file_has_a_largest_size(folder: Path, name: str) -> None:
-    """Sparse: nothing is read of what is too large, but as much as is allowed."""
+    """Sparse: no byte of a file that is too large is read, but as many bytes as permitted."""
     limit = next(limit for end, limit in LIMITS.items() if f"/{name}".endswith(end))
     os.truncate(folder / name, limit)
     assert len(read_bytes(folder, name)) == limit
@@ -304,7 +305,7 @@ def _opens(tree: ast.AST) -> bool:
 
 
 def test_nothing_else_opens_files() -> None:
-    """A module that opens a file has its line here, which says that it is none of a model's."""
+    """A module that opens a file has its line here, which states that the file is not a model's."""
     opening = {name.removeprefix("blinkpy.") for name, path in package_modules().items() if _opens(ast.parse(path.read_text()))}
     assert opening == OPENERS.keys()
 

@@ -294,7 +294,7 @@ def test_what_transformers_quantises(blocks: list[int] | None, tmp_path: Path, r
 
 
 def test_what_it_needs(static: Path, tmp_path: Path) -> None:
-    """Bytes of a description are those that are loaded; check-model names the scheme."""
+    """The description counts the bytes of the loaded weights; check-model names the scheme."""
     save_fp8("qwen3-moe", tmp_path / "block", 1, "fp8-block", **BLOCKS)
     save_model("llama2", tmp_path / "plain", 1, dtype=torch.bfloat16)
     cases = (

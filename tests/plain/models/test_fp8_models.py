@@ -1,6 +1,7 @@
 """Models with FP8 weights on the CPU: every family and every published layout against transformers with fake-quantised inputs.
 
-Where a number lies between two of FP8, roundings before it decide, and all that follows sees it: most tokens are compared.
+If a number is between two FP8 numbers, the roundings before it decide, and all later values depend on it: most
+tokens are compared.
 """
 
 import json
@@ -80,7 +81,8 @@ def logits(
 
 
 def check(folder: Path, made: tuple[torch.nn.Module, FakeFp8], rng: np.random.Generator) -> None:
-    """Our logits of a checkpoint are those of transformers, by torch's decoder and, where it has all blocks, by NumPy's."""
+    """The logits of a checkpoint equal those of transformers, by torch's decoder and, if it has all blocks, by
+    NumPy's."""
     model, mode = made
     tokens = rng.integers(0, VOCAB, (ROWS, LENGTH))
     with torch.no_grad():
@@ -269,7 +271,7 @@ def test_products(share: str, static: bool, rng: np.random.Generator, monkeypatc
 
 
 def test_rounding(rng: np.random.Generator) -> None:
-    """Every number of FP8, the middle between two, and what is next to it; and all that is larger."""
+    """Every number of FP8, the middle between two, and its neighbours; and all larger numbers."""
     numbers = array_loader.FP8_NUMBERS
     assert np.array_equal(numbers, torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float(), equal_nan=True)
     exact = np.sort(numbers[np.isfinite(numbers)])

@@ -62,7 +62,7 @@ def test_layers_of_31b() -> None:
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 7}, SHARED])
 def test_a_cache_has_the_memory_that_its_plan_says(changes: dict[str, Any]) -> None:
-    """Layers that read the keys of others have none."""
+    """Layers that read the keys of earlier layers have no keys."""
     model = describe_config(TEXT | changes)
     rings = RingSizes.of(model, 16, 2, 64, 2)
     for some in (None, rings):

@@ -1,4 +1,4 @@
-"""What an engine on a GPU refuses at its start: one clear line, exit code 2, nothing loaded and nothing left behind.
+"""Refusals of an engine on a GPU at its start: one clear line, exit code 2, nothing loaded and nothing left behind.
 
 The GPU is synthetic: the driver's answers are replaced, so these tests run on any machine.
 """
@@ -40,7 +40,8 @@ class LoadingBegan(Exception):
 
 @pytest.fixture
 def gpu(monkeypatch) -> Callable[..., None]:
-    """A synthetic GPU; by default an H200 with a new driver. What would load weights raises LoadingBegan, or another error."""
+    """A synthetic GPU; by default an H200 with a new driver. The code that would load weights raises
+    LoadingBegan, or another error."""
 
     what = runtime.cudaDeviceAttr
     attributes = {what.cudaDevAttrMemoryClockRate: (0, 3_200_000), what.cudaDevAttrGlobalMemoryBusWidth: (0, 6144)}

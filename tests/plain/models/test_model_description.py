@@ -234,7 +234,7 @@ def test_fields_of_published_models() -> None:
 
 
 def test_the_text_of_a_nested_config(caplog: pytest.LogCaptureFixture) -> None:
-    """It is that of the model alone, but for names; what stands around it counts."""
+    """It is that of the model, except for names; the text around it counts."""
     plain, nested = describe_config(MISTRAL_7B), describe_config(MISTRAL_3)
     assert replace(nested, name=plain.name, tensors=plain.tensors) == plain
     assert (nested.dtype, nested.tied_embeddings) == ("bfloat16", False)
@@ -367,7 +367,7 @@ def windows(config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def test_a_stated_factor_multiplies_the_context() -> None:
-    """As Qwen's and Vicuna's pages have it; where config.json states the product already, it stays."""
+    """As on Qwen's and Vicuna's pages; if config.json states the product already, it stays."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     for config, changes, context in (
         (QWEN25_7B, {"rope_scaling": yarn}, 131072),
@@ -388,7 +388,7 @@ def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
 
 
 def test_a_context_before_scaling_that_is_left_out() -> None:
-    """Phi-3's has a default of its own, by each name of its scaling; others scale what they state."""
+    """Phi-3's has a separate default, by each name of its scaling; other families scale their stated value."""
     transformers = pytest.importorskip("transformers")
     before = transformers.Phi3Config().original_max_position_embeddings
     known = describe_config(PHI4_MINI | {"original_max_position_embeddings": before})
@@ -575,7 +575,7 @@ NAMES += ["Qwen2Moe", "Glm4Moe", "Ministral3", "Gemma2", "Gemma3", "Olmo2", "Olm
 
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All that transformers writes loads in silence, and what is left out means what transformers takes it for."""
+    """All configurations that transformers writes load silently, and missing keys have transformers' defaults."""
     transformers = pytest.importorskip("transformers")
     kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
     given = {"head_dim": 128} if name == "Glm4Moe" else {}  # its own default is not a whole number
@@ -719,7 +719,7 @@ def test_model_type_stands_in_for_a_missing_class() -> None:
 
 
 def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
-    """What the page says runs is compared with transformers."""
+    """The classes on the page are compared with transformers."""
     pytest.importorskip("transformers")
     import transformers
     from support.models.model_zoo import ZOO

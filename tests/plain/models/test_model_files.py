@@ -148,7 +148,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
     ],
 )
 def test_wrong_header(model: Path, tensor: str, change: dict | None, words: str) -> None:
-    """A header without a tensor, or with one that is another norm, or is changed."""
+    """A header with a missing tensor, another norm's tensor, or a changed tensor."""
     content = (model / "model.safetensors").read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + length])
@@ -181,7 +181,7 @@ def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytes
 
 
 def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As they are published, and as transformers calls them; what is for images is left out."""
+    """By their published names, and by transformers' names; weights for images are left out."""
     reference = save_model("mistral3", tmp_path, 4)
     stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert all(name.startswith(("language_model.", "vision_tower.", "multi_modal_projector.")) for name in stored)
@@ -198,7 +198,8 @@ def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest
 
 
 def test_llama4_in_our_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Heads whose neighbours are rotated together, where they are rotated; experts as linear layers; and nothing for images."""
+    """Heads whose neighbours are rotated together, if they are rotated; experts as linear layers; and nothing
+    for images."""
     theirs = save_model("llama4-nested", tmp_path, 4, attention_bias=True).language_model.model
     model = describe_model(tmp_path)
     ours = load_weights(model, tmp_path, torch.float32)
@@ -398,7 +399,7 @@ def test_no_such_model(argument: str) -> None:
 
 
 def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the needed files are asked for; failures name the model and what can be done."""
+    """Only the needed files are requested; failures name the model and a remedy."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -172,7 +172,7 @@ def test_logprob_records(rng: np.random.Generator) -> None:
 
 
 def test_records_of_few_or_broken_logits() -> None:
-    """What is missing is marked, and nothing raises or warns."""
+    """A missing value is marked, and nothing raises or warns."""
     logits = np.full((4, 7), -np.inf, np.float32)
     logits[0, [5, 2, 6]] = 1, 3, 1
     logits[1] = np.nan

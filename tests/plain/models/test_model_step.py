@@ -1,4 +1,5 @@
-"""The CPU engine's step: what it writes, what it leaves alone, and that a request can't feel its neighbours."""
+"""The CPU engine's step: its writes, the memory that it leaves alone, and that no request depends on its
+neighbours."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ def architecture() -> DecoderDescription:
 
 
 def make_step(architecture: DecoderDescription, by: str = "torch") -> CpuStep:
-    """by: what computes it, torch or NumPy."""
+    """by: the decoder, torch or NumPy."""
     numpy, torchs = dummy_array_weights(architecture, 7, 0.2), dummy_weights(architecture, 7, torch.float32, spread=0.2)
     return CpuStep(architecture, numpy if by == "numpy" else torchs, PAGES, PAGE, 256, 512)
 
@@ -90,7 +91,7 @@ def test_requests_do_not_feel_each_other(by: str, architecture: DecoderDescripti
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])
 def test_output_of_another_engine_counts_as_output(by: str, architecture: DecoderDescription, rng: np.random.Generator) -> None:
-    """By penalties: the same tokens as where one engine generates all of them."""
+    """By penalties: the same tokens as if one engine generates all of them."""
     prompt = rng.integers(0, VOCAB, 20).tolist()
     for parameters in PARAMETERS[3:]:
         step, batches = make_step(architecture, by), make_batches(rng)
@@ -174,7 +175,7 @@ def test_cache_size(architecture: DecoderDescription) -> None:
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])
 def test_batches_beyond_the_memory_are_refused(by: str, architecture: DecoderDescription, rng: np.random.Generator) -> None:
-    """Compiled code writes where it is told to: what doesn't fit must not reach it."""
+    """Compiled code does not check its places: a value that doesn't fit must not reach it."""
     small = CpuStep(architecture, make_step(architecture, by).decoder.weights, PAGES, PAGE, 32, 16)
     batches = make_batches(rng)
     prompt = rng.integers(0, VOCAB, 60).tolist()

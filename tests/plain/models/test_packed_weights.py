@@ -68,7 +68,7 @@ NEUTRAL = {"ordered": False, "zeros": False, "group": GROUP}  # else as GPTQ's
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "w4a16-channel"])
 def test_each_accepted_value_has_its_effect(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each key, whatever values the reader declares: new ones need an entry in EFFECTS, or have none."""
+    """Of each key, for all values that the reader declares: new values need an entry in EFFECTS."""
     config = json.loads(json.dumps(FORMS[form][0]))
     declared: list[tuple[dict[str, Any], str, tuple[Any, ...]]] = []
     one_of = Section.one_of

@@ -1,4 +1,4 @@
-"""Published models: what of them is supported, with which size, and the words of the refusals."""
+"""Published models: their support, their sizes, and the texts of the refusals."""
 
 import copy
 import re
@@ -43,7 +43,7 @@ KINDS = ["linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 def test_odd_values_are_refused_in_a_line_or_make_sense(rng: np.random.Generator) -> None:
-    """Of any key, of the rotary embedding's scaling, and of what is within: no other error."""
+    """Of any key, of the rotary embedding's scaling, and of its contents: no other error."""
     supported, refusals = [model.config for model in MODELS if not model.refusal], list[str]()
     for _ in range(500):
         config = copy.deepcopy(supported[rng.integers(len(supported))])

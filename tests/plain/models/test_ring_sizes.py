@@ -1,4 +1,4 @@
-"""Window rings: every token finds what its window holds, whatever chunks came before; their sizes, and what is refused.
+"""Window rings: every token finds the tokens of its window, whatever chunks came before; their sizes, and refusals.
 
 Claim outputs/rings: With window rings, each token finds the keys of its window, and logits equal those of
 transformers.
@@ -68,8 +68,8 @@ def test_short_chunks_that_spill_side_by_side(rng: np.random.Generator) -> None:
 
 
 def check_steps(sizes: RingSizes, batches: PagedBatches, steps: Iterator[Batch]) -> int:
-    """Serve steps with a cache that holds in place of keys who wrote them: sequence, layer and position. All layers share the
-    memory. Returns how many steps had several rows with spill pages."""
+    """Serve steps with a cache that holds, instead of keys, their writers: sequence, layer and position. All
+    layers share the memory. Returns how many steps had several rows with spill pages."""
     rings = HostRings(sizes, batches.requests.page_table.shape[1], batches.max_tokens)
     memory = np.full((sizes.all_pages, sizes.page_size), -1)
     caches = [memory[rank : rank + sizes.layer_pages] for rank in range(len(sizes.layers))]

@@ -56,7 +56,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
 
 @pytest.mark.parametrize("cut_tokens", [0, 40, 256])
 def test_smaller_steps_are_cut_into_fewer_groups(cut_tokens: int) -> None:
-    """As the scheduler counts them, by the bucket, also where a batch runs in the graph of a larger one."""
+    """As the scheduler counts them, by the bucket, also if a batch runs in the graph of a larger one."""
     buckets = bucket_shapes(16, 512)
     shapes, table = step_shapes(buckets, groups=9, cut_tokens=cut_tokens)
     whole = len(step_shapes(buckets)[0])
@@ -71,7 +71,8 @@ def test_smaller_steps_are_cut_into_fewer_groups(cut_tokens: int) -> None:
 
 
 def test_default_slots_leave_memory_for_pages(rng: np.random.Generator) -> None:
-    """Recurrent states get at most half of what is left, by the sizes of a published model and a GPU of any size."""
+    """Recurrent states get at most half of the remaining memory, by the sizes of a published model and a GPU of
+    any size."""
     wide = next(describe_config(one.config) for one in MODELS if one.hub_id == "Qwen/Qwen3.5-27B")
     for _ in range(50):
         memory, workers = int(rng.integers(60, 400)) * GIB, int(rng.integers(1, 4))

@@ -140,7 +140,7 @@ def test_parts_of_any_size_attend_alike(
 def test_the_word_moves_between_pieces_without_torch(
     shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As above, on one thread: between two products the word moves, but for the two of an attention."""
+    """As above, on one thread: between two products the word moves, except between the two of an attention."""
     seed, piece = int(rng.integers(2**31)), 200_000
     expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
     model, progress = describe_config(SHAPES[shape]), NumpyProgress(piece, ThreadTeam(1))

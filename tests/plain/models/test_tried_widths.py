@@ -1,4 +1,4 @@
-"""What check-model says of runs on GPUs: by widths, from a packaged copy of the committed results."""
+"""check-model's report of runs on GPUs: by widths, from a packaged copy of the committed results."""
 
 import json
 import runpy

@@ -104,8 +104,8 @@ REASONS = (
 
 @pytest.mark.parametrize("hub_id", WRAPPED)
 def test_every_form_of_weights_is_accepted_or_refused_by_name(hub_id: str, rng: np.random.Generator) -> None:
-    """Of each published model that takes images or sound; four forms in a run. In an accepted form, each expert has matrices of
-    its own, as in quantised checkpoints.
+    """Of each published model that takes images or sound; four forms in a run. In an accepted form, each expert
+    has separate matrices, as in quantised checkpoints.
     """
     plain, refusals = describe_config(WRAPPED[hub_id]), list[str]()
     for name in rng.choice(list(FORMS), 4, replace=False):

@@ -67,7 +67,8 @@ def test_prefix_caching_can_be_switched_both_ways() -> None:
 
 
 def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> None:
-    """Of serve, but for those that connect the halves when they are started by themselves, and those of a front end alone."""
+    """Of serve, except the options that connect the halves when they are started separately, and those of a
+    front end only."""
     commands = next(a for a in cli.make_parser()._actions if a.dest == "command").choices
     texts = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
     for section, item in options():

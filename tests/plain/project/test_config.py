@@ -107,7 +107,7 @@ def test_step_sizes_that_are_left_open_fit_device_and_model_and_the_rest(
 
 
 def test_a_size_for_bursts_needs_a_smaller_one() -> None:
-    """Which a GPU has by itself, but for models with experts."""
+    """The default on a GPU, except for models with experts."""
     scheduler = Config().with_options({"burst_step_tokens": 4096}).scheduler
     assert step_sizes(scheduler, gpu=True, experts=False)["burst_step_tokens"] == 4096
     for gpu, experts in ((True, True), (False, False)):

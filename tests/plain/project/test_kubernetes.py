@@ -1,5 +1,5 @@
-"""The manifests of deploy/kubernetes: they hold together, and what they say of blinkpy is true. `make test-kubernetes` holds them
-against Kubernetes' own schemas."""
+"""The manifests of deploy/kubernetes: they are consistent, and their statements about blinkpy are true. `make
+test-kubernetes` holds them against Kubernetes' own schemas."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def pods(file: Path) -> list[Pods]:
 
 
 def volume(one: Pods, path: str) -> tuple[Object, str]:
-    """The volume that a path lies in, and its name there."""
+    """The volume of a path, and the path's name there."""
     for mount in one.container["volumeMounts"]:
         if path.startswith(f"{mount['mountPath']}/"):
             (found,) = [each for each in one.spec["volumes"] if each["name"] == mount["name"]]

@@ -1,4 +1,4 @@
-"""Imports go one way: what each part of the package may import is the table of CONTRIBUTING.md."""
+"""Imports go one way: the permitted imports of each part are the table of CONTRIBUTING.md."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ LONG = {"config.py", "policy_language.py"}  # tables of options, and one class
 
 
 def table() -> list[tuple[list[str], set[str]]]:
-    """The rows of CONTRIBUTING.md: parts, as dotted names below the package, and what they may import."""
+    """The rows of CONTRIBUTING.md: parts, as dotted names below the package, and their permitted imports."""
     rows = []
     for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
         if line.startswith("| `blinkpy/"):
@@ -28,7 +28,7 @@ def table() -> list[tuple[list[str], set[str]]]:
 
 
 def part_of(module: str, parts: list[str]) -> str:
-    """The innermost part that a module belongs to. Raises ValueError where the table has none."""
+    """The innermost part that a module belongs to. Raises ValueError if the table has no row."""
     name = module.removeprefix("blinkpy.")
     matching = [part for part in parts if name == part or name.startswith(f"{part}.")]
     if not matching:

@@ -1,4 +1,4 @@
-"""What is installed, and what a base install can do without."""
+"""The contents of an installation, and the packages that a base install does not need."""
 
 import configparser
 import email.message
@@ -127,7 +127,7 @@ PAGES = (*(ROOT / name for name in TOP_PAGES), *sorted((ROOT / "docs").glob("*.m
 
 
 def anchors(page: Path) -> set[str]:
-    """What links may name in a page, as GitHub makes it from headings."""
+    """The anchors of a page, as GitHub makes them from headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -155,7 +155,7 @@ def test_makefile_and_ci_agree_with_the_readme() -> None:
 
 
 def built_metadata(folder: Path, address: str) -> tuple[email.message.Message, str]:
-    """What a wheel says of itself, by the build backend itself: fields, and the long description."""
+    """A wheel's metadata, from the build backend: fields, and the long description."""
     code = f"from hatchling.build import prepare_metadata_for_build_wheel as made; print(made({str(folder)!r}))"
     environment = os.environ | {"BLINKPY_TREE_URL": address}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
@@ -169,13 +169,13 @@ def links(text: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """What a page shows: without comments, pictures and the targets of links; and without empty lines."""
+    """The visible text of a page: without comments, pictures and the targets of links; and without empty lines."""
     text = re.sub(r"<!--.*?-->|!\[[^\]]*\]\([^)]*\)", "", text, flags=re.DOTALL)
     return re.sub(r"\n+", "\n", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)).strip()
 
 
 def test_a_package_page_has_no_link_that_leads_nowhere(tmp_path: Path) -> None:
-    """Where nobody names an address, no link of the README's to a file is left, and no word is lost."""
+    """Without an address, no link from the README to a file is left, and no word is lost."""
     readme = (ROOT / "README.md").read_text()
     fields, text = built_metadata(tmp_path, "")
     assert (fields["Name"], fields["Description-Content-Type"], fields["Version"]) == (PROJECT["name"], "text/markdown", VERSION)
@@ -198,7 +198,8 @@ def test_with_an_address_all_links_lead_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", sorted((ROOT / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
 def test_units_let_requests_finish(unit: Path) -> None:
-    """systemd signals the main process alone: workers hear SIGTERM from their parent, and a second one ends streams at once."""
+    """systemd signals only the main process: workers get SIGTERM from their parent, and a second one ends
+    streams immediately."""
     read = configparser.ConfigParser(strict=False)
     read.optionxform = str  # type: ignore[method-assign, assignment]
     read.read_string(unit.read_text())

@@ -13,7 +13,7 @@ def tools_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rules(text: str, name: str = "page.md") -> list[str]:
-    """What is wrong with a text, without the hints."""
+    """The faults of a text, without the hints."""
     from prose import findings
 
     return [found.rule.partition(" -> ")[0] for found in findings(Path(name), text)]

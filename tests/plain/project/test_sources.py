@@ -1,4 +1,4 @@
-"""The manifest of sources: what changes a digest, and that all that must know the sources asks it."""
+"""The manifest of sources: the changes that alter a digest, and that all users of the sources ask it."""
 
 import shutil
 from pathlib import Path

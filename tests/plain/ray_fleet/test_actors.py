@@ -1,4 +1,4 @@
-"""What actors do by themselves, as plain objects without Ray."""
+"""Actions of actors without Ray, as plain objects."""
 
 import fcntl
 import os

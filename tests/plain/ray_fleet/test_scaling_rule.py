@@ -37,7 +37,7 @@ LOOKS = st.lists(st.tuples(TIME_STEPS, GAUGES), max_size=30)
 
 
 def play(looks: list[tuple[float, FleetGauges]], targets: ScaleTargets, bounds: tuple[int, int]) -> list[tuple[float, int]]:
-    """(s, size) behind each look, from the least size on, with all of the engines there at once."""
+    """(s, size) behind each look, from the least size on, with all of the engines at the same time."""
     now, history, sizes = 1000.0, ScaleHistory(bounds[0]), [(1000.0, bounds[0])]
     for pause, gauges in looks:
         now += pause
@@ -102,7 +102,7 @@ def test_more_load_never_means_fewer_engines(
 def test_a_steady_load_gets_what_it_needs_and_keeps_it(
     gauges: FleetGauges, targets: ScaleTargets, bounds: tuple[int, int]
 ) -> None:
-    """Without a target for time: that depends on the size, and may be searched for again and again."""
+    """Without a target for time: that depends on the size, and the search may repeat."""
     targets = ScaleTargets(targets.requests, targets.waiting_tokens, 0.0, 0, up_s=targets.up_s, down_s=targets.down_s)
     pause = max(targets.up_s, targets.down_s / 3, 0.1)
     sizes = [size for _, size in play([(pause, gauges)] * 12, targets, bounds)]

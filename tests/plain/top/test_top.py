@@ -64,7 +64,7 @@ def test_one_table_in_a_pipe(folder) -> None:
 
 @contextlib.contextmanager
 def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen, int]]:
-    """The command in a terminal of its own, and the terminal's other end."""
+    """The command in a separate terminal, and the terminal's other end."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
     with subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
@@ -79,7 +79,7 @@ def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen, int]]:
 
 
 def read_until(ours: int, text: str, timeout_s: float = 30) -> str:
-    """What the terminal shows until a text is there. Raises AssertionError when it does not come."""
+    """The terminal's output until a text is there. Raises AssertionError when it does not come."""
     seen, deadline = "", time.monotonic() + timeout_s
     while text not in seen:
         left = deadline - time.monotonic()

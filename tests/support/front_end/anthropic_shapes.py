@@ -1,4 +1,4 @@
-"""Anthropic's answers, written down by hand from its documentation: what each object has, and of which kind."""
+"""Anthropic's answers, written by hand from its documentation: the fields of each object, and their types."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ def has_shape(value: Any, shape: Any) -> None:
 
 
 def is_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, if it is one that has ended."""
+    """The message, after its end."""
     has_shape(message, MESSAGE)
     for block in message["content"]:
         has_shape(block, BLOCKS[block["type"]])

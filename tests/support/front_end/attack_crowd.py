@@ -45,7 +45,7 @@ def _first(data: bytes) -> Act:
 
 
 def _again(data: bytes) -> Act:
-    """Send again and again."""
+    """Send repeatedly."""
 
     def act(sock: socket.socket, number: int) -> bool:
         sock.sendall(data)

@@ -1,4 +1,5 @@
-"""Requests for completions at random, and what their answers say: for comparing two ways to the same engine."""
+"""Requests for completions at random, and the contents of their answers: for comparing two paths to the same
+engine."""
 
 import json
 
@@ -28,7 +29,7 @@ def requests(rng: np.random.Generator, count: int, words: int, tokens: int) -> l
 
 
 def said(answer: httpx.Response) -> list[object]:
-    """What an answer says, without ids and times."""
+    """The contents of an answer, without ids and times."""
     assert answer.status_code == 200, answer.text
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return [(choice["text"], choice["logprobs"], choice["finish_reason"]) for choice in answer.json()["choices"]]

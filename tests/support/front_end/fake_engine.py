@@ -51,7 +51,7 @@ class Request:
 
 @dataclass
 class Pair:
-    """What the engine knows of one queue pair."""
+    """The engine's state of one queue pair."""
 
     epoch: int = 0
     attached: bool = False
@@ -67,8 +67,8 @@ class FakeEngine(threading.Thread):
     """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    script: tokens that it says in place of an echo. reject: reason for the next request, 0 for none. hit_pages, waited_ns: of
-    each request from now on. submitted: all requests so far.
+    script: tokens of its answer instead of an echo. reject: reason for the next request, 0: it is accepted.
+    hit_pages, waited_ns: of each request from now on. submitted: all requests so far.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bugs on purpose in what moves choices from one engine to another: the storm of support.front_end.fleet_storm must find each."""
+"""Bugs planted in the moves of choices between engines: the storm of support.front_end.fleet_storm must find each."""
 
 from support.seeded_bugs import SCHEDULER_BUGS, Bug
 

@@ -1,9 +1,9 @@
-"""Engines under random losses: links with scripted queue pairs, in a time of its own. Every choice must end with the tokens of an
-undisturbed run, or with an error where that is allowed.
+"""Engines under random losses: links with scripted queue pairs, in simulated time. Every choice must end with
+the tokens of an undisturbed run, or with an error if that is permitted.
 
-A scripted engine's next token is a hash of the seed and of the whole sequence, so a token that is lost, doubled or out of place
-changes all that follow. It keeps to stop ids, min_tokens, max_tokens, grammars and banned sequences, and with penalties its draws
-depend on the output alone, as it is known to this engine.
+A scripted engine's next token is a hash of the seed and of the whole sequence, so a lost, doubled or misplaced
+token changes all later ones. It keeps to stop ids, min_tokens, max_tokens, grammars and banned sequences, and
+with penalties its draws depend on the output alone, as it is known to this engine.
 """
 
 import heapq
@@ -36,7 +36,7 @@ HALF_STOPS = ("><4", "><7", "><9")  # stop strings of which each token's text en
 
 
 class StormError(AssertionError):
-    """What must hold does not. The message begins with the seed."""
+    """A requirement does not hold. The message begins with the seed."""
 
 
 # ---- engines ------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class StormError(AssertionError):
 
 @dataclass(eq=False)
 class Asked:
-    """A request as an engine has it; in place of an InFlightRequest."""
+    """A request in the engine; instead of an InFlightRequest."""
 
     prompt: list[int]
     sampling: RequestParameters
@@ -116,7 +116,7 @@ class Asked:
 
 
 class ScriptedPair:
-    """In place of a QueuePair with an engine behind it."""
+    """Instead of a QueuePair with an engine behind it."""
 
     def __init__(self, draw: random.Random, instance: int, errors: Any):
         self._draw, self._errors = draw, errors
@@ -220,8 +220,8 @@ class Client:
         pass
 
     def _stop(self, text: str, free: int) -> int:
-        """Where the output ends for a stop string, the longest of those that end first; -1 for none. free: characters of the
-        first min_tokens tokens, in which none ends it."""
+        """The end of the output at a stop string, the longest of those that end first; -1 without a stop
+        string. free: characters of the first min_tokens tokens, in which none ends it."""
         ends = [(i + len(stop), i) for stop in self.stops for i in range(len(text)) if text.startswith(stop, i)]
         return min((each for each in ends if each[0] > free), default=(0, -1))[1]
 
@@ -245,7 +245,7 @@ class Client:
 
 
 class Texts:
-    """In place of a detokenizer."""
+    """Instead of a detokenizer."""
 
     def push(self, token: int) -> str:
         return f"<{token}>"
@@ -376,7 +376,7 @@ class Storm:
         self._check()
 
     def _list(self) -> None:
-        """As the watch over the list of engines does, again and again."""
+        """As the watch over the list of engines does, repeatedly."""
         self.fleet.set_engines(self._listed)
         listed = {entry.label for entry in self._listed}
         self.require(listed == {link.label for link in self.fleet.links if not link.leaving}, "not the engines that are listed")
@@ -436,7 +436,7 @@ class Storm:
         self.clients += clients
 
     def _places(self, generation: Any) -> int:
-        """Engines, and lines of those that wait, where it is."""
+        """Engines, and queues of waiting requests, with its location."""
         links = [link for link in self.fleet.links if link.pair is not None]
         live = sum(request.owner is generation and not request.cancelled for link in links for request in link.pair.requests)
         held = [each[0] for link in self.fleet.links for each in link._held]
@@ -472,7 +472,7 @@ class Storm:
         return [(request.prompt, request.sampling.max_tokens) for request in pair.requests]
 
     def _check_links(self) -> None:
-        """What the fleet knows of its engines, against what they have."""
+        """The fleet's view of its engines, compared with their state."""
         prompt = self.look.choice(self.clients).asked.prompt if self.clients else []
         if self.fleet._has_placement():
             self.fleet._loads()  # as before each choice: who was started again is noticed there

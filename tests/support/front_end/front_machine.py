@@ -98,7 +98,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 8))
     def steps(self, steps: int) -> None:
-        """Time passes. Everybody who lives beats; writes arrive, but those that are delayed."""
+        """Time passes. Every live party sends heartbeats; writes arrive, except delayed ones."""
         for _ in range(steps):
             self._beat()
             self.case.turn()
@@ -123,7 +123,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, reads=st.integers(0, 6))
     def lag(self, pair: int, reads: int) -> None:
-        """From now on this front end reads old words, as often in a row; it never goes back in time."""
+        """This front end now reads old words, for a number of reads; it never goes back in time."""
         client = self._living(pair)
         if client:
             client.transport.lag = reads
@@ -165,7 +165,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule()
     def silence(self) -> None:
-        """Nobody is heard for longer than a lease."""
+        """No heartbeat arrives for longer than a lease."""
         self.case.now += 2 * self.case.limits.lease_ns
         self.excused |= set(range(len(self.pairs)))
 
@@ -178,7 +178,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((W.FRONT_DOORBELL, W.FRONT_CQ_HEAD)))
     def late(self, pair: int, seed: int, word: int) -> None:
-        """A write of an earlier epoch lands, on top of what has just arrived."""
+        """A write of an earlier epoch lands on top of the latest one."""
         self.submit(pair, 2, seed)
         pair %= len(self.pairs)
         if self.pairs[pair]:

@@ -96,7 +96,7 @@ class HttpOracle:
         self._salts: dict[tuple[str, str], int] = {}
 
     def run(self, seed: int, count: int) -> None:
-        """So many random cases."""
+        """The number of random cases."""
         maker = CaseMaker(seed, self.model)
         for number in range(count):
             case = maker.case()

@@ -1,7 +1,8 @@
 """Storms over a link: the real scheduler and real clients, whose transports a test gives. Every token and record is known.
 
-Front ends submit, cancel, read, live on and crash; a successor claims the pair while words of the dead one are under way. Nobody
-breaks the protocol, so what the engine counts as a fault of a front end is a fault of the link.
+Front ends submit, cancel, read, live on and crash; a successor claims the pair while words of the dead one are
+under way. No front end breaks the protocol, so a fault of a front end in the engine's counters is a fault of
+the link.
 """
 
 import random
@@ -29,7 +30,7 @@ def hit_tokens(case: Case, pair: int, request: Any) -> int:
 
 
 def looks_clock() -> Any:
-    """In place of the module time: a look at the clock takes a millisecond, and nobody sleeps."""
+    """Instead of the module time: reading the clock takes a millisecond, and no thread sleeps."""
     looks = count()
     return SimpleNamespace(
         monotonic=lambda: next(looks) / 1e3, monotonic_ns=lambda: next(looks) * 1_000_000, sleep=lambda seconds: None
@@ -37,7 +38,8 @@ def looks_clock() -> Any:
 
 
 class LinkStorm:
-    """turn: the scheduler's. queue_pair: the client's module. connect(pair): set by who makes it, a transport for a new owner."""
+    """turn: the scheduler's. queue_pair: the client's module. connect(pair): set by the creator, a transport
+    for a new owner."""
 
     connect: Callable[[int], Any]
 

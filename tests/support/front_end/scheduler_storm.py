@@ -33,7 +33,8 @@ CALM_STEPS = 900
 
 
 class ScheduledPair:
-    """What the storm asks of a queue pair, beside what QueuePair has. Mixed into the module's own class, which may have a bug."""
+    """The storm's view of a queue pair, in addition to QueuePair's. Mixed into the module's own class, which
+    may have a bug."""
 
     case: Case
     transport: Any
@@ -67,7 +68,7 @@ class ScheduledPair:
 
 
 class WorldClient(Client):
-    """One whose engines are schedulers of the simulator. sent: what an undisturbed engine gives."""
+    """One whose engines are schedulers of the simulator. sent: the tokens of an undisturbed engine."""
 
     def __init__(self, sent: ExpectedRequest):
         super().__init__(sent, ())  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ ASK: Any = [{"role": "user", "content": "Hi"}]
 
 
 class Served:
-    """A server whose engine says what it is told to."""
+    """A server whose engine answers with a given text."""
 
     def __init__(self, engine: FakeEngine, server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer):
         self.engine, self.server, self.client, self.tokenizer = engine, server, client, tokenizer

@@ -13,7 +13,7 @@ Script = Callable[["Exchange"], None]
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request: its body, and what can be sent for it. Anything but POST is answered 501."""
+    """One request: its body, and possible additions. Anything but POST is answered 501."""
 
     protocol_version = "HTTP/1.1"
     server: "Server"
@@ -50,7 +50,7 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 def answer(exchange: Exchange) -> None:
-    """All the tokens that were asked for, at once."""
+    """All requested tokens, immediately."""
     exchange.head()
     for i in range(exchange.body["max_tokens"]):
         exchange.token(last=i + 1 == exchange.body["max_tokens"])

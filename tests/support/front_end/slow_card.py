@@ -1,7 +1,9 @@
-"""An RDMA card and network that take their time, for the RDMA transport without verbs: what a reliable connection may do.
+"""A slow RDMA card and network, for the RDMA transport without verbs: all permitted behaviour of a reliable
+connection.
 
-What is posted is done later, word by word in any order, with turns of the engine in between. Writes keep their order; a read may
-happen after writes that were posted behind it. Completions come in the order of posting, some now and some with a later poll.
+Posted work is done later, word by word in any order, with turns of the engine in between. Writes keep their
+order; a read may happen after writes that were posted behind it. Completions come in the order of posting, some
+now and some with a later poll.
 """
 
 import ctypes
@@ -18,7 +20,7 @@ MEANWHILE = 0.05  # how often another party acts between two words
 
 
 class SlowCard(Card):
-    """meanwhile: what others do between two of its steps. status: of the completions from now on."""
+    """meanwhile: actions of other parties between two of its steps. status: of the completions from now on."""
 
     def __init__(self, draw: random.Random, meanwhile: Callable[[], None]) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class SlowCard(Card):
         return count, done
 
     def work(self, most: int) -> None:
-        """Do some of what was posted."""
+        """Do some of the posted work."""
         for _ in range(most):
             ready = [work for work in self._posted if not work.done]
             if not ready or self._working:
@@ -71,7 +73,7 @@ class SlowCard(Card):
                     self._done.append(SimpleNamespace(status=self.status, wr_id=work.tag))
 
     def crash(self) -> None:
-        """The connection ends: of what was posted, some was done, and the rest never is."""
+        """The connection ends: some posted work was done, and the rest never is."""
         self.work(self._draw.randint(0, len(self._posted)))
         self._posted.clear()
 

@@ -1,7 +1,8 @@
 """Stands in for pyverbs, and for the cards and the network below it: refuses what they refuse, and notes what is not cleaned up.
 
-Names, values and messages are those of pyverbs and libibverbs. What is posted happens when somebody asks for completions; inline
-data is taken at once. Both ends of a connection are in this process, so memory is copied.
+Names, values and messages are those of pyverbs and libibverbs. Posted work is done when the caller asks for
+completions; inline data is taken immediately. Both ends of a connection are in this process, so memory is
+copied.
 """
 
 import ctypes

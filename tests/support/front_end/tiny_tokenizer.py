@@ -41,7 +41,7 @@ def byte_level_json() -> str:
 
 @cache
 def byte_fallback_json() -> str:
-    """tokenizer.json in the style of Llama 2: spaces as a mark, characters that are no pieces as bytes."""
+    """tokenizer.json in the style of Llama 2: spaces as a mark, characters without a piece as bytes."""
     pieces = [BOS, EOS, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz,.éTI"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("a", "n"), ("o", "u"), ("▁", "T"), ("e", "r")]
     pieces += [first + second for first, second in merges]

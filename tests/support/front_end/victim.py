@@ -1,4 +1,4 @@
-"""A server under attack, and a client beside it that must not notice."""
+"""A server under attack, and a client that must not notice."""
 
 import json
 import socket

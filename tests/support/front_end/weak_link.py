@@ -89,7 +89,7 @@ class EntryBytes:
 
 
 def weak_storms(seed: int, front: MemoryOrder, engine: MemoryOrder) -> WeakLink:
-    """Storms over one link. Raises what goes wrong, mostly AssertionError."""
+    """Storms over one link. Raises the error of the run, mostly AssertionError."""
     with pytest.MonkeyPatch.context() as patch:
         link = WeakLink(seed, front, engine, patch)
         for _ in range(STORMS):

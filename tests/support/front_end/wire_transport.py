@@ -30,7 +30,7 @@ class WireTransport(ShmTransport):
         self.while_attaching: Callable[[], None] | None = None  # what others do in each turn in which this one waits
 
     def _read(self, name: str, array: Any) -> tuple[Any, Any]:
-        """What two looks at an array have seen, the last one and the one before it."""
+        """The words that two looks at an array have seen, the last one and the previous one."""
         if self.while_attaching or name not in self._seen or self._reads[name] >= self.lag:
             now = array.copy()
             self._seen[name] = self._seen.get(name, (now, now))[1], now
@@ -40,7 +40,7 @@ class WireTransport(ShmTransport):
         return self._seen[name]
 
     def catch_up(self) -> None:
-        """The next reads return what is in the memory: whatever was seen before is older than what they see."""
+        """The next reads return the contents of the memory: earlier views are older."""
         self._seen.clear()
 
     def _late(self) -> bool:
