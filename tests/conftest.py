@@ -38,7 +38,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of LONGEST first, and spread the tests of front ends, which wait, among those that compute."""
+    """Run the tests of LONGEST first, and distribute the waiting tests of front ends among those that compute."""
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [path for path in files if path.parent.name == "front_end"]
     computing = [path for path in files if path.parent.name != "front_end"]

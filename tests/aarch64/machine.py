@@ -61,7 +61,7 @@ def ensure_machine() -> Path:
 
 
 def requirements() -> list[str]:
-    """The base install's, and of the extras those that the tests import."""
+    """The requirements of the base install, and the extras that the tests import."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     named = {match[0]: line for line in extras if (match := re.match(r"[\w-]+", line))}

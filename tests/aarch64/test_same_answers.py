@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def answers_of(python: str, name: str, bodies: list[dict]) -> list[list[object]]:
-    """What a front end that runs on a Python answers, from the engine with a name."""
+    """The answers of a front end on a given Python, from the engine with a name."""
     front = Command("frontend", "demo", "--name", name, "--port", "0", "--engine-timeout-ms", "60000", python=python)
     try:
         with httpx.Client(base_url=front.find(URL)[1], timeout=120) as client:

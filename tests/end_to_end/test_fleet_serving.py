@@ -21,7 +21,8 @@ STREAMS, TOKENS = 13, 60
 
 @pytest.mark.timeout(900)
 def test_streams_survive_an_engine(seed: int) -> None:
-    """Of the CPU, killed, stopped or ended at a random moment: every client gets what it gets undisturbed, bit for bit."""
+    """CPU engines, killed, stopped or ended at a random moment: every client gets the undisturbed answer, bit
+    for bit."""
     draw = random.Random(seed)
     _, moves = survive(draw, 1, STREAMS, TOKENS, (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM), moments=(0.1, 0.3))
     assert moves > 0, "nothing was there to move"

@@ -320,7 +320,7 @@ def bfloat16_errors(model: Any, folder: Path, rng: np.random.Generator) -> tuple
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_factor_of_embeddings_is_rounded_as_their_dtype(dtype: torch.dtype, rng: np.random.Generator) -> None:
-    """Where transformers makes it a tensor of that dtype. To the bit, at the sizes of Gemma 3 and of others."""
+    """If transformers makes it a tensor of that dtype. To the bit, at the sizes of Gemma 3 and of other models."""
     plain = describe_config(
         {"architectures": ["Gemma3ForCausalLM"], "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
     )

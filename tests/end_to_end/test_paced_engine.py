@@ -1,5 +1,5 @@
-"""Paced steps on an engine with a clock of its own: the null engine, whose loop is that of the CPU engine. Judged is what holds
-on a slow machine, too: that steps wait, and what comes before what.
+"""Paced steps on an engine with a simulated clock: the null engine, whose loop is that of the CPU engine.
+Only properties that hold on a slow machine are judged: steps wait, and the order of events.
 
 Supports claim decisions/pace.
 """

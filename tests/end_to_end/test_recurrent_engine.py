@@ -38,7 +38,7 @@ CPU = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "max_nu
 def test_tokens_preemptions_and_replay(
     name: str, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Chunks beside decodes, equal beginnings of prompts, preemptions, and twice as many requests as slots."""
+    """Chunks together with decodes, equal beginnings of prompts, preemptions, and twice as many requests as slots."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
     stem = rng.integers(0, VOCAB, 100).tolist()
     prompts = [stem[:100], *(stem[:20] + rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(10, 40, 11))]

@@ -36,7 +36,8 @@ def engine_of(folder: Path, **options: object) -> Engine:
 def test_tokens_preemptions_and_replay(
     name: str, num_pages: int, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of whose layers some keep all tokens, and one of whose layers none does: then no length takes memory of the pool."""
+    """In one model some layers keep all tokens, in the other no layer does: then no length takes memory of the
+    pool."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
     stem = rng.integers(0, VOCAB, 100).tolist()
     prompts = [stem[:100], *(stem[:20] + rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(10, 40, 11))]

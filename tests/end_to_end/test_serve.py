@@ -256,7 +256,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
 
 
 def test_engine_and_front_end_run_separately_by_name() -> None:
-    """As two systemd units: a killed engine is replaced by another one of its name, and the front end finds it."""
+    """As two systemd units: another engine with its name replaces a killed engine, and the front end finds it."""
     name, body = f"test-{os.getpid()}", {"model": "demo", "prompt": "x", "max_tokens": 3, "seed": 1}
     engine = Command("engine", "--device", "null", "--name", name)
     front = Command("frontend", "--port", "0", "--name", name)

@@ -42,7 +42,8 @@ def log_likelihoods(reference: Any, ids: list[int]) -> np.ndarray:
 
 
 def test_log_likelihoods_are_those_of_transformers(demo: LLM, reference: Any, rng: np.random.Generator) -> None:
-    """Of texts that share their starts, more than run at a time, with preemptions; what is generated is as without them."""
+    """Texts that share their starts, more than run at a time, with preemptions; the generated tokens equal
+    those without scores."""
     texts = [(TEXT * 3)[: int(n)] + "x" * i for i, n in enumerate(rng.integers(len(TEXT), 3 * len(TEXT), 16))]
     each = [
         SamplingParams(
@@ -76,7 +77,7 @@ def test_log_likelihoods_are_those_of_transformers(demo: LLM, reference: Any, rn
 
 
 def test_outputs_under_rules_are_those_of_transformers_processors(demo: LLM, reference: Any, rng: np.random.Generator) -> None:
-    """Greedy, with what the model would say itself banned and pushed down, so that rules matter at each place."""
+    """Greedy, with the model's own choices banned and pushed down, so that rules matter at each place."""
     prompts = [TEXT[:60], "The old man", "A letter came"]
     ids = [demo.tokenizer.encode(prompt).tolist() for prompt in prompts]
     free = [output.outputs[0].token_ids for output in demo.generate(ids, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0))]

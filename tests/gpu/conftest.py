@@ -1,4 +1,4 @@
-"""The tests of this folder need an NVIDIA GPU. Without one, each is skipped with a message."""
+"""The tests of this folder need an NVIDIA GPU. Without a GPU, each test is skipped with a message."""
 
 import gc
 from collections.abc import Iterator

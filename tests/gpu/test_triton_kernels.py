@@ -293,7 +293,7 @@ FP8_LAYERS += [layer._replace(blocks=True) for layer in FP8_LAYERS]
 @pytest.mark.parametrize("layer", FP8_LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200, 1500])
 def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> None:
-    """With the default, and with what the GPU's table has."""
+    """With the default, and with the entries of the GPU's table."""
     shape, table = layer._replace(rows=m), LinearTable.load(torch.cuda.get_device_name())
     for config in {default_config(shape), table.config(shape)}:
         if leaves_partials(config):
@@ -330,7 +330,7 @@ def test_logits(rng: np.random.Generator) -> None:
 @both_dtypes
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, variant in EXPERTS.items() for case in variant.cases])
 def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
-    """With the case's tiles, and with those that were measured for a shape of which it may be a smaller copy."""
+    """With the case's tiles, and with the tiles measured for a larger shape of the same kind."""
     measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), case.bucket, dtype)
     for config in (None, measured) if case.large else (None,):
         experts_case(rng, CUDA, dtype, name, case, config)

@@ -63,8 +63,8 @@ def folders() -> set[str]:
 
 
 def processes() -> dict[int, str]:
-    """Engines, front ends and actors that these tests started, by process id: below this process, or with MARK from it. Others
-    may run beside, and are nobody's to touch."""
+    """Engines, front ends and actors that these tests started, by process id: below this process, or with MARK
+    from it. Other clusters may run on the machine, and must not be touched."""
     kinds = ["ray::EngineActor", "ray::FrontEndActor", "blinkpy.serving.children", "blinkpy.dpu.worker"]
     own = set(tree(os.getpid())) | {
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and marked(entry)
@@ -74,7 +74,7 @@ def processes() -> dict[int, str]:
 
 
 def marked(entry: Path) -> bool:
-    """Whether a process, a folder of /proc, has MARK. One that changed its title may have lost it."""
+    """Whether a process, a folder of /proc, has MARK. A process that changed its title may have lost it."""
     try:
         return f"{MARK}={os.environ[MARK]}".encode() in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -110,7 +110,7 @@ class RayFleet(Command):
         return "".join(self.said)
 
     def metric(self, name: str) -> list[int]:
-        """Values of all labels; none where nobody answers."""
+        """Values of all labels; empty without an answer."""
         time.sleep(0.2)  # who waits for a value asks again and again
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"{self.url}/metrics", timeout=5).text

@@ -1,4 +1,5 @@
-"""Clients that ask again and again, and look at every answer: it must be whole, and the one of an undisturbed engine."""
+"""Clients that send requests repeatedly, and check every answer: it must be whole, and equal that of an
+undisturbed engine."""
 
 import json
 import threading
@@ -12,7 +13,7 @@ TIMEOUT_S = 120.0
 
 
 class SteadyLoad:
-    """answers: of each number, from an undisturbed run; set by learn(). asked, failures, longest_s: what happened."""
+    """answers: of each number, from an undisturbed run; set by learn(). asked, failures, longest_s: the counts."""
 
     def __init__(self, url: str, tokens: int = 40, kinds: int = 8):
         self.url, self.tokens, self.kinds = url, tokens, kinds
@@ -64,7 +65,7 @@ class SteadyLoad:
                     self.failures.append(f"request {self.asked}: {problem}")
 
     def _ask(self, number: int) -> tuple[str, str]:
-        """The text of an answer, streamed for even numbers, and what is wrong with it."""
+        """The text of an answer, streamed for even numbers, and its error."""
         body = {"model": "demo", "prompt": f"Story {number}:", "max_tokens": self.tokens, "seed": number, "ignore_eos": True}
         events: Sequence[dict[str, Any]]
         with httpx.Client(timeout=TIMEOUT_S) as client:

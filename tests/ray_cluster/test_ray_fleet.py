@@ -28,7 +28,7 @@ def wait_text(server: RayFleet, pattern: str, count: int, timeout_s: float) -> f
 
 
 def wait_restart(server: RayFleet, count: int) -> float:
-    """Wait until the log tells of as many restarts; the seconds that it took."""
+    """Wait until the log has this number of restarts; the duration in seconds."""
     return wait_text(server, r"restart \d+ in", count, 120)
 
 
@@ -116,7 +116,7 @@ def test_without_an_engine_requests_are_refused_until_one_is_back(cluster: str, 
 
 
 def test_the_end_of_the_driver_is_the_end_of_all(cluster: str, tmp_path: Path) -> None:
-    """Killed, it has no chance to tidy up: actors end, and with them what they started."""
+    """A killed process can't clean up: actors end, and with them their children."""
     with fleet(tmp_path / "fleet.toml", cluster, {"least": 2}) as server:
         server.wait_engines(2)
         assert len(processes()) >= 6

@@ -62,8 +62,9 @@ class Gap:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What became of one. running: streams that had begun. moved: requests that went on in the other engine. noticed_s: until the
-    front end gave the engine up. silence_s: the longest of a stream. up_s: until the engine served again."""
+    """The outcome of one. running: streams that had begun. moved: requests that continued in the other engine.
+    noticed_s: until the front end gave the engine up. silence_s: the longest of a stream. up_s: until the
+    engine served again."""
 
     kind: str
     running: int
@@ -74,7 +75,8 @@ class Disturbance:
 
 
 class Streams:
-    """Clients, each of which asks for one stream after another and compares it with what must come; in a thread of their own."""
+    """Clients, each of which asks for one stream after another and compares it with the expected one; in a
+    separate thread."""
 
     def __init__(self, url: httpx.URL, count: int, draw: random.Random):
         self.answered, self.wrong, self.gaps = 0, list[str](), list[Gap]()
@@ -126,7 +128,7 @@ class Streams:
         return body, (self._decode(made).rstrip(HALF), "length")
 
     async def _ask(self, number: int, body: dict[str, Any]) -> tuple[str, str]:
-        """Text and finish reason. Raises ValueError for an answer that is no whole stream."""
+        """Text and finish reason. Raises ValueError for an answer that is not a whole stream."""
         content = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
         async with asyncio.timeout(ANSWER_S):
@@ -245,8 +247,8 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
 
 
 def play(count: int, streams: int, seed: int, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Until that many have moved requests. tell: gets what became of each, and in the end of all. Raises AssertionError for a
-    wrong answer and for what is left behind."""
+    """Until that many have moved requests. tell: gets the outcome of each, and at the end of all. Raises
+    AssertionError for a wrong answer and for leftovers."""
     draw = random.Random(seed)
     kinds, done = list[str](), list[Disturbance]()
     with running() as (fleet, url):

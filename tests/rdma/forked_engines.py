@@ -1,7 +1,8 @@
 """Engines with the null device as processes that are forked from one with all code in memory.
 
-In the virtual machine an engine that is started by its command takes half a minute, most of it for imports and compiled code.
-Whoever kills hundreds of them has no time for that: a forked one is ready after two or three seconds.
+In the virtual machine an engine that is started by its command takes half a minute, most of it for imports and
+compiled code. A test that kills hundreds of them has no time for that: a forked engine is ready after two or
+three seconds.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def _run(arguments: Sequence[str], log: Path) -> None:
 
 
 class ForkedEngine:
-    """`blinkpy engine --device null` with these further options. log: a file for what it says."""
+    """`blinkpy engine --device null` with these further options. log: a file for its output."""
 
     def __init__(self, *options: str, log: Path):
         self._log = log

@@ -1,4 +1,4 @@
-"""Engines and front ends as processes of their own, started by the commands that people use."""
+"""Engines and front ends as separate processes, started by the users' commands."""
 
 import contextlib
 import re
@@ -26,7 +26,8 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 @contextlib.contextmanager
 def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[Command, tuple[str, ...]]]:
-    """An engine with a name of its own, and the options with which front ends find it. wait: until it is ready for them."""
+    """An engine with a unique name, and the options with which front ends find it. wait: until it is ready for
+    them."""
     name = () if "--name" in options else ("--name", f"test-{secrets.token_hex(4)}")
     command = Command("engine", "--transport", "rdma", "--listen", listen, *name, *options)
     try:
@@ -51,7 +52,7 @@ def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> I
 
 
 def health(client: httpx.Client) -> int:
-    """The status, over a connection of its own: a kept one may just be ending."""
+    """The status, over a separate connection: a kept connection may just be ending."""
     return httpx.get(client.base_url.join("/health"), timeout=60).status_code
 
 

@@ -90,7 +90,8 @@ RDMA_BUGS = tuple((Bug(patch[0], module, *patch[1:]), test) for (test, module), 
 
 
 def run(folder: Path, *tests: str, must_pass: bool = False) -> int:
-    """pytest's exit code for the tests of a copy of the source. What it says is shown when it should have ended otherwise."""
+    """pytest's exit code for the tests of a copy of the source. Its output is shown if it should have ended
+    otherwise."""
     path = os.pathsep.join([str(folder), str(folder / "tests"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/rdma/{test}" for test in tests)]
     environment = os.environ | {"PYTHONPATH": path, "BLINKPY_ORDER_TRIES": TRIES, "PYTHONDONTWRITEBYTECODE": "1"}

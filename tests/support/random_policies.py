@@ -58,7 +58,7 @@ class RandomPolicy:
         return f"{indent}while {self.truth(2)}:\n{self.inner(indent)}"
 
     def inner(self, indent: str, name: str = "") -> str:
-        """A block; what it assigns has no value behind it."""
+        """A block; its assigned variables have no value behind it."""
         before = self.integers[:]
         self.integers += [name] if name else []
         text = self.statements(self.draw.randint(1, 2), indent + "    ")

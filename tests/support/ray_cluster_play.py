@@ -1,4 +1,5 @@
-"""A cluster for FleetKeeper in a time of its own: actors that start, serve, end and die as a test, or a draw, says."""
+"""A cluster for FleetKeeper in simulated time: actors that start, serve, end and die as a test, or a draw,
+decides."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -111,7 +112,7 @@ class PlayCluster:
                 call.due, call.problem = self.now, "the actor was killed"
 
     def lose_process(self, actor: PlayActor, how: str = "was ended by SIGKILL") -> None:
-        """What it started has died; the actor tells."""
+        """Its process has died; the actor reports it."""
         actor.serves = False
         for call in actor.calls:
             if call.method == "wait_end" and call.due > self.now:

@@ -1,4 +1,5 @@
-"""Cases and storms whose scheduler records, in memory that readers can attach to: what an engine has, without one."""
+"""Cases and storms whose scheduler records, in memory that readers can attach to: an engine's recording,
+without an engine."""
 
 import dataclasses
 import os
@@ -30,7 +31,7 @@ Turn = Callable[..., int]
 
 
 class Recording:
-    """What an engine keeps of a world's scheduler, and a reader of it. linked: whether others find it too."""
+    """An engine's recorder of a world's scheduler, and a reader of it. linked: whether others find it too."""
 
     def __init__(self, world: World, policy: Policy = fcfs, linked: bool = False) -> None:
         queue = dataclasses.asdict(read_header(world.segment)[0].sizes)

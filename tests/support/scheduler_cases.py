@@ -79,7 +79,7 @@ class Case:
         self._recorded = RecordedTurns(world, policy, "njit") if records and policy else None
 
     def claim(self, pair: int) -> Any:
-        """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
+        """A front end claims the pair; requests in flight of the previous owner are lost. Returns its client."""
         before, self.clients[pair] = self.clients[pair], None
         for sent in before.live() if before else ():
             self.awaited.remove(sent.owner)
@@ -87,7 +87,7 @@ class Case:
         return self.clients[pair]
 
     def attach(self, pair: int, while_attaching: Callable[[], None] = lambda: None) -> Any:
-        """A client that has the pair. while_attaching: what others do meanwhile, in each turn."""
+        """A client that has the pair. while_attaching: actions of other parties meanwhile, in each turn."""
         transport = WireTransport(self, pair)
         client = self._client(transport, engine_timeout_s=1e9)
         transport.while_attaching = while_attaching

@@ -40,7 +40,7 @@ END = -1  # in place of a token
 
 
 class Drawn(NamedTuple):
-    """A schema, and its automaton or why there is none."""
+    """A schema, and its automaton or the reason of its refusal."""
 
     number: int
     schema: Any

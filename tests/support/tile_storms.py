@@ -52,7 +52,7 @@ HAPPENED = (
 def wide(
     lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, max_model_len: int, step_groups: int = 1
 ) -> WorldSizes:
-    """Many rows, slots and pages, and more queue pairs than are counted at once."""
+    """Many rows, slots and pages, and more queue pairs than are counted together."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=pairs, slots=lanes * 6 // pairs + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
@@ -73,7 +73,7 @@ def long(lanes: int) -> WorldSizes:
 
 
 def paced(lanes: int) -> WorldSizes:
-    """Room for all, so that nobody waits, and a pace."""
+    """Space for all, so that no request waits, and a pace."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=16, pages=24 * lanes,
@@ -145,7 +145,7 @@ class Mirror:
         self._memory[: self._input_bytes].copy_(self._host[: self._input_bytes], non_blocking=True)
 
     def differences(self) -> list[str]:
-        """Where what the scheduler wrote differs from the original."""
+        """The place at which the scheduler's output differs from the original."""
         written = slice(self._input_bytes, self._written_bytes)
         self._host[written].copy_(self._memory[written])
         different = [name for name in self._written if not np.array_equal(self._ours[name], self._copies[name])]

@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do."""
+"""Waiting for the work of other threads and processes."""
 
 import contextlib
 import subprocess

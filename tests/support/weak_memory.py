@@ -64,7 +64,7 @@ class WeakMemory:
 
 
 class Party:
-    """One processor. order: of its machine. meanwhile: what others do between two of its accesses."""
+    """One processor. order: of its machine. meanwhile: actions of other parties between two of its accesses."""
 
     def __init__(self, memory: WeakMemory, order: MemoryOrder, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._memory, self._order, self._meanwhile = memory, order, meanwhile
@@ -148,8 +148,8 @@ class Party:
 
 
 class SharedArray:
-    """An array of the segment as a party accesses it. late: see the module. kinds: of the accesses to each index of the last
-    axis, where they are to be known."""
+    """An array of the segment as a party accesses it. late: see the module. kinds: of the accesses to each
+    index of the last axis, if they are to be recorded."""
 
     def __init__(self, party: Party, memory: WeakMemory, array: NDArray[Any], late: bool = False) -> None:
         self._party, self._late, self.dtype = party, late, array.dtype

@@ -39,7 +39,7 @@ class WideSchemaDraw(SchemaDraw):
         return {"type": self.one("string", "string", "integer"), "format": self.one(*names)}
 
     def mixed(self, depth: int) -> Any:
-        """Rules for several types, each for values of its own."""
+        """Rules for several types, each for separate values."""
         schema = {key: value for one in (self.integer(0), self.string(0)) for key, value in one.items() if key != "type"}
         schema["type"] = self.one(["integer", "string"], ["number", "string", "null"], ["string", "boolean"])
         return {**schema, **({"maxItems": 2} if self.chance(0.3) else {})}

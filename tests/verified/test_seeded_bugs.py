@@ -23,7 +23,7 @@ BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
 
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
-    """What is found of each bug, in two processes that inherit the compiled checks."""
+    """The found bugs, in two processes that inherit the compiled checks."""
     for policy in SHIPPED.values():  # whose records are repeated by compiled schedulers
         simulate(1, 1, policy, mode="python", records=True)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
@@ -47,7 +47,7 @@ COMMIT = "    rows = batch.counts[S.ROWS]\n"
 
 
 def spent(hunt: Callable[[], str]) -> tuple[str, float]:
-    """What a hunt says, and what it takes of the processor."""
+    """The report of a hunt, and its CPU time."""
     before = time.process_time()
     return hunt(), time.process_time() - before
 

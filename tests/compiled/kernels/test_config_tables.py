@@ -164,7 +164,8 @@ def test_shipped_tables_load() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 def test_defaults_and_shipped_tables_of_experts_fit(dtype: torch.dtype) -> None:
-    """Tiles in shared memory, by the operands' sizes: what the compiler needs besides is in the list of compiled kernels."""
+    """Tiles in shared memory, by the operands' sizes: the compiler's further needs are in the list of compiled
+    kernels."""
     shipped = ExpertTable.load(GPU)
     assert shipped.entries
     found = [default_expert_config(SHAPE, tokens, dtype) for tokens in (8, 64, 256, 1000, 8192)]

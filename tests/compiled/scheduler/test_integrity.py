@@ -189,7 +189,7 @@ def kept_more(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def not_in_flight(draw: random.Random, limits: Limits, state: State) -> None:
-    """One more request is in flight, or one that stalled."""
+    """One more request is in flight, or a stalled one."""
     r = state.requests
     idle = [slot for slot in state.running[: state.counts[S.RUNNING_COUNT]].tolist() if slot not in state.batch.row_slots]
     if idle:

@@ -1,4 +1,4 @@
-"""The scheduler's bounds and the shapes of its memory, against a computation of their own, at random sizes."""
+"""The scheduler's bounds and the shapes of its memory, compared with a separate computation, at random sizes."""
 
 import math
 from contextlib import nullcontext

@@ -193,8 +193,8 @@ def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
 
 @pytest.mark.parametrize("target", [0, 1])
 def test_each_class_has_its_pace(target: int) -> None:
-    """Best effort alone has its own pace; with a latency-sensitive request it has that one's; without a target, no
-    request waits."""
+    """Best effort has a separate pace; with a latency-sensitive request it has the latter's pace; without a
+    target, no request waits."""
     case = paced_case(tpot_target_ms=target, flex_tpot_target_ms=3, cq_entries=256, max_model_len=64)
     flex = case.submit(tokens(5), 40, best_effort=1)
     assert 0.9 * 3 * TARGET_NS < gap_ns(case, flex) <= 3 * TARGET_NS

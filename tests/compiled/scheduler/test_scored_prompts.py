@@ -20,7 +20,8 @@ def fewest_generated(request: RequestFields) -> int:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_prompt_comes_back_and_then_the_output(lanes: int) -> None:
-    """What is generated is that of the same request without it: ExpectedRequest knows both. Beside others, in the fast path."""
+    """The generated tokens equal those of the same request without it: ExpectedRequest knows both. With other
+    requests, in the fast path."""
     case = make_case(lanes=lanes, max_model_len=64)
     scored, plain = case.submit(tokens(9), 5, min_tokens=3, stop_ids=(tokens(9)[3],), **SCORED), case.submit(tokens(9), 5, pair=1)
     case.finish()
@@ -53,7 +54,7 @@ def test_a_preempted_prompt_goes_on_where_it_was() -> None:
 
 
 def test_a_step_that_goes_its_own_way_is_an_error() -> None:
-    """In the first turn, and in one on the fast path; others go on."""
+    """In the first turn, and in a turn on the fast path; other requests continue."""
     for turns in (1, 4):
         case = make_case()
         bad, good = case.submit(tokens(9), 3, **SCORED), case.submit(tokens(4), 6, pair=1)

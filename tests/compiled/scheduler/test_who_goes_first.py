@@ -1,4 +1,5 @@
-"""Who is first, who yields and who is preempted, function by function: states at random, against the rules in one line each."""
+"""The order of admission, yielding and preemption, function by function: random states, compared with the rules
+in one line each."""
 
 from pathlib import Path
 

@@ -180,7 +180,7 @@ def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int)
 
 
 def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
-    """They are not prompts any more once they run, and still no other request is admitted when they are."""
+    """Running requests are no longer prompts, and still no other request is admitted."""
     case, turns = make_case(short_prompts, 1, yield_steps=2, **ROOM), 0
     waits = case.submit(tokens(1), 1, best_effort=1)
     while not waits.ended:

@@ -71,7 +71,7 @@ def capped(x: Tensor, cap: float) -> Tensor:
 
 
 def swiglu(x: Tensor, gelu: bool = False) -> Tensor:
-    """x: [..., 2 * width], gate then up -> [..., width]. gelu: with that, approximated with tanh, in place of silu."""
+    """x: [..., 2 * width], gate then up -> [..., width]. gelu: with that, approximated with tanh, instead of silu."""
     gate, up = x.double().chunk(2, -1)
     if gelu:
         return gate * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2

@@ -330,7 +330,7 @@ ADDS_1 = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # to the weights of norms
 
 
 def auto_class(name: str) -> Any:
-    """What transformers makes a model of the zoo by."""
+    """transformers' arguments for a model of the zoo."""
     kind = ZOO[name][0]
     if kind in SOUND_CLASSES:
         return transformers.AutoModelForMultimodalLM

@@ -120,7 +120,7 @@ class Widths:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Those that are not refused by the config alone."""
+        """Those that the config does not exclude."""
         if self.config["model_type"] == "gpt_oss":
             return MXFP4, MXFP4_FP8_CACHE
         # Llama 4's experts are one tensor each, for which no layout of blocks is published.

@@ -18,8 +18,8 @@ RULES = 6
 
 
 class RandomGrammars:
-    """Half of the requests have a grammar, each in a random state, and half of them have token rules. pieces: the bytes of each
-    token, up to ten; some have none."""
+    """Half of the requests have a grammar, each in a random state, and half of them have token rules. pieces:
+    the bytes of each token, up to ten; some are empty."""
 
     def __init__(self, rng: np.random.Generator, slots: int, vocabulary: int):
         self.automata = [random_automaton(rng, states=9, classes=4, dead=0.2) for _ in range(GRAMMARS - COUNTED)]
@@ -77,7 +77,7 @@ class RandomGrammars:
         return NO_LIMIT if free or (automaton.may_end(state) and not stops) else left
 
     def arrays(self) -> Grammars:
-        """As the scheduler has them; what samplers do not read is empty."""
+        """As the scheduler has them; fields that samplers do not read are empty."""
         none = np.zeros(0, np.int64)
         return Grammars(none, none, none, self._words, *TokenBytes.of(self.pieces, len(self.pieces)))
 
@@ -111,7 +111,7 @@ def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
 
 
 def no_grammars(slots: int, device: str) -> GrammarView:
-    """Of requests that have none."""
+    """Of requests without rules."""
     shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,))
     view = GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
     return view._replace(state=view.state.long())

@@ -44,7 +44,7 @@ READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by
 
 
 class OnDevice:
-    """A GpuStep over tensors on a device, and what makes its batches. slots, length: of the requests; limits: rows and tokens of
+    """A GpuStep over tensors on a device, and its batches. slots, length: of the requests; limits: rows and tokens of
     the largest step."""
 
     def __init__(
@@ -103,7 +103,7 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
 
 
 class ChosenTable(LinearTable):
-    """Configurations by a function of outputs and rows; the defaults where it gives None."""
+    """Configurations by a function of outputs and rows; the defaults if it returns None."""
 
     def __init__(self, choose: Callable[[int, int], LinearConfig | None]):
         super().__init__()

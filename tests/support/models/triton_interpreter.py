@@ -119,8 +119,9 @@ def _share_shapes() -> None:
 
 
 def _combine_equal_types_at_once() -> None:
-    """Two tensors of one type and shape are operands as they are. Triton asks what they would be converted to and repeated as,
-    and, for a sum of integers, whether it leaves their range; that is for its device_assert, which does nothing here."""
+    """Two tensors of one type and shape are operands without a conversion. Triton asks what they would be
+    converted to and repeated as, and, for a sum of integers, whether it leaves their range; that is for its
+    device_assert, which does nothing here."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
     from triton.language.semantic import TritonSemantic

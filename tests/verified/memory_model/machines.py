@@ -23,7 +23,7 @@ from verified.memory_model.operations import Bulk, Fence, Load, LoadLater, Opera
 
 
 class MemoryOrder(NamedTuple):
-    """What a party's hardware may reorder."""
+    """The permitted reorderings of a party's hardware."""
 
     name: str
     ordered_stores: bool
@@ -45,7 +45,7 @@ class Pending(NamedTuple):
 
 
 class Party(NamedTuple):
-    """A program's state: what its loads returned so far says where it is."""
+    """A program's state: the results of its loads determine its position."""
 
     results: tuple[Any, ...] = ()
     buffer: tuple[Pending, ...] = ()
@@ -192,7 +192,7 @@ class Checker:
 
 
 def _may_land(machine: MemoryOrder, buffer: tuple[Pending, ...], place: int) -> bool:
-    """Whether a store may become visible before those that wait with it."""
+    """Whether a store may become visible before other waiting stores."""
     pending = buffer[place]
     return not any(
         earlier.word == pending.word or pending.release or (machine.ordered_stores and earlier.group != pending.group)
@@ -211,7 +211,7 @@ def _visible(state: Memory, party: Party, machine: MemoryOrder, word: str) -> di
 
 
 def _loads(state: Memory, party: Party, machine: MemoryOrder, load: Load) -> Iterator[tuple[str, Party]]:
-    """The values that a load may return; one that waits may also see the newest value, and go on waiting."""
+    """The values that a load may return; a waiting load may also see the newest value, and continue to wait."""
     before = dict(party.seen)
     for value, writes in _visible(state, party, machine, load.word).items():
         seen = tuple(sorted((before | {load.word: writes}).items()))

@@ -1,4 +1,4 @@
-"""What a program does to shared memory: it is a generator that yields these, and gets the loaded values back."""
+"""A program's access to shared memory: it is a generator that yields these, and gets the loaded values back."""
 
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple

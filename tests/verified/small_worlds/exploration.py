@@ -19,13 +19,13 @@ class SmallWorld(Protocol):
         """Equal for states from which the same follows."""
 
     def events(self) -> Iterator[Any]:
-        """What may happen next."""
+        """The possible next events."""
 
     def play(self, event: Any) -> None:
         """Let it happen, and check all that must be true afterwards. Raises whatever is wrong."""
 
     def settle(self) -> None:
-        """In a state that is new: go on to where everything has ended. Raises what does not."""
+        """In a new state: continue until everything has ended. Raises what does not."""
 
 
 class WrongError(AssertionError):

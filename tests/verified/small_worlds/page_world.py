@@ -144,7 +144,8 @@ class PageWorld:
         self.pool = self.pool.release(slot)
 
     def _step(self, slots: tuple[int, ...], sampled: tuple[int, ...]) -> None:
-        """The model computes what these requests lack, and each gets a token, where there are pages for all."""
+        """The model computes the missing tokens of these requests, and each gets a token, if there are pages
+        for all."""
         limits, state, batch = self.limits, self.state, self._arrays.batch
         missing = [len(self._holder(slot).tokens) - self._holder(slot).computed for slot in slots]
         n = len(slots)

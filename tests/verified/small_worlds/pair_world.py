@@ -162,7 +162,7 @@ class PairWorld:
         self.client.heartbeat()
 
     def _turn(self, later_ns: int) -> None:
-        """The engine computes the last step and makes a turn, perhaps after a time in which nobody was heard."""
+        """The engine computes the last step and makes a turn, perhaps after a time without heartbeats."""
         limits, queues, state, sim = self._arguments
         self.now += TICK_NS + later_ns
         self.excused = self.excused or later_ns > 0
@@ -176,7 +176,7 @@ class PairWorld:
         self._turn(0)
 
     def _claim(self) -> None:
-        """Who has the pair dies, with its writes that are under way; another one claims it."""
+        """The owner of the pair dies, with its writes in flight; another one claims it."""
         transport = WireTransport(self, 0)  # type: ignore[arg-type]
         self.client = self._modules.QueuePair(transport, engine_timeout_s=1e9)
         transport.while_attaching = lambda: None
@@ -208,7 +208,7 @@ class PairWorld:
     # ---- what must be true -----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """From here on everybody behaves: all requests end as they must, and all pages come back."""
+        """From now, all parties behave: all requests end as they must, and all pages come back."""
         for _ in range(CALM_ROUNDS):
             self._round(0)
             if all(request.ended for request in self.awaited) and not self.state.requests.status.any():

@@ -58,7 +58,7 @@ class Pool(NamedTuple):
         return self._replace(holders=(*self.holders[:slot], holder, *self.holders[slot + 1 :]))
 
     def release(self, slot: int) -> "Pool":
-        """The last page first: what nobody else holds is cached if it is indexed."""
+        """The last page first: an indexed page without another holder is cached."""
         holder, pool = self.holders[slot], self.put(slot, None)
         assert holder is not None
         alone = [page for page in reversed(holder.pages) if page not in pool.held]

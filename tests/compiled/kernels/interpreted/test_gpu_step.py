@@ -43,7 +43,7 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
 
 @pytest.mark.parametrize("name", ["smollm3-window", "gemma4-nested", "gemma4-e"])
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """Both measure the same; with these scales, decode rows alone and beside chunks."""
+    """Both measure the same; with these scales, decode rows only and with chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
 
 

@@ -168,8 +168,8 @@ ROWS, VOCABULARY = 3, 40
 
 
 def small_call(rng: np.random.Generator, constrained: bool = False, **entry: float) -> SamplingCall:
-    """Of rows that all emit and ask for log probabilities, with any logits. constrained: they have grammars, where one leaves
-    enough. entry: fields of the submission entries."""
+    """Of rows that all emit and ask for log probabilities, with any logits. constrained: they have grammars, if
+    enough tokens stay. entry: fields of the submission entries."""
     entries = E.neutral_entries(ROWS)
     for name, value in {"logprobs": 0, **entry}.items():
         entries[name] = value
@@ -366,7 +366,7 @@ def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below:
 def test_one_pass_is_enough_where_the_head_decides(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, float], peaked: bool
 ) -> None:
-    """The head has all but a millionth of the distribution, or none of it: more equal tokens than one sort can hold."""
+    """The head has all but a millionth of the distribution, or nothing: more equal tokens than one sort can hold."""
     passes, measure = list[int](), candidates.measure
 
     def measuring(*arguments: Any) -> Any:

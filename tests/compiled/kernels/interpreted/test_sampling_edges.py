@@ -167,8 +167,9 @@ def under_rules(rules: TokenRules, logits: np.ndarray, output: list[int]) -> np.
 
 @pytest.mark.parametrize("block", [16, 4])
 def test_token_rules(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Sequences of up to fifteen tokens before the last one; outputs of none up to more. Those that an output has begin with its
-    first token, or one later, and do not count where one of them is the prompt's. Stores wait for barriers."""
+    """Sequences of up to fifteen tokens before the last one; empty outputs up to longer ones. Those that an
+    output has begin with its first token, or one later, and do not count where one of them is the prompt's.
+    Stores wait for barriers."""
     monkeypatch.setattr(rules_kernel, "BIAS_BLOCK", tl.constexpr(block))
     monkeypatch.setattr(rules_kernel, "SEQUENCE_BLOCK", tl.constexpr(block))
     triton_interpreter.store_late(monkeypatch)

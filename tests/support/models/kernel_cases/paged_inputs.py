@@ -68,7 +68,7 @@ def draw_scales(rng: np.random.Generator, kv_heads: int, device: str) -> Tensor:
 
 
 def meant_by(cache: Tensor, scales: Tensor | None, side: int) -> Tensor:
-    """What a cache's numbers stand for: float64, or the cache without scales. side: 0 for keys, 1 for values."""
+    """The values of a cache's numbers: float64, or the cache without scales. side: 0 for keys, 1 for values."""
     return cache if scales is None else cache.double() * scales[side, :, None, None].double()
 
 
