@@ -142,6 +142,19 @@ class CacheOptions:
     gpu_memory_utilization: float = option(0.9, "fraction of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
     cpu_cache_mib: int = option(256, "size of the KV cache on a CPU, in MiB, if num_pages is 0", low=1, high=1 << 20)
     enable_prefix_caching: bool = option(True, "reuse cached pages of prompts that start with the same tokens")
+    state_snapshots: int = option(
+        0,
+        "snapshots of states, for the prefix cache of models with recurrent layers (0: up to 128, by the memory; docs/models.md)",
+        low=0,
+        high=4096,
+    )
+    snapshot_tokens: int = option(
+        4096,
+        "distance of these snapshots within a prompt, rounded up to a power of two; others are at its end and at the end of "
+        "common beginnings",
+        low=1,
+        high=1 << 22,
+    )
     window_cache: str = option(
         "full",
         "KV cache of sliding-window layers; full: keep all tokens; ring: keep only the window, which "

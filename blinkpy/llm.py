@@ -34,7 +34,6 @@ from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
-from blinkpy.models.delta_states import refuse_prefix_cache
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
@@ -161,7 +160,6 @@ class LLM:
         with open(os.devnull, "w") as nowhere:
             progress = Progress(nowhere if show_progress is False else None, logger=logger)
             self.config = find_model(self.config, progress)
-            refuse_prefix_cache(self.config, options)
             folder = Path(self.config.model.model)
             self.tokenizer = Tokenizer(folder)
             self._default = self.tokenizer.request_defaults()

@@ -32,7 +32,7 @@ from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, Sampling
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import LOGPROB_ENTRIES
 
-MAX_MODEL_LEN, SLOTS = 8192, 512
+MAX_MODEL_LEN, SLOTS, SNAPSHOTS = 8192, 512, 128
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

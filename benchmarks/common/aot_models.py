@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, meta, meta_grammars, meta_packed, meta_requests
+from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, SNAPSHOTS, meta, meta_grammars, meta_packed, meta_requests
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
 from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
@@ -178,9 +178,10 @@ def step_of(asked: MetaStep) -> GpuStep:
         counts=meta(8, dtype=torch.int64),
         logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
     )
-    requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **meta_requests()._asdict())
+    snapshots = {name: meta(SLOTS) for name in ("snapshot_source", "snapshot_target")}
+    requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **snapshots, **meta_requests()._asdict())
     scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
-    cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales)
+    cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, slots=SLOTS, snapshots=SNAPSHOTS)
     of_gpu = tables(asked.gpu)
     decoder = GpuDecoder(
         model,

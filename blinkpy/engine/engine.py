@@ -20,7 +20,7 @@ from blinkpy.engine.sizing import (
 )
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.models.delta_states import NO_STATES_KEPT
+from blinkpy.models.delta_states import require_recurrent
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
@@ -98,9 +98,7 @@ class Engine:
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
-        if model.delta is not None and self.config.cache.enable_prefix_caching:
-            logger.warning("prefix caching is off: %s (%s has recurrent layers)", NO_STATES_KEPT, model.name)
-            self.config = self.config.with_options({"enable_prefix_caching": False})
+        require_recurrent(self.config, model)
         if model.delta is not None and self.config.scheduler.speculative != "off":
             raise ConfigError(
                 f"speculative {self.config.scheduler.speculative} does not support {model.name}: its recurrent states can't go "
@@ -115,6 +113,8 @@ class Engine:
             config = self.config = config.with_options({"slots": device.slots(config, model)})
             if config.queue.slots < DEFAULT_SLOTS:
                 logger.info("slots is %d per worker, since each needs a recurrent state of %s", config.queue.slots, model.name)
+        if model.delta is not None and config.cache.enable_prefix_caching:
+            config = self.config = self._with_snapshots(config, model)
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
@@ -135,6 +135,15 @@ class Engine:
         self.runner.attach(self.segment)
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
+    def _with_snapshots(self, config: Config, model: DecoderDescription) -> Config:
+        """The options with the number of snapshots of recurrent states, or without prefix caching if none fits."""
+        if count := self.device.snapshots(config, model):
+            size = model.state_bytes(4) / 2**20
+            logger.info("prefix caching has %d snapshots of recurrent states, of at most %.1f MiB each", count, size)
+            return config.with_options({"state_snapshots": count})
+        logger.warning("prefix caching is off: no snapshot of the recurrent state of %s fits", model.name)
+        return config.with_options({"enable_prefix_caching": False})
+
     def _make_limits(self, facts: EngineFacts, token_words: int) -> Limits:
         return make_limits(
             self.sizes.queue,
@@ -143,6 +152,8 @@ class Engine:
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
             token_words=token_words,
+            snapshots=self.config.cache.state_snapshots,
+            snapshot_tokens=self.config.cache.snapshot_tokens,
         )
 
     def _facts(self, model: DecoderDescription, grammars: bool) -> EngineFacts:

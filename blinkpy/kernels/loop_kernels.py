@@ -71,7 +71,7 @@ int64, uint64 = types.int64, types.uint64
 LANES = 256
 IDLE_SLEEP_NS = 500
 
-MAX_BUCKETS = 128
+MAX_BUCKETS = 120
 WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
 OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
 PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
@@ -337,8 +337,8 @@ class LoopCode(NamedTuple):
 
 
 def loop_phases(policy: Policy, limits: Limits) -> Phases:
-    """The scheduler of an engine's loop. Without drafts their code is left out."""
-    return make_phases(policy, drafts=limits.draft_tokens > 0)
+    """The scheduler of an engine's loop. Without drafts their code is left out, and so is that of snapshots of states."""
+    return make_phases(policy, drafts=limits.draft_tokens > 0, snapshots=limits.snapshots > 0)
 
 
 def loop_code(
@@ -348,11 +348,11 @@ def loop_code(
 
     ranked: for one of several ranks.
     """
-    make, drafts = rank_phases if ranked else engine_phases, limits.draft_tokens > 0
+    make, parts = rank_phases if ranked else engine_phases, (limits.draft_tokens > 0, limits.snapshots > 0)
     phases = make(loop_phases(policy, limits))
 
     def code(name: str, signature: Any, kernel: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
-        path = _cached_at(name, policy, kind, words, drafts, capability)
+        path = _cached_at(name, policy, kind, words, parts, capability)
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
                 return _load(path)
@@ -371,12 +371,14 @@ def loop_code(
     )
 
 
-def _cached_at(name: str, policy: Policy, kind: Any, words: int, drafts: bool, capability: tuple[int, int]) -> Path | None:
+def _cached_at(
+    name: str, policy: Policy, kind: Any, words: int, parts: tuple[bool, bool], capability: tuple[int, int]
+) -> Path | None:
     """File for the code, named by its dependencies other than the package's sources; None without a cache."""
     folder, digest = cache_folder(), policy_digest(policy)
     if folder is None or digest is None:
         return None
-    what = (digest, kind.key, words, drafts, capability, *VERSION)
+    what = (digest, kind.key, words, parts, capability, *VERSION)
     return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
 
 

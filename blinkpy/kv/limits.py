@@ -17,6 +17,7 @@ from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 
+MOST_SNAPSHOTS = 4096
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter time, so that successors wait briefly
 PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
@@ -75,6 +76,8 @@ class Limits(NamedTuple):
     draft_match: int  # tokens that must repeat before drafts, with the token just sampled; at least 2
     draft_rest: int  # tokens without drafts, after a step in which a request's first draft was wrong
     draft_buckets: int  # of a request's index of n-grams, a power of two
+    snapshots: int  # of recurrent states; 0: the model has no states, or its prefixes are not cached
+    snapshot_tokens: int  # a prompt's chunks end on multiples of it, for a snapshot; a power of two, at least page_size
 
 
 def make_limits(
@@ -87,6 +90,8 @@ def make_limits(
     intake_tokens: int = 32768,
     record_turns: int = 0,
     token_words: int = 0,
+    snapshots: int = 0,
+    snapshot_tokens: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment.
 
@@ -95,6 +100,8 @@ def make_limits(
     intake_tokens: prompt tokens after which the intake of a turn ends.
     record_turns: turns that the flight recorder keeps; 0: off.
     token_words: words for the bytes of all tokens, for grammars.
+    snapshots: of recurrent states; only with prefix_caching, and without drafts.
+    snapshot_tokens: distance of snapshots in a prompt; rounded up to a power of two, at least the page size.
     Raises ConfigError for contradictory options, with their names.
     """
 
@@ -122,6 +129,8 @@ def make_limits(
     check_class_sizes(options)
     check_targets(options)
     check_drafts(options)
+    require(0 <= snapshots <= MOST_SNAPSHOTS, f"state_snapshots must be 0 to {MOST_SNAPSHOTS}, not {snapshots}")
+    require(snapshots == 0 or prefix_caching, "state_snapshots needs enable_prefix_caching")
     burst_step = options.burst_step_tokens or tokens
     return Limits(
         pairs=sizes.pairs,
@@ -171,6 +180,8 @@ def make_limits(
         draft_match=options.speculative_match,
         draft_rest=DRAFT_REST,
         draft_buckets=_power_of_two(max(2, facts.max_model_len // 2)),
+        snapshots=snapshots,
+        snapshot_tokens=_power_of_two(max(snapshot_tokens, page)),
     )
 
 

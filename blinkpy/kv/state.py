@@ -118,6 +118,7 @@ PACE_WORDS = 8
 ) = range(6)
 
 NO_PAGE = -1
+NO_SNAPSHOT = -1
 CHAIN_EVICTED = -2  # Requests.canonical: the indexed chain was evicted; the running request offers no more pages
 
 # Results of schedule() other than a bucket's index.
@@ -157,6 +158,9 @@ class Requests(NamedTuple):
     grammar: Int32  # slot of its automaton in Grammars; -1: without a grammar
     grammar_state: Int64  # position in the automaton, after all generated tokens
     rules: Int32  # slot of its token rules in Grammars, or -1
+    snapshot_source: Int32  # snapshot that its first step copies into the slot's recurrent state; NO_SNAPSHOT
+    snapshot_target: Int32  # snapshot into which the planned step copies the state; NO_SNAPSHOT
+    snapshot_branch: Int32  # end of the indexed pages that it found and could not use; 0: none
 
 
 class Pages(NamedTuple):
@@ -179,6 +183,16 @@ class Pages(NamedTuple):
     parent: Int32  # [N] indexed page before it in the sequence, NO_PAGE for a first page
     parent_generation: Int64  # [N] generation of the parent when the page was indexed
     generation: Int64  # [N] incremented when the page gets other content
+
+
+class Snapshots(NamedTuple):
+    """Snapshots of recurrent states (kv/snapshots.py). M: limits.snapshots; the arrays have one element each without them."""
+
+    page: Int32  # [M] indexed page at whose end the state was copied; NO_PAGE
+    generation: Int64  # [M] of that page
+    used: Int64  # [M] turn of its last use, plus 1
+    pins: Int32  # [M] pending copies: of requests that start from it, or of the step that writes it
+    of_page: Int32  # [N] latest snapshot at each page, which may have another page by now; NO_SNAPSHOT
 
 
 class Drafts(NamedTuple):
@@ -340,6 +354,7 @@ class State(NamedTuple):
 
     requests: Requests
     pages: Pages
+    snapshots: Snapshots
     grammars: Grammars
     drafts: Drafts
     tenants: Tenants

@@ -68,7 +68,7 @@ def make_state(
     requests = _arrays(
         kinds.Requests,
         (S,),
-        none=("page_table", "canonical", "grammar", "rules"),
+        none=("page_table", "canonical", "grammar", "rules", "snapshot_source", "snapshot_target"),
         entry=(S, SQ_ENTRY_WORDS),
         tokens=(S, limits.max_model_len),
         page_table=(S, K),
@@ -123,6 +123,7 @@ def make_state(
     return kinds.State(
         requests=requests,
         pages=pages,
+        snapshots=_make_snapshots(limits),
         grammars=grammars,
         drafts=_make_drafts(limits),
         tenants=_arrays(kinds.Tenants, (S,), none=("key", "service"), clock=(1,)),
@@ -142,6 +143,12 @@ def make_state(
         pace=np.zeros(kinds.PACE_WORDS, np.int64),
         fault=np.zeros(1, np.int64) if checked else kinds.NoFaultWord(),
     )
+
+
+def _make_snapshots(limits: Limits) -> kinds.Snapshots:
+    pages = limits.pages if limits.snapshots else 1
+    snapshots: kinds.Snapshots = _arrays(kinds.Snapshots, (max(1, limits.snapshots),), none=("page", "of_page"), of_page=(pages,))
+    return snapshots
 
 
 def _make_drafts(limits: Limits) -> kinds.Drafts:

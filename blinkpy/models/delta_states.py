@@ -1,21 +1,24 @@
-"""The recurrent states of layers with a gated delta net: one for each request slot. The other layers have pages."""
+"""The recurrent states of layers with a gated delta net: one for each request slot, and snapshots for the prefix cache. The
+other layers have pages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.family import describe_model
 
 if TYPE_CHECKING:
     import torch
 
 
 SLOTS_STEP = 8
-NO_STATES_KEPT = "a cached page has no recurrent state with it"
-"""Why a model with recurrent layers has no prefix cache."""
+DEFAULT_SNAPSHOTS = 128
+"""Most snapshots of states if the user set no number."""
 
 
 class LayerStates(NamedTuple):
@@ -30,34 +33,87 @@ class LayerStates(NamedTuple):
     inputs: torch.Tensor
 
 
-class DeltaStates:
-    """The states of all layers, for `slots` requests. layers: None for a layer without a gated delta net."""
+class StatePool(NamedTuple):
+    """The states of all recurrent layers, R, in some places: of request slots, or of snapshots."""
 
-    def __init__(self, model: DecoderDescription, slots: int, dtype: torch.dtype, device: str | torch.device = "cpu"):
+    matrices: torch.Tensor  # float32 [R, places, value_heads, key_dim, value_dim]
+    inputs: torch.Tensor  # [R, places, taps - 1, channels]
+
+    def copy(self, places: NDArray[np.int32], source: StatePool, sources: NDArray[np.int32]) -> None:
+        """Replace the states in some places by those of another pool."""
         import torch
 
+        to, of = torch.from_numpy(places.astype(np.int64)), torch.from_numpy(sources.astype(np.int64))
+        for target, kept in zip(self, source, strict=True):
+            target[:, to] = kept[:, of]
+
+
+class DeltaStates:
+    """The states of all layers, for `slots` requests, and `snapshots` copies of them.
+
+    layers: None for a layer without a gated delta net.
+    pool, kept: all states of the slots and of the snapshots; None without them.
+    """
+
+    def __init__(
+        self, model: DecoderDescription, slots: int, dtype: torch.dtype, device: str | torch.device = "cpu", snapshots: int = 0
+    ):
         self.slots = slots
+        self.pool = _make_pool(model, slots, dtype, device) if model.delta is not None else None
+        self.kept = _make_pool(model, snapshots, dtype, device) if model.delta is not None and snapshots else None
         self.layers: list[LayerStates | None] = []
+        recurrent = 0
         for layer in model.layers:
-            if (delta := layer.delta) is None:
+            if layer.delta is None or self.pool is None:
                 self.layers.append(None)
                 continue
-            matrices = torch.zeros(slots, delta.value_heads, delta.key_dim, delta.value_dim, device=device)
-            inputs = torch.zeros(slots, delta.taps - 1, delta.channels, dtype=dtype, device=device)
-            self.layers.append(LayerStates(matrices, inputs))
+            self.layers.append(LayerStates(self.pool.matrices[recurrent], self.pool.inputs[recurrent]))
+            recurrent += 1
+
+    def load(self, slots: NDArray[np.int32], sources: NDArray[np.int32]) -> None:
+        """Copy snapshots into the states of request slots; a slot with a source of -1 is skipped. On a CPU."""
+        chosen = sources >= 0
+        if self.pool is not None and self.kept is not None and chosen.any():
+            self.pool.copy(slots[chosen], self.kept, sources[chosen])
+
+    def save(self, slots: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copy the states of request slots into snapshots; a slot with a target of -1 is skipped. On a CPU."""
+        chosen = targets >= 0
+        if self.pool is not None and self.kept is not None and chosen.any():
+            self.kept.copy(targets[chosen], self.pool, slots[chosen])
 
 
-def refuse_prefix_cache(config: Config, asked: Container[str]) -> None:
-    """Raise ConfigError if the user asks for the prefix cache of a model with recurrent layers.
+def _make_pool(model: DecoderDescription, places: int, dtype: torch.dtype, device: str | torch.device) -> StatePool:
+    import torch
 
-    config: with the model's folder.
-    asked: names of the options that the user set.
+    delta: Any = model.delta
+    matrices = torch.zeros(model.delta_layers, places, delta.value_heads, delta.key_dim, delta.value_dim, device=device)
+    inputs = torch.zeros(model.delta_layers, places, delta.taps - 1, delta.channels, dtype=dtype, device=device)
+    return StatePool(matrices, inputs)
+
+
+def require_recurrent(config: Config, model: DecoderDescription) -> None:
+    """Raise ConfigError if the number of snapshots is set, but the model or the prefix cache has no use for them."""
+    count, caching = config.cache.state_snapshots, config.cache.enable_prefix_caching
+    if count and (model.delta is None or not caching):
+        why = f"{model.name} has no recurrent layers" if model.delta is None else "prefix caching is off"
+        raise ConfigError(f"state_snapshots ({count}) has no effect: {why}; leave it out")
+
+
+def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, room: int) -> int:
+    """Snapshots of states: the number that the user set, or as many as fit into `room` bytes, at most DEFAULT_SNAPSHOTS.
+    0 without recurrent layers or prefix caching.
+
+    itemsize: of activations.
     """
-    if not config.cache.enable_prefix_caching or "enable_prefix_caching" not in asked:
-        return
-    model = describe_model(config.model.model, config.model.quantization)
-    if model.delta is not None:
-        raise ConfigError(f"enable_prefix_caching is not supported for {model.name}: {NO_STATES_KEPT}")
+    if model.delta is None or not config.cache.enable_prefix_caching:
+        return 0
+    return config.cache.state_snapshots or min(DEFAULT_SNAPSHOTS, max(0, room) // model.state_bytes(itemsize))
+
+
+def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
+    """Bytes of the snapshots whose number is set. itemsize: of activations."""
+    return config.cache.state_snapshots * model.state_bytes(itemsize)
 
 
 def settled_slots(config: Config, model: DecoderDescription, itemsize: int, room: int) -> int:

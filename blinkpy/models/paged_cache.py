@@ -236,7 +236,7 @@ class PagedCache:
         contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that
         reads the keys of another layer has the tensors of that layer. With latent
         attention, values are the first elements of keys, in their memory.
-    states: of layers with a gated delta net, for `slots` requests.
+    states: of layers with a gated delta net, for `slots` requests, with `snapshots` copies.
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
@@ -252,6 +252,7 @@ class PagedCache:
         rings: RingSizes | None = None,
         scales: Scales | None = None,
         slots: int = 1,
+        snapshots: int = 0,
     ):
         import torch
 
@@ -269,7 +270,7 @@ class PagedCache:
         else:
             self.values = _of_layers(model, page_size, num_pages, rings, zeros)
         own = torch.float32 if torch.device(device).type == "cpu" else dtype
-        self.states = DeltaStates(model, slots, own, device)
+        self.states = DeltaStates(model, slots, own, device, snapshots)
 
     def largest(self) -> NDArray[np.float32]:
         """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 in layers without pages, and for

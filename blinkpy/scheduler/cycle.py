@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from blinkpy.device.portable import barrier, device
 from blinkpy.kv import state as S
+from blinkpy.kv.snapshots import no_snapshots, reserve_snapshots, settle_snapshots
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP
 from blinkpy.scheduler.pace import holds_step, time_step
 from blinkpy.scheduler.phases.admit import admit
@@ -94,14 +95,16 @@ def engine_phases(phases: Phases) -> EnginePhases:
     return EnginePhases(overlap, schedule, publish)
 
 
-def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool = True) -> Phases:
+def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool = True, snapshots: bool = True) -> Phases:
     """The scheduler's device functions with a policy compiled in.
 
     Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
     fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
     drafts: whether requests may have drafts. Must be True if limits.draft_tokens is not 0.
+    snapshots: whether recurrent states may have snapshots. Must be True if limits.snapshots is not 0.
     """
     rank_waiting = make_rank_waiting(policy)
+    reserve, settle = (reserve_snapshots, settle_snapshots) if snapshots else (no_snapshots, no_snapshots)
     find, propose = (find_drafts, propose_drafts) if drafts else (no_drafts, no_drafts)
 
     @device
@@ -126,6 +129,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
         if between_groups(state) and goes_on(limits, state, lane, lanes):
             return next_group(state, lane, lanes)  # of a cut step, unless it is suspended now
         end_flight(state, lane, lanes)  # after the last group of a cut step
+        settle(limits, state, lane, lanes)  # the step's copies of recurrent states are complete
         commit(limits, queues, state, lane, lanes)  # append tokens, check ends, publish completions
         ending = mark_ending(state, lane, lanes)  # cancels, and requests of revoked queue pairs
         release_ended(limits, state, ending, lane, lanes)  # their pages are free immediately
@@ -147,6 +151,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
             rank_waiting(queues, state, lane, lanes)  # preempted requests
             propose(limits, state, lane, lanes)  # tokens that may come next, into rows that are left over
             bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
+            reserve(limits, state, lane, lanes)  # snapshots to which the step copies recurrent states
         if is_suspended(state):
             bucket = interrupt_or_resume(limits, state, bucket, lane, lanes)
         return bucket

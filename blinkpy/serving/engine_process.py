@@ -11,7 +11,6 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.device.cuda import CudaError
 from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
-from blinkpy.models.delta_states import refuse_prefix_cache
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.process_exit import Signals, Stopped, end_within, exit_process, print_error
 from blinkpy.processes import Reporter
@@ -43,7 +42,6 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
         print(f"blinkpy frontend {name} {flags}", flush=True)
 
     config = find_model(config, progress, tokenizer=False)
-    refuse_prefix_cache(config, given)
 
     def run() -> int:
         try:

@@ -17,12 +17,11 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
 from blinkpy.engine.sizing import engine_sizes, pages_for
 from blinkpy.model_files import read_json
-from blinkpy.models.delta_states import NO_STATES_KEPT
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels, slots_that_fit
+from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels, slots_that_fit, snapshots_that_fit
 from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
 from blinkpy.models.weights.part import Part
@@ -187,6 +186,8 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
         if not config.queue.slots:
             config = config.with_options({"slots": slots_that_fit(plan, config, model, itemsize)})
             plan = plan_memory(config, model, itemsize, page_bytes, total, total)
+        if snapshots := snapshots_that_fit(plan, config, model, itemsize):
+            plan = plan_memory(config.with_options({"state_snapshots": snapshots}), model, itemsize, page_bytes, total, total)
         plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
         sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
     except ConfigError as error:
@@ -238,7 +239,6 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     windows = sorted({layer.attention.window for layer in model.layers} - {0})
     if model.delta is not None:
         facts.shape |= {"recurrent layers": model.delta_layers}
-        facts.notes.append(f"prefix caching is off: {NO_STATES_KEPT}")
     facts.context = {"default": model.default_context, "longest": model.max_position, "windows": windows}
     facts.context["rope"] = "; ".join(_spelled(rope) for rope in model.ropes)
     facts.parameters = by_part(model, lambda part: part.parameters)

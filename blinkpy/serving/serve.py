@@ -18,7 +18,6 @@ from blinkpy.dpu.engine_starts import STARTS_BYTES
 from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.dpu.watch.log_output import end_process, start_logging
-from blinkpy.models.delta_states import refuse_prefix_cache
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, end_within, print_error
@@ -48,11 +47,11 @@ def serve(config: Config, given: frozenset[str]) -> int:
     if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
-    end_process(partial(_run, config, given))
+    end_process(partial(_run, config))
 
 
-def _run(config: Config, given: frozenset[str]) -> int:
-    """Serve until a signal or a failure. Returns the exit code. given: names of the options that the user set."""
+def _run(config: Config) -> int:
+    """Serve until a signal or a failure. Returns the exit code."""
     progress = Progress()
     ready, hang_ups = list[Child](), list[None]()  # ready front ends, which receive SIGHUP
 
@@ -73,7 +72,6 @@ def _run(config: Config, given: frozenset[str]) -> int:
         try:
             check_access(config)
             config = find_model(config, progress)
-            refuse_prefix_cache(config, given)
             starts_fd = os.memfd_create("blinkpy-engine-starts")
             stack.callback(os.close, starts_fd)
             os.ftruncate(starts_fd, config.engine.data_parallel_size * STARTS_BYTES)

@@ -103,6 +103,16 @@ def test_packed_steps(
     assert error < (1e-3 if dtype == torch.float32 else 0.1)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+def test_a_step_from_a_snapshot(
+    rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, graphs: bool
+) -> None:  # fmt: skip
+    error = step_cases.snapshot_case(rng, "cuda", name, tmp_path, dtype, graphs=graphs)
+    assert error < (1e-3 if dtype == torch.float32 else 0.1)
+
+
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """After them: the last norm, then the product with the vocabulary's matrix, in parallel with `overlap`; then

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
-from support.models.kernel_cases.delta_cases import Rows, convolution_case, drawn_rows, gate_case, recurrence_case
+from support.models.kernel_cases.delta_cases import Rows, convolution_case, copy_case, drawn_rows, gate_case, recurrence_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
 from support.models.kernel_cases.kernel_inputs import draw, header
 from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
@@ -221,6 +221,13 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
         recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
         gate_case(rng, CUDA, dtype, rows, width=4096, last_tokens_only=last_tokens_only)
+
+
+@both_dtypes
+@pytest.mark.parametrize("save", [False, True])
+def test_copies_of_states(rng: np.random.Generator, dtype: torch.dtype, save: bool) -> None:
+    copy_case(rng, CUDA, dtype, layers=30, matrix=(32, 128, 128), taken=(3, 8192), save=save)
+    copy_case(rng, CUDA, dtype, layers=2, matrix=(3, 33, 9), taken=(1, 130), save=save)
 
 
 @both_dtypes

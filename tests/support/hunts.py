@@ -22,7 +22,7 @@ CALL_S = 20.0  # of the processor, for one call of what is under test, which tak
 # Modules whose bugs may be legal: the rules tell.
 DECIDE = (
     *("admit", "commit", "drafts", "forecast", "intake", "pace", "plan", "preempt", "tenant_service"),
-    *("waiting_list", "yielding", "suspension", "cycle", "completions"),
+    *("waiting_list", "yielding", "suspension", "cycle", "completions", "snapshots"),
 )
 UNDER_TEST = tuple(
     PACKAGE / part

@@ -13,10 +13,11 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.invariants import snapshot_invariants as N
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues import byte_automaton as A
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 
 Wrong = Iterator[tuple[int, int]]  # fault code, place
@@ -26,7 +27,7 @@ def wrong(limits: Limits, state: State) -> Wrong:
     """All that is wrong, the worst first: what follows the first may be nonsense, or raise, for it relies on that."""
     unchecked = dict.fromkeys(("inbox", "forecast", "recorder", "scratch", "fault"), ())
     plain = map_arrays(lambda array: np.asarray(array).tolist(), state._replace(**unchecked))
-    for group in (_lists, _requests, _pages, _ring, _index, _pairs, _batch):
+    for group in (_lists, _requests, _pages, _ring, _index, _snapshots, _pairs, _batch):
         yield from group(limits, plain)
 
 
@@ -196,6 +197,45 @@ def _index(limits: Limits, state: Any) -> Wrong:
             yield P.CANONICAL, slot
 
 
+def _snapshots(limits: Limits, state: Any) -> Wrong:
+    n, pages, r, places = state.snapshots, state.pages, state.requests, range(limits.snapshots)
+    for place in places:
+        if n.page[place] not in range(-1, limits.pages):
+            yield N.SNAPSHOT_RANGE, place
+    for page, place in enumerate(n.of_page if places else []):
+        if place not in (-1, *places):
+            yield N.PAGE_SNAPSHOT, page
+    valid = {place for place in places if n.page[place] >= 0 and n.generation[place] == pages.generation[n.page[place]]}
+    pending = Counter[int]()
+    for slot, (source, target) in enumerate(zip(r.snapshot_source, r.snapshot_target, strict=True)):
+        pending.update([source, target])
+        if not {source, target} <= {-1, *places}:
+            yield N.COPY_RANGE, slot
+        if (source, target) != (-1, -1) and r.status[slot] != S.RUNNING:
+            yield N.COPY_IDLE, slot
+        last, rest = divmod(r.computed[slot], limits.page_size)
+        if source >= 0 and (source not in valid or rest or last == 0 or n.page[source] != r.page_table[slot][last - 1]):
+            yield N.SOURCE_WRONG, slot
+        if target >= 0 and (n.page[target], n.pins[target]) != (-1, 1):
+            yield N.TARGET_USED, slot
+    for place in places:
+        if place in valid and (pages.key[n.page[place]] < 0 or n.of_page[n.page[place]] != place):
+            yield N.SNAPSHOT_UNINDEXED, place
+        if n.pins[place] != pending[place]:
+            yield N.SNAPSHOT_PINS, place
+
+
+def _next_end(limits: Limits, r: Any, slot: int) -> int:
+    """The position at which a request's chunk must end."""
+    length, computed, size = r.length[slot], r.computed[slot], limits.page_size
+    cached = not np.array(r.entry[slot], np.int32).view(SQ_ENTRY)[0]["flags"] & SUBMIT_NO_PREFIX_CACHE
+    if not (limits.snapshots and limits.prefix_caching and cached) or r.canonical[slot] == S.CHAIN_EVICTED:
+        return int(length)
+    distance = limits.snapshot_tokens
+    early = {end for end in ((length - 2) // size * size, r.snapshot_branch[slot]) if computed < end >= distance // 16}
+    return int(min(length, *early, computed + distance - computed % distance))
+
+
 def _pairs(limits: Limits, state: Any) -> Wrong:
     p, r = state.pairs, state.requests
     for pair in range(limits.pairs):
@@ -248,6 +288,8 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
         left = r.length[slot] - b.context_lengths[row]
         if b.emits[row] != S.DRAFT and (left < 0 or b.emits[row] != int(left == 0)):
             yield B.EMITS_WRONG, row
+        if b.emits[row] != S.DRAFT and b.context_lengths[row] > _next_end(limits, r, slot):
+            yield B.CHUNK_BEYOND, row
         for i, position in zip(places, range(r.computed[slot] + _ahead(b, row), b.context_lengths[row]), strict=True):
             page, offset = r.page_table[slot][position // limits.page_size], position % limits.page_size
             for code, broken in {
@@ -328,12 +370,13 @@ def _batch(limits: Limits, state: Any) -> Wrong:
     filled = decodes + sum(len(places) for slot, places in zip(b.row_slots, ranges, strict=False) if slot in flexible)
     if filled > max(decodes, limits.best_effort_step_tokens):
         yield B.BEST_EFFORT_BEYOND, 0
-    ended = {slot for row, slot in enumerate(b.row_slots[:rows]) if b.emits[row]}
+    ended = {slot for row, slot in enumerate(b.row_slots[:rows]) if b.context_lengths[row] == _next_end(limits, r, slot)}
+    ended |= {slot for row, slot in enumerate(b.row_slots[:rows]) if b.emits[row]}
     barred = flexible if yielding or filled == limits.best_effort_step_tokens else set()
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
     if suspended or state.counts[S.YIELDED_TURNS] > 0:
         full.update(range(limits.sensitive_step_tokens, limits.tokens))
-        if b.emits[decodes:rows][:1] == [1]:
+        if chunks and b.context_lengths[decodes] == _next_end(limits, r, chunks[0]):
             full.update(range(decodes + limits.sensitive_step_tokens // 2, limits.tokens))
     if set(lacks) - ended - barred and tokens not in full:
         yield B.ROOM_LEFT, 0

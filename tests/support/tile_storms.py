@@ -62,13 +62,13 @@ def wide(
     )  # fmt: skip
 
 
-def long(lanes: int) -> WorldSizes:
-    """Few requests of many pages."""
+def long(lanes: int, **options: int) -> WorldSizes:
+    """Few requests of many pages. options: of make_limits."""
     context = 5 * lanes
     return case_sizes(
         pairs=4, slots=6, rows=4, page_size=2, pages=3 * context, max_model_len=context, tokens=2 * context,
         mixed_step_tokens=max(8, context // 6), burst_step_tokens=context, burst_tokens=context, record_turns=4, share=lanes + 2,
-        best_effort_pages=0.5, best_effort_step_tokens=context,
+        best_effort_pages=0.5, best_effort_step_tokens=context, **options,
     )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     return [
         (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), WILD),
         (long(lanes), WILD._replace(answer=40)),
+        (long(lanes, snapshots=3 * lanes, snapshot_tokens=4), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, many, 16 * lanes, 4, 48, 4), WILD._replace(submit=60, burst=3, answer=6, cancel=5, bad=10, delay=0)),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),

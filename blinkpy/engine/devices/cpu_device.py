@@ -120,11 +120,23 @@ class CpuDevice(HostDevice):
 
         return settled_slots(config, model, 4, machine_memory() // 4)
 
+    def snapshots(self, config: Config, model: DecoderDescription) -> int:
+        """Snapshots get at most a sixteenth of the machine's memory."""
+        from blinkpy.models.delta_states import settled_snapshots
+
+        return settled_snapshots(config, model, 4, machine_memory() // 16)
+
     def _require_states(self, config: Config, model: DecoderDescription) -> None:
         """Raise ConfigError if the recurrent states of all slots exceed the machine's memory."""
-        from blinkpy.models.delta_states import pool_bytes
+        from blinkpy.models.delta_states import pool_bytes, snapshot_bytes
 
         states, memory = pool_bytes(config, model, 4), machine_memory()
+        if 0 < states <= memory < states + (kept := snapshot_bytes(config, model, 4)):
+            raise ConfigError(
+                f"{config.cache.state_snapshots} snapshots of recurrent states take {kept / 2**30:.1f} GiB in addition to all "
+                f"slots ({states / 2**30:.1f} GiB), but this machine has {memory / 2**30:.1f} GiB of memory: lower "
+                "state_snapshots"
+            )
         if states > memory:
             slots = config.all_slots
             raise ConfigError(
@@ -158,7 +170,19 @@ class CpuDevice(HostDevice):
         tokens = setup.config.scheduler.max_num_batched_tokens
         grammars = state.grammars if setup.limits.grammar_share else None
         pages, rings = (sizes.num_pages, sizes.page_size), ring_sizes(setup.config, model)
-        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings, scales, sizes.slots)
+        step = CpuStep(
+            model,
+            weights,
+            *pages,
+            sizes.max_model_len,
+            tokens,
+            grammars,
+            progress,
+            rings,
+            scales,
+            sizes.slots,
+            setup.limits.snapshots,
+        )
         return step, progress
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:

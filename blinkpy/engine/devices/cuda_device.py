@@ -195,6 +195,11 @@ class CudaDevice:
 
         return rank_description(model, Share(0, self._ranks))
 
+    def snapshots(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.gpu.gpu_memory_plan import snapshots_that_fit
+
+        return snapshots_that_fit(self._plan(config, model), config, model, self._dtype(config, model).itemsize)
+
     def _plan(self, config: Config, model: DecoderDescription) -> MemoryPlan:
         import torch
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blinkpy.config import DEFAULT_SLOTS, STEP_TOKENS, Config
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
+from blinkpy.models.delta_states import settled_snapshots
 from blinkpy.packages import modules_of
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
@@ -143,6 +144,11 @@ class Device(Protocol):
     def slots(self, config: Config, model: DecoderDescription) -> int:
         """Default of --slots. Each slot has a recurrent state, if the model has such layers."""
 
+    def snapshots(self, config: Config, model: DecoderDescription) -> int:
+        """Number of snapshots of recurrent states: --state-snapshots, or its default. 0: the model has no recurrent layers, its
+        prefixes are not cached, or no snapshot fits.
+        """
+
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
@@ -171,6 +177,9 @@ class HostDevice:
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
         return DEFAULT_SLOTS
+
+    def snapshots(self, config: Config, model: DecoderDescription) -> int:
+        return settled_snapshots(config, model, 4, 1 << 62)
 
     def near_cores(self) -> frozenset[int]:
         return frozenset()

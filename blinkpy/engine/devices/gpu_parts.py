@@ -72,7 +72,7 @@ def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers |
     torch.cuda.empty_cache()
     report("allocating the KV cache and the scheduler's state")
     rings = ring_sizes(config, model)
-    cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales, sizes.slots)
+    cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales, sizes.slots, setup.limits.snapshots)
     state, stream = setup.make_state(buckets), torch.cuda.Stream()
 
     def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:

@@ -4,6 +4,7 @@ from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import groups_of_step
+from blinkpy.kv.snapshots import chunk_end
 from blinkpy.queues import submission as E
 
 BATCH_SIZE = fault_code("the batch's size is wrong")
@@ -16,6 +17,7 @@ DECODE_LONG = fault_code("decode row {} has several tokens")
 UNCOVERED = fault_code("the rows do not cover the batch's tokens")
 CONTEXT_WRONG = fault_code("row {}: its context length is wrong")
 EMITS_WRONG = fault_code("row {}: its flag for emitting a token is wrong")
+CHUNK_BEYOND = fault_code("row {} goes beyond a position at which its chunk must end for a snapshot")
 TOKEN_ROW = fault_code("token {} has the wrong row")
 TOKEN_POSITION = fault_code("token {} has the wrong position")
 TOKEN_WRONG = fault_code("token {} is wrong")
@@ -127,8 +129,8 @@ def sensitive_chunk(state, rows, decodes):
 
 
 @device
-def waiting_tokens(state, rows, best_effort_prompts):
-    """(tokens in the step of best-effort prompts, or of all other requests; tokens that they lack)."""
+def waiting_tokens(limits, state, rows, best_effort_prompts):
+    """(tokens in the step of best-effort prompts, or of all other requests; tokens that they lack in this step)."""
     b, r, planned, lacking = state.batch, state.requests, 0, 0
     stalled = S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0
     for row in range(rows):
@@ -140,7 +142,7 @@ def waiting_tokens(state, rows, best_effort_prompts):
         slot = state.running[i]
         prompt = r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1
         if (r.stalled[slot] == 0 or r.stalled[slot] == stalled) and prompt == best_effort_prompts:
-            lacking += r.length[slot] - r.computed[slot]
+            lacking += chunk_end(limits, r, slot) - r.computed[slot]
     return planned, lacking - planned
 
 
@@ -153,13 +155,14 @@ def check_room(limits, state, rows, tokens, decodes, yields):
     """
     full = tokens == limits.tokens
     if state.suspended.counts[S.ROWS] > 0 or state.counts[S.YIELDED_TURNS] > 0:
-        first_ends = rows > decodes and state.batch.emits[decodes] != 0
+        first = state.batch.row_slots[decodes] if rows > decodes else 0
+        first_ends = rows > decodes and state.batch.context_lengths[decodes] == chunk_end(limits, state.requests, first)
         full = full or tokens >= limits.sensitive_step_tokens
         full = full or (first_ends and tokens - decodes >= limits.sensitive_step_tokens // 2)
     if decodes > 0 and (tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens):
         full = True
-    _, waits = waiting_tokens(state, rows, False)
-    planned, best_effort_waits = waiting_tokens(state, rows, True)
+    _, waits = waiting_tokens(limits, state, rows, False)
+    planned, best_effort_waits = waiting_tokens(limits, state, rows, True)
     share = limits.best_effort_step_tokens
     if planned > 0 and decodes + planned > share:
         return BEST_EFFORT_BEYOND
@@ -182,6 +185,8 @@ def check_input(limits, state, b, stalled, seen):
         ends = b.context_lengths[row] == r.length[slot]
         if b.emits[row] != S.DRAFT and (b.emits[row] != (1 if ends else 0) or b.context_lengths[row] > r.length[slot]):
             return fault_at(EMITS_WRONG, row)
+        if b.emits[row] != S.DRAFT and b.context_lengths[row] > chunk_end(limits, r, slot):
+            return fault_at(CHUNK_BEYOND, row)
         for i in range(b.query_starts[row], b.query_starts[row + 1]):
             fault = check_token(limits, state, b, row, i)
             if fault != 0:

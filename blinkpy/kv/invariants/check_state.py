@@ -18,6 +18,7 @@ from blinkpy.device.tables import ArgumentTable, map_arrays
 from blinkpy.kv.invariants.batch_invariants import check_batch
 from blinkpy.kv.invariants.page_invariants import check_index, check_pages, check_ring
 from blinkpy.kv.invariants.request_invariants import check_lists, check_pairs, check_requests
+from blinkpy.kv.invariants.snapshot_invariants import check_snapshots
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import NoFaultWord, State
 
@@ -96,6 +97,7 @@ def check_state(limits, state, references, seen):
         or check_pages(limits, state, references, seen)
         or check_ring(limits, state)
         or check_index(limits, state, seen)
+        or check_snapshots(limits, state)
         or check_pairs(limits, state)
         or check_batch(limits, state, seen)
     )

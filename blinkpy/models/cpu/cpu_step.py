@@ -42,6 +42,7 @@ class CpuStep:
     rings: of layers with window rings, or None.
     scales: of an FP8 KV cache.
     slots: requests that may have a recurrent state.
+    snapshots: of such states.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class CpuStep:
         rings: RingSizes | None = None,
         scales: Scales | None = None,
         slots: int = 1,
+        snapshots: int = 0,
     ):
         self.cache: Any
+        self._snapshots = snapshots
         self.decoder: Any
         if isinstance(weights, ArrayWeights):
             self.cache = ArrayCache(model, num_pages, page_size, rings, scales)
@@ -67,7 +70,9 @@ class CpuStep:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, slots=slots)
+            self.cache = PagedCache(
+                model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, slots=slots, snapshots=snapshots
+            )
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars, self._layers = grammars, len(model.layers)
         self._stream: Any = None  # of a cut step, after its last completed layer group
@@ -79,7 +84,7 @@ class CpuStep:
         """Compute a batch and write batch.sampled.
 
         batch, requests: the scheduler's state (blinkpy.kv.state). Of the requests it reads page_table,
-            tokens, length, prompt_length, entry, grammars and rules.
+            tokens, length, prompt_length, entry, grammars, rules, and the snapshots to copy.
 
         Keys and values of every token are written to the cache. For each emitting row, batch.sampled gets the
         new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
@@ -90,11 +95,16 @@ class CpuStep:
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
         stream = self._stream if group else None
+        chunks = batch.row_slots[int(batch.counts[S.DECODE_ROWS]) : int(batch.counts[S.ROWS])]  # only they copy states
+        if self._snapshots and group == 0:
+            self.cache.states.load(chunks, requests.snapshot_source[chunks])
         hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch), layers, stream)
         if groups > 1:
             self._stream = hidden if group + 1 < groups else None
         if group + 1 < groups:
             return
+        if self._snapshots:
+            self.cache.states.save(chunks, requests.snapshot_target[chunks])
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return

@@ -44,7 +44,7 @@ from blinkpy.models.description.blocks import (
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
-from blinkpy.models.gpu.gpu_delta import launch_delta
+from blinkpy.models.gpu.gpu_delta import launch_copies, launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.parallel_experts import launch_parallel
@@ -149,6 +149,7 @@ class GpuDecoder:
         hidden = buffers.cut_hidden if shape.groups > 1 else buffers.hidden
         self.stream = ResidualStream(hidden[: shape.tokens], counts)
         if group == 0:
+            launch_copies(self, shape, save=False)
             if self.rings is not None:
                 place_pages(self.rings, self.view, rows=shape.rows, page_size=self.cache.page_size, pdl=self.pdl)
             factor = embedding_factor(self.model, self.stream.hidden.dtype)
@@ -168,6 +169,8 @@ class GpuDecoder:
                     BLOCKS[type(mlp)](self, layers[index], mlp)
                     if self.model.layer_inputs:
                         add_inputs(self, shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
+        if group + 1 == shape.groups:
+            launch_copies(self, shape, save=True)
         if self._ends_group and self.stream.partials is not None:
             raise RuntimeError("a layer group must not leave partial sums for the next group")
 

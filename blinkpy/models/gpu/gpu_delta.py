@@ -11,6 +11,7 @@ import torch
 from blinkpy.kernels.activation import gate_output
 from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
 from blinkpy.kernels.delta.short_convolution import convolve
+from blinkpy.kernels.delta.state_copies import copy_states
 from blinkpy.kernels.fp8_rows import BLOCK
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.gpu.step_shapes import StepShape
@@ -43,6 +44,14 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
         rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
     )  # fmt: skip
     return out
+
+
+def launch_copies(decoder: Any, shape: StepShape, *, save: bool) -> None:
+    """Launch the copies of states from snapshots, before a step's layers, or with `save` to snapshots, after them."""
+    states, requests = decoder.cache.states, decoder.requests
+    if states.kept is not None and shape.mixed:
+        places = requests.snapshot_target if save else requests.snapshot_source
+        copy_states(states.pool, states.kept, places, decoder.view, rows=shape.rows, save=save, pdl=decoder.pdl)
 
 
 def project_gated(decoder: Any, layer: LayerWeights, qkv: torch.Tensor) -> None:

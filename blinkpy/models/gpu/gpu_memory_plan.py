@@ -17,7 +17,7 @@ from blinkpy.kernels import (
     MIN_HEAD_DIM,
     ONE_SHOT_BYTES,
 )
-from blinkpy.models.delta_states import pool_bytes, settled_slots
+from blinkpy.models.delta_states import pool_bytes, settled_slots, settled_snapshots, snapshot_bytes
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing
@@ -73,6 +73,7 @@ class MemoryPlan:
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
             + ("; lower slots, since each needs a window ring" if self.parts.get("window rings") else "")
             + (f"; lower slots ({self.slots}), since each needs a recurrent state" if self.parts.get("recurrent states") else "")
+            + ("; lower state_snapshots" if self.parts.get("state snapshots") else "")
         )
 
 
@@ -154,6 +155,7 @@ def plan_memory(
         * (2 if config.engine.record_steps else 1),
         "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
         "recurrent states": pool_bytes(config, model, itemsize),
+        "state snapshots": snapshot_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
         "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs) * itemsize + 16),
         "sums over GPUs": peer_bytes(model, scheduler.max_num_batched_tokens, rows, ranks, itemsize) if ranks > 1 else 0,
@@ -174,6 +176,14 @@ def slots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, 
     """
     left = plan.cache + plan.parts["recurrent states"]
     return settled_slots(config, model, itemsize, left // 2)
+
+
+def snapshots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, itemsize: int) -> int:
+    """Snapshots of recurrent states: by default in at most an eighth of the memory that the other parts leave.
+
+    plan: with the engine's slots. itemsize: bytes of a weight.
+    """
+    return settled_snapshots(config, model, itemsize, (plan.cache + plan.parts["state snapshots"]) // 8)
 
 
 # Models that the GPU's kernels support, by their sizes. Other models are refused before their weights are

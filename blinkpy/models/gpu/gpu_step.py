@@ -147,7 +147,9 @@ READ_IN_PLACE = (
     "grammar",
     "grammar_state",
     "rules",
-)  # fields of the requests that the sampler reads in host memory
+    "snapshot_source",
+    "snapshot_target",
+)  # fields of the requests that sampler and decoder read in host memory
 
 
 def pin_state(state: State) -> State:

@@ -6,6 +6,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
+from blinkpy.kv.snapshots import snapshot_hits, start_from_snapshot
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.queues.words import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
@@ -162,6 +163,8 @@ def fits_now(limits, state, slot, lane, lanes):
     if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # at least one page is never a hit
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
+    if limits.snapshots > 0:
+        hits = snapshot_hits(limits, state, slot, hits, lane, lanes)
     revived = 0
     for k in strided(lane, hits, lanes):
         revived += 1 if pages.refcount[scratch.found[k]] == 0 else 0
@@ -193,6 +196,8 @@ def start_request(limits, queues, state, slot, lane, lanes):
             page = scratch.found[hits - 1]
             requests.canonical[slot] = page
             requests.canonical_generation[slot] = pages.generation[page]
+        if limits.snapshots > 0:
+            start_from_snapshot(state, slot, hits)
         if requests.preemptions[slot] == 0:  # later hits are its own pages
             pair, request_id = requests.pair[slot], requests.request_id[slot]
             name = (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK

@@ -9,6 +9,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.grammars import finish_under_grammar
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import release_pages
+from blinkpy.kv.snapshots import drop_source
 from blinkpy.queues.submission import (
     STOP_IDS,
     WORD_GRAMMAR_WORDS,
@@ -217,6 +218,8 @@ def release_ended(limits, state, ending, lane, lanes):
     for i in range(ended):
         if requests.status[scratch.slot[i]] == S.RUNNING:
             release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
+            if limits.snapshots > 0 and lane == 0:
+                drop_source(state, scratch.slot[i])
     barrier(lanes)
     notified = 0
     for tile in strided(0, ended, lanes):

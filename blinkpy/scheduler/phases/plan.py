@@ -10,6 +10,7 @@ from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, d
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.limits import groups_of_step
+from blinkpy.kv.snapshots import chunk_end
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.suspension import begin_flight, is_suspended
 from blinkpy.scheduler.yielding import best_effort_prompt, goes_first, sensitive_prompt_runs
@@ -218,7 +219,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         slot, missing, granted, chunk = 0, 0, 0, 0
         if i < count:
             slot = listed[i]
-            missing = requests.length[slot] - requests.computed[slot]
+            missing = chunk_end(limits, requests, slot) - requests.computed[slot]
             granted = missing
         if limited:
             asked = granted if i < count and best_effort_prompt(requests, slot) else 0
@@ -236,7 +237,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         if chunk > 0:
             filled += chunk
             after = requests.computed[slot] + chunk
-            emits = 1 if chunk == missing else 0
+            emits = 1 if after == requests.length[slot] else 0
             write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)
             context = max(context, after)
             flexible = 1 if best_effort_prompt(requests, slot) else 0

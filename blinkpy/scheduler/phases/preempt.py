@@ -12,6 +12,7 @@ from blinkpy.device.portable import barrier, block_max, block_sum, device, strid
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
+from blinkpy.kv.snapshots import drop_source
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.phases.waiting_list import keep_with_status
 from blinkpy.scheduler.yielding import exceeds_pages
@@ -128,6 +129,8 @@ def preempt(limits, state, slot, lane, lanes):
     expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.VICTIM_IN_FLIGHT)
     release_pages(limits, requests, state.pages, counts, slot, lane, lanes)
     if lane == 0:
+        if limits.snapshots > 0:
+            drop_source(state, slot)
         counts[S.STALLED_COUNT] -= requests.stalled[slot]
         requests.status[slot] = S.WAITING
         requests.stalled[slot] = 0

@@ -161,4 +161,18 @@ samples a token, too. A draft is right if it equals the token sampled before it 
 R6 applies to the token of the request's row, and then to the tokens of right drafts, until the request ends. These
 drafts count as computed (R4) when their tokens are appended; wrong drafts have no effect. R17 measures no step with
 drafts.
+
+R27. A model with recurrent layers has `state_snapshots` snapshots of states. Then hits (R13) end at the last page with a
+snapshot that leaves at least two tokens to compute. The end of the other found pages is the request's branch. When the
+request begins to run, it uses the snapshot of its last hit. Its first step starts from a copy of it. Until that step has
+ended, or the request stops running, the snapshot is pinned. A snapshot is invalid once its page is evicted.
+
+R28. With snapshots, a chunk of a request that uses the prefix index ends at the latest at the first of three
+positions behind its computed tokens: the last page border that leaves two tokens to compute; its branch; a multiple
+of `snapshot_tokens`. The first two count from a sixteenth of `snapshot_tokens` on. A request whose last indexed page
+was evicted has no such positions. R15 treats the tokens up to there as all that the prompt lacks. If such a chunk is
+in the batch and does not end its prompt, the step copies the state into a snapshot that is not pinned. That is the
+first invalid or unused one, or else the least recently used, by turns, then by number. It is pinned until the step
+has ended. Then, before R6, it belongs to the request's last indexed page, if that page ends there and is not evicted.
+If the page has a snapshot already, that one counts as used instead.
 """

@@ -5,6 +5,7 @@
 from blinkpy.queues import words as W
 from blinkpy.queues.words import pack_hits
 from blinkpy.verify.oracle.oracle_state import OracleState, Page, Pair, Request, Verdict
+from blinkpy.verify.oracle.snapshot_rules import start_from, usable_hits
 
 
 def stall(state: OracleState) -> None:
@@ -141,7 +142,7 @@ def fits(state: OracleState, request: Request) -> list[Page] | None:
     available = state.pool.available - min(len(state.running), state.limits.pages // 8)
     if len(state.running) == state.limits.rows or available <= 0:
         return None
-    hits = hit_pages(state, request)
+    hits = usable_hits(state, request, hit_pages(state, request))
     request.hit_tokens = len(hits) * state.limits.page_size
     fresh = request.needs(state.limits.page_size) - len(hits)
     return hits if fresh + sum(page.holders == 0 for page in hits) <= available else None
@@ -167,6 +168,7 @@ def start(state: OracleState, request: Request, hits: list[Page]) -> None:
     state.pool.evict(fresh)
     request.pages = hits + [state.pool.take() for _ in range(fresh)]
     request.computed, request.indexed = request.hit_tokens, len(hits)
+    start_from(state, request, hits)
     request.canonical = hits[-1] if hits else None
     state.waiting.remove(request)
     state.running.append(request)

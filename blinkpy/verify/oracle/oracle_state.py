@@ -31,6 +31,15 @@ class Page:
     alive: bool = True
 
 
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """A place for a snapshot of a recurrent state. page: at whose end the state was copied; used: turn of its last use."""
+
+    page: Page | None = None
+    used: int = 0
+    pins: int = 0  # pending copies
+
+
 class PagePool:
     """Counts free pages, and keeps the cached and indexed ones. A page is free, held by requests, or cached
     (indexed, without a holder).
@@ -172,6 +181,9 @@ class Request:
     ruled: bool = False  # it has token rules
     most_drafts: int = 0  # in the next step
     rests_until: int = 0  # length below which it has no drafts
+    source: Snapshot | None = None  # from which its first step starts
+    target: Snapshot | None = None  # which the planned step writes
+    branch: int = 0  # end of the pages that it found and could not use
 
     @property
     def length(self) -> int:
@@ -194,6 +206,12 @@ class Request:
     def needs(self, page_size: int) -> int:
         """The number of pages to add for the request's tokens."""
         return -(-len(self.tokens) // page_size) - len(self.pages)
+
+    def unpin(self) -> None:
+        """R27: it needs the snapshot from which it started, or was to start, no longer."""
+        if self.source is not None:
+            self.source.pins -= 1
+        self.source = None
 
     def order(self) -> tuple[int, int]:
         """The sort key: lower is served first."""
@@ -242,6 +260,7 @@ class OracleState:
         self.pieces = pieces
         self.pairs = [Pair() for _ in range(limits.pairs)]
         self.pool = PagePool(limits.pages)
+        self.snapshots = [Snapshot() for _ in range(limits.snapshots)]
         self.live: dict[int, Request] = {}  # by slot
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # by (rank, arrival)
@@ -288,6 +307,7 @@ class OracleState:
         """Release a request's pages and remove it from all lists."""
         self.pool.release(request.pages)
         request.pages, request.stalled = [], False
+        request.unpin()
         for requests in self.running, self.waiting, self.finishing:
             if request in requests:
                 requests.remove(request)

@@ -1,7 +1,7 @@
 """The scheduler's rules as an independent implementation over plain Python objects.
 
 An Oracle reads the inputs of the scheduler's turn and makes the same decisions. The package's docstring has
-the rules R1 to R26.
+the rules R1 to R28.
 It shares only the queues' layout with the scheduler's phases. It has no lanes, fast path, hashes or rings, so
 it is valid if no hashes collide.
 """
@@ -29,6 +29,7 @@ from blinkpy.verify.oracle.draft_rules import decode_rows, step_tokens
 from blinkpy.verify.oracle.intake_rules import settle, take_in
 from blinkpy.verify.oracle.oracle_state import OracleState, Page, Place, Request, Row, Verdict
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
+from blinkpy.verify.oracle.snapshot_rules import reserve, settle_copies, wanted
 
 
 def time_step(state: OracleState, now_ns: int) -> None:
@@ -86,13 +87,14 @@ def plan(state: OracleState, budget: int, yields: bool) -> int:
         plan_sensitive(state, left)
         prompts = []
     for request in prompts:
-        count = min(request.missing, left, room if request.best_effort else left)
+        count = min(wanted(state, request), left, room if request.best_effort else left)
         if count > 0:
             state.rows.append(Row(request, count, count == request.missing))
             left, room = left - count, room - count * request.best_effort
     if not state.rows:
         return S.NO_BATCH
     state.steps += 1
+    reserve(state)
     cuts = any(row.request.best_effort and row.request.missing > 1 for row in state.rows)
     bucket = smallest_bucket(state)
     groups = groups_of(state, bucket)
@@ -107,12 +109,12 @@ def plan_sensitive(state: OracleState, left: int) -> None:
     """R15: add chunks of latency-sensitive prompts only. The last chunk may leave its prompt incomplete."""
     taken = 0
     for request in sorted([r for r in state.prompts() if not r.best_effort], key=Request.order):
-        count = min(request.missing, left - taken)
-        ends = count == request.missing
+        count = min(wanted(state, request), left - taken)
+        ends = count == wanted(state, request)
         if taken > 0 and not ends:
             count = min(count, state.limits.sensitive_step_tokens // 2 - taken)
         if count > 0:
-            state.rows.append(Row(request, count, ends))
+            state.rows.append(Row(request, count, count == request.missing))
         if not ends:
             return
         taken += count
@@ -333,6 +335,7 @@ class Oracle(OracleState):
             for row in self.rows:
                 row.request.in_flight = False
         cancelled = [r for r in cancelled if not r.in_flight]
+        settle_copies(self)
         commit(self)
         end_lost_and_cancelled(self, verdicts, cancelled)
         change_owners(self, verdicts, now_ns)

@@ -200,10 +200,28 @@ class SecondOpinion:
                 if page.number < 0 and number not in pool.named:
                     page.number, pool.named[number] = number, page
             yield f"pages of slot {request.slot}", numbers, [page.number for page in request.pages]
+        yield from self._snapshots()
         yield "free pages", self._views.counts[S.FREE_COUNT], pool.free
         yield "indexed pages", sum([key >= 0 for key in pages.key.tolist()]), len(pool.index)
         in_ring = sorted([(position, page) for page, position in enumerate(pages.ring_position.tolist()) if position >= 0])
         yield "cached pages in the order of eviction", [page for _, page in in_ring], [page.number for page in pool.cached]
+
+    def _snapshots(self) -> Iterator[tuple[str, Any, Any]]:
+        """Compare snapshots whose page is not evicted, and the pending copies."""
+        views, places = self._views.snapshots, self.oracle.snapshots
+        generations = self._views.pages.generation
+        pages = [page if page >= 0 and views.generation[i] == generations[page] else -1 for i, page in enumerate(views.page)]
+        own = [(page, views.used[i] if page >= 0 else 0, views.pins[i]) for i, page in enumerate(pages)]
+        alive = [s.page if s.page is not None and s.page.alive else None for s in places]
+        rules = [(p.number if p else -1, s.used if p else 0, s.pins) for p, s in zip(alive, places, strict=True)]
+        yield "snapshots (page, last use, pins)", own if places else [], rules
+        numbers = {id(place): number for number, place in enumerate(places)}
+        requests = self._views.requests
+        for request in self.oracle.running:
+            slot = request.slot
+            copies = requests.snapshot_source[slot], requests.snapshot_target[slot]
+            by_rules = numbers.get(id(request.source), -1), numbers.get(id(request.target), -1)
+            yield f"snapshots from and to which slot {slot} copies", copies, by_rules
 
 
 def named(names: Sequence[str], values: list[int], others: list[int]) -> dict[str, int]:

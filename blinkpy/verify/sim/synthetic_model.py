@@ -8,6 +8,9 @@ the right tokens from the prompt alone.
 The first group of a cut step writes marks to the cache, and the last group replaces them by the numbers. If a
 mark was overwritten, another step wrote to the cache meanwhile; a step that read a mark computes wrong
 tokens. Every group must see the same input.
+
+In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
+copies it from and to snapshots as the scheduler says. The copies from snapshots are part of the first group.
 """
 
 from blinkpy.device.expect import fault_code
@@ -148,6 +151,7 @@ def input_sum(limits, state):
         slot = batch.row_slots[row]
         words = slot + 7919 * batch.query_starts[row] + 104_729 * batch.context_lengths[row] + 15_485_863 * batch.emits[row]
         total = (total * 31 + words) % PRIME
+        total = (total * 31 + requests.snapshot_source[slot] + 7919 * requests.snapshot_target[slot]) % PRIME
         total = (total * 31 + requests.request_id[slot] + requests.length[slot] + requests.status[slot]) % PRIME
         for k in range((batch.context_lengths[row] + limits.page_size - 1) >> limits.page_shift):
             total = (total * 31 + requests.page_table[slot, k]) % PRIME
@@ -155,6 +159,24 @@ def input_sum(limits, state):
             total = (total * 31 + requests.entry[slot, word]) % PRIME
         total = (total * 31 + requests.grammar_state[slot] + 7919 * requests.grammar[slot] + requests.rules[slot]) % PRIME
     return (total * 31 + batch.query_starts[rows] + tokens) % PRIME
+
+
+@device
+def load_states(state, sim):
+    """Copy the snapshots from which the batch's requests start into the states of their slots."""
+    for row in range(state.batch.counts[S.DECODE_ROWS], state.batch.counts[S.ROWS]):
+        slot = state.batch.row_slots[row]
+        if state.requests.snapshot_source[slot] >= 0:
+            sim.states[slot] = sim.snapshots[state.requests.snapshot_source[slot]]
+
+
+@device
+def save_states(state, sim):
+    """Copy the states of the batch's requests into their new snapshots."""
+    for row in range(state.batch.counts[S.DECODE_ROWS], state.batch.counts[S.ROWS]):
+        slot = state.batch.row_slots[row]
+        if state.requests.snapshot_target[slot] >= 0:
+            sim.snapshots[state.requests.snapshot_target[slot]] = sim.states[slot]
 
 
 @device
@@ -169,6 +191,8 @@ def compute_group(limits, state, sim):
         return GROUP_WRONG
     if flight[INPUT_SUM] != whole:
         return INPUT_CHANGED
+    if group == 0 and limits.snapshots > 0:
+        load_states(state, sim)
     flight[NEXT_GROUP] = group + 1 if group + 1 < groups else 0
     for i in range(batch.counts[S.TOKENS]):
         mark = MARK - batch.positions[i] - (requests.arrival[batch.row_slots[batch.token_rows[i]]] << 8)
@@ -202,11 +226,18 @@ def compute(limits, queues, state, sim):
             return fault
     elif sim.flight[NEXT_GROUP] != 0 and state.suspended.counts[S.ROWS] == 0:
         return GROUP_WRONG  # the rest of a step is lost
+    if limits.snapshots > 0 and batch.counts[S.GROUPS] <= 1:
+        load_states(state, sim)
     for i in range(tokens):
         slot = batch.row_slots[batch.token_rows[i]]
-        position = batch.positions[i]
-        before = cached(limits, state, cache, slot, position - 1) if position > 0 else 0
-        cache[batch.cache_slots[i]] = value_of(before, batch.token_ids[i], position, requests.cache_salt[slot])
+        position, before = batch.positions[i], 0
+        if position > 0:
+            before = sim.states[slot] if limits.snapshots > 0 else cached(limits, state, cache, slot, position - 1)
+        value = value_of(before, batch.token_ids[i], position, requests.cache_salt[slot])
+        cache[batch.cache_slots[i]] = value
+        sim.states[slot] = value
+    if limits.snapshots > 0:
+        save_states(state, sim)
     emitted = 0
     for row in range(rows):
         if batch.emits[row] != 0:

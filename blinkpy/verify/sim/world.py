@@ -127,6 +127,8 @@ class Sim(NamedTuple):
     observed: Observed
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
+    states: Int64  # [S] the recurrent state of each slot: the number of its last computed token
+    snapshots: Int64  # [M] snapshots of such states
     muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
     draws: Int64  # [1]
     clock: Int64  # [1] ns
@@ -284,6 +286,10 @@ def make_world(
         sizes_of_drafts = {"tokens": (1, 2, 5), "match": (2, 2, 3, 4), "rest": (0, 1, 8), "buckets": (2, 16)}
         limits = limits._replace(**{f"draft_{name}": drafts.choice(values) for name, values in sizes_of_drafts.items()})
         odds = odds._replace(submit=drafts.choice((40, 150, odds.submit)), answer=drafts.choice((12, 30)))
+    snapshots = random.Random(f"snapshots {seed}")
+    if chosen is None and not drafting and limits.prefix_caching and snapshots.random() < 0.7:
+        distance = snapshots.choice((1, 2, 4, 16)) * limits.page_size
+        limits = limits._replace(snapshots=snapshots.choice((1, 2, 3, 8)), snapshot_tokens=distance)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
     sim = Sim(
@@ -297,6 +303,8 @@ def make_world(
         observed=_make_observed(limits),
         stems=stems,
         cache=np.full(limits.pages * limits.page_size, -1, np.int64),
+        states=np.zeros(limits.slots, np.int64),
+        snapshots=np.full(max(1, limits.snapshots), -1, np.int64),
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
         draws=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),

@@ -17,6 +17,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.invariants import snapshot_invariants as N
 from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state_memory import make_state
@@ -391,7 +392,43 @@ CACHE_SLOT 3: suspend(); state.suspended.cache_slots[3] = 0
 SHARED_WRITE 0: suspend(); r.page_table[2, 1] = 12; p.refcount[[9, 12]] = 0, 2; c[FREE_COUNT] = 6; p.free[5] = 9; index(12)
 0 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
 """
-CODES = {name: code for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
+# With 3 snapshots, of which `kept` gives the first to page 4.
+SNAPSHOTS = """
+0 0: kept()
+0 0: kept(); n.page[1], n.generation[1] = 4, 43
+SNAPSHOT_RANGE 1: kept(); n.page[1] = 16
+SNAPSHOT_RANGE 0: kept(); n.page[0] = -2
+PAGE_SNAPSHOT 9: kept(); n.of_page[9] = 3
+PAGE_SNAPSHOT 0: kept(); n.of_page[0] = -2
+COPY_RANGE 0: kept(); r.snapshot_source[0] = 3
+COPY_RANGE 7: kept(); r.snapshot_target[7] = -2
+COPY_RANGE 7: kept(); r.snapshot_target[7] = 3
+COPY_RANGE 1: kept(); r.snapshot_source[1] = -2
+COPY_IDLE 4: kept(); r.snapshot_source[4] = 0
+COPY_IDLE 3: kept(); r.snapshot_target[3] = 1
+SOURCE_WRONG 0: kept(); n.generation[0] = 43
+SOURCE_WRONG 0: kept(); n.page[0], n.generation[0] = 3, 43
+SOURCE_WRONG 2: kept(); r.snapshot_source[2] = 0
+SOURCE_WRONG 1: kept(); r.snapshot_source[1] = 0
+TARGET_USED 1: kept(); r.snapshot_target[1] = 0
+TARGET_USED 1: kept(); r.snapshot_target[1] = 1
+TARGET_USED 1: kept(); r.snapshot_target[1] = 1; n.pins[1] = 2
+0 0: kept(); r.snapshot_target[1] = 1; n.pins[1] = 1
+SNAPSHOT_UNINDEXED 1: kept(); n.page[1], n.generation[1] = 5, 45
+SNAPSHOT_UNINDEXED 1: kept(); n.page[1], n.generation[1] = 3, 43
+0 0: kept(); n.page[1], n.generation[1], n.of_page[3] = 3, 43, 1
+SNAPSHOT_PINS 0: kept(); n.pins[0] = 0
+SNAPSHOT_PINS 0: kept(); n.pins[0] = 2
+SNAPSHOT_PINS 2: kept(); n.pins[2] = 1
+CHUNK_BEYOND 2: kept(5)
+ROOM_LEFT 0: kept(3)
+CHUNK_BEYOND 2: kept(); r.snapshot_branch[1] = 7
+0 0: kept(); r.snapshot_branch[1] = 4
+0 0: kept(); r.snapshot_branch[1] = 9
+ROOM_LEFT 0: kept(); r.canonical[1] = CHAIN_EVICTED
+0 0: kept(8); r.canonical[1] = CHAIN_EVICTED
+"""
+CODES = {name: code for module in (B, P, R, N) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 
 
 def names(state: Any) -> dict[str, Any]:
@@ -470,13 +507,29 @@ def names(state: Any) -> dict[str, Any]:
         words[[COUNTED_WORD, HUBS_WORD]] = 1, hubs
         words[packed_words(2, 0) + LOOP_MOST] = 3
 
+    def kept(n: int = 4) -> None:
+        """Slot 0 starts from the snapshot of its second page, and slot 1 has a chunk of n tokens."""
+        kept = state.snapshots
+        kept.page[0], kept.generation[0], kept.of_page[4], kept.pins[0], r.snapshot_source[0] = 4, 44, 0, 1, 0
+        chunks[1] = n
+        rows(0, 7, 1)
+
     links = (pages.bucket_head, pages.bucket_next, pages.bucket_previous, pages.parent)
     longs = r.entry.view(np.int64)
     words = {"GRAMMAR_WORDS": E.WORD_GRAMMAR_WORDS, "GRAMMAR_DIGEST": E.LONG_GRAMMAR_DIGEST}
     words |= {"RULES_WORDS": E.WORD_RULES_WORDS, "RULES_DIGEST": E.LONG_RULES_DIGEST}
     helpers = {"scored": scored, "best_effort": best_effort, "index": index, "rows": rows, "longer": longer}
-    helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend, "string": string}
-    arrays = {"r": r, "p": pages, "b": b, "g": state.grammars, "q": state.pairs, "c": state.counts, "longs": longs}
+    helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend, "string": string, "kept": kept}
+    arrays = {
+        "r": r,
+        "p": pages,
+        "b": b,
+        "g": state.grammars,
+        "q": state.pairs,
+        "c": state.counts,
+        "longs": longs,
+        "n": state.snapshots,
+    }
     arrays |= {"WORD_BEST_EFFORT": E.WORD_BEST_EFFORT}
     return vars(S) | words | helpers | arrays | {"state": state}
 
@@ -501,6 +554,10 @@ def sizes() -> Limits:
 
 def cut_sizes() -> Limits:
     return sizes()._replace(step_groups=3, cut_tokens=9, suspend_steps=2)
+
+
+def snapshot_sizes() -> Limits:
+    return sizes()._replace(snapshots=3, snapshot_tokens=16)
 
 
 def faults(limits: Limits, change: str) -> tuple[int, tuple[int, int]]:
@@ -530,7 +587,7 @@ def check_clauses(cases: str, limits: Limits) -> None:
 
 def test_each_fault_has_a_clause() -> None:
     every = LISTS + ONE_REQUEST + GRAMMARS_AND_RULES + PAGES + RING + PREFIX_INDEX + QUEUE_PAIRS
-    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_ROOM + CUT_STEPS
+    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_ROOM + CUT_STEPS + SNAPSHOTS
     assert {expected.split()[0] for expected, *_ in clauses(every)} >= set(CODES)
 
 
@@ -623,3 +680,8 @@ def test_empty_full_and_narrow_states() -> None:
         exec(STATE, known := names(state := make_state(limits := sizes())))
         exec(change, known)
         assert B.check_batch(limits._replace(best_effort_step_tokens=share), as_memoryviews(state), scratch[0]) == code, change
+
+
+def test_snapshots() -> None:
+    check_clauses(SNAPSHOTS, snapshot_sizes())
+    check_clauses("COPY_RANGE 0: r.snapshot_source[0] = 0\nCOPY_RANGE 7: r.snapshot_target[7] = 0", sizes())

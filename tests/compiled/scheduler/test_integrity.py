@@ -22,6 +22,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.invariants import snapshot_invariants as N
 from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
@@ -32,11 +33,23 @@ from blinkpy.queues.words import DIGEST_BITS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 
-NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
-DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "suspended.", "running", "waiting", "finishing", "counts")
+NAMES = {code: name for module in (B, P, R, N) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
+DAMAGED = (
+    "requests.",
+    "pages.",
+    "snapshots.",
+    "grammars.",
+    "pairs.",
+    "batch.",
+    "suspended.",
+    "running",
+    "waiting",
+    "finishing",
+    "counts",
+)
 UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),
-    *("requests.service", "requests.charged"),
+    *("requests.service", "requests.charged", "snapshots.used"),
     *("batch.logprobs", "batch.sampled"),
 )
 CHECKED_WORDS = (  # of an entry, whose others nothing checks
@@ -237,6 +250,37 @@ def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
     return (slot, int(r.page_table[slot, r.num_pages[slot] - 1])) if reached else (-1, -1)
 
 
+def other_snapshots(draw: random.Random, limits: Limits, state: State) -> None:
+    """A running request copies another snapshot, or a snapshot gets another page."""
+    running, n = state.running[: state.counts[S.RUNNING_COUNT]].tolist(), state.snapshots
+    place = draw.randrange(-1, limits.snapshots + 1)
+    if running and draw.random() < 0.6:
+        slot = draw.choice(running)
+        draw.choice((state.requests.snapshot_source, state.requests.snapshot_target))[slot] = place
+        if 0 <= place < limits.snapshots:
+            n.pins[place] += draw.choice((0, 1))
+    elif 0 <= place < limits.snapshots:
+        page = n.page[place] = draw.randrange(limits.pages)
+        n.generation[place] = state.pages.generation[page]
+        n.of_page[page] = draw.choice((place, place, -1))
+
+
+def snapshot_of_an_end(draw: random.Random, limits: Limits, state: State) -> None:
+    """A request with full pages starts from a snapshot of the last one, or almost."""
+    r, n = state.requests, state.snapshots
+    full = np.flatnonzero((r.status == S.RUNNING) & (r.computed > 0) & (r.computed % limits.page_size == 0)).tolist()
+    if full and limits.snapshots:
+        slot, place = draw.choice(full), draw.randrange(limits.snapshots)
+        page = n.page[place] = r.page_table[slot, r.computed[slot] // limits.page_size - 1]
+        n.generation[place], n.of_page[page], r.snapshot_source[slot] = state.pages.generation[page], place, place
+        n.pins[place] = draw.choice((1, 1, 2))
+
+
+def branch_before_the_end(draw: random.Random, limits: Limits, state: State) -> None:
+    slots = state.batch.row_slots[: state.batch.counts[S.ROWS]]
+    state.requests.snapshot_branch[slots] = state.batch.context_lengths[: len(slots)] - 1
+
+
 def token_pageless(draw: random.Random, limits: Limits, state: State) -> None:
     """A page that the step writes is given back."""
     slot, page = last_own_page(limits, state)
@@ -266,6 +310,7 @@ CRAFTED = (
     *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
     *(held_twice, shared_unindexed, row_stalled, *[kept_more] * 8, not_in_flight, group_wrong),
     *(yields_not, room_left, shorter_chunk, token_pageless, shared_write),
+    *(*[other_snapshots] * 6, *[snapshot_of_an_end] * 2, branch_before_the_end),
 )
 
 

@@ -185,6 +185,7 @@ def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
     limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)), draft_tokens=int(rng.integers(0, 2)))
+    limits = limits._replace(snapshots=int(rng.integers(0, 4)))
     Q, R, N, B, T = limits.pairs, limits.slots, limits.pages, limits.rows, limits.tokens
     K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
     share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
@@ -192,7 +193,13 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
     kept = (T, B) if limits.step_groups > 1 else (1, 1)
     drafted, buckets, known = (R, limits.draft_buckets, length) if limits.draft_tokens else (1, 1, 1)
-    usual |= {"drafts": (drafted,), "grammars": (G,), "tenants": (R,), "suspended": (kept[1],)}
+    usual |= {
+        "drafts": (drafted,),
+        "grammars": (G,),
+        "tenants": (R,),
+        "suspended": (kept[1],),
+        "snapshots": (max(1, limits.snapshots),),
+    }
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
@@ -209,10 +216,16 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
         "drafts.heads": (drafted, buckets), "drafts.links": (drafted, known),
+        "snapshots.of_page": (N if limits.snapshots else 1,),
         "pace": (S.PACE_WORDS,), "tenants.clock": (1,),
     }
     # fmt: on
-    none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots", "drafts": "source"}
+    none = {
+        "requests": "page_table canonical grammar rules snapshot_source snapshot_target",
+        "snapshots": "page of_page",
+        "batch": "cache_slots token_rows row_slots",
+        "drafts": "source",
+    }
     none["tenants"], none["pages"] = "key service", "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)

@@ -44,6 +44,8 @@ class PagedBatches:
             "computed": np.zeros(slots, np.int32),
             "prompt_length": np.zeros(slots, np.int32),
             "entry": np.zeros((slots, SQ_ENTRY_WORDS), np.int32),
+            "snapshot_source": np.full(slots, -1, np.int32),
+            "snapshot_target": np.full(slots, -1, np.int32),
         }
         self.requests = Requests(**(none | arrays))
 

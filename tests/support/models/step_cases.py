@@ -40,7 +40,7 @@ TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter take
 CACHE_LIMITS = {
     (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 0.1, (torch.bfloat16, True): 0.15,
 }  # fmt: skip
-READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
+READ = ("page_table", "entry", "tokens", "prompt_length", "snapshot_source", "snapshot_target")  # of the requests, by a step
 
 
 class OnDevice:
@@ -50,7 +50,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False, fp8_cache: bool = False, drafts: bool = False, peers: Peers | None = None,
+        rings: bool = False, fp8_cache: bool = False, drafts: bool = False, peers: Peers | None = None, snapshots: int = 0,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -67,7 +67,7 @@ class OnDevice:
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
         self.scales = None if self.largest is None else scales_for(self.largest)
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, slots)
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, slots, snapshots)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
             expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant, peers=peers,
@@ -215,6 +215,54 @@ def step_case(
             assert kernel_reference.relative_error(ours[taken].cpu(), theirs[taken]) < limit
     assert drafted > 0 or not drafts, "no step had drafts"
     return worst
+
+
+def snapshot_case(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, graphs: bool = False
+) -> float:
+    """A request whose first step starts from another request's snapshot, and the same tokens without a snapshot. Returns the
+    largest difference of their logits. Both steps have other rows, too.
+    """
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)))
+    model = as_stored(describe_model(folder), folder)
+    on = OnDevice(rng, model, load_weights(model, folder, dtype, device), slots=6, snapshots=3)
+    batches, stream = on.batches, torch.cuda.Stream() if graphs else None
+    states = on.cache.states
+    assert states.pool is not None and states.kept is not None
+    for tensor in (*states.pool, *states.kept):
+        tensor.fill_(float("nan"))
+    if stream is not None:
+        on.step.capture(stream)
+
+    def run(*work: tuple[Sequence, int]) -> torch.Tensor:
+        batch = batches.batch(list(work))
+        shape = on.give(batch)
+        if stream is None:
+            on.step.launch(shape)
+        else:
+            with torch.cuda.stream(stream):
+                on.step.graphs[on.shapes.index(shape)].graph.replay()
+            stream.synchronize()
+        batch.sampled[:] = on.batch.sampled.cpu().numpy()
+        batches.commit(batch)
+        batches.requests.snapshot_source[:] = batches.requests.snapshot_target[:] = -1
+        return on.step.decoder.buffers.logits[: len(work)].clone()
+
+    def drawn(count: int) -> list[int]:
+        found: list[int] = rng.integers(0, model.vocab_size, count).tolist()
+        return found
+
+    stem, rest = drawn(PAGE), drawn(9)
+    first, other = batches.add(stem + drawn(7)), batches.add(drawn(5))
+    batches.requests.snapshot_target[first.slot] = 1
+    run((first, PAGE), (other, 5))
+    run((other, 1), (first, 7))
+    second = batches.add(stem + rest, share=first, share_pages=1)
+    whole = batches.add(stem + rest)
+    run((whole, PAGE), (first, 1))
+    batches.requests.snapshot_source[second.slot] = 1
+    logits = run((second, 9), (whole, 9))
+    return kernel_reference.relative_error(logits[0], logits[1])
 
 
 def draw_drafts(rng: np.random.Generator, work: list[tuple[Sequence, int]], rows: int, vocabulary: int) -> dict[int, list[int]]:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from support.models.kernel_cases.delta_cases import convolution_case, drawn_rows, gate_case, recurrence_case
+from support.models.kernel_cases.delta_cases import convolution_case, copy_case, drawn_rows, gate_case, recurrence_case
 
-from blinkpy.kernels.delta import short_convolution
+from blinkpy.kernels.delta import short_convolution, state_copies
 from blinkpy.kernels.delta.recurrence import DeltaSizes
 
 CPU = "cpu"
@@ -30,3 +30,14 @@ def test_recurrence(sizes: DeltaSizes, last_tokens_only: bool, either_dtype: tor
 @pytest.mark.parametrize("last_tokens_only", [False, True])
 def test_gate_of_the_output(width: int, last_tokens_only: bool, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
     gate_case(rng, CPU, either_dtype, drawn_rows(rng, 5), width=width, last_tokens_only=last_tokens_only)
+
+
+@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize(("matrix", "taken"), [((2, 16, 24), (3, 40)), ((3, 33, 9), (1, 7)), ((1, 8, 8), (2, 130))])
+def test_copies_of_states(
+    save: bool, matrix: tuple[int, int, int], taken: tuple[int, int], either_dtype: torch.dtype, rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """States of less than a block, and of more blocks than programs."""
+    monkeypatch.setattr(state_copies, "BLOCK", 64)
+    copy_case(rng, CPU, either_dtype, layers=3, matrix=matrix, taken=taken, save=save)

@@ -47,6 +47,10 @@ def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name:
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
 
 
+def test_a_step_from_a_snapshot(rng: np.random.Generator, tmp_path: Path) -> None:
+    assert step_cases.snapshot_case(rng, "cpu", ("qwen3-next", "qwen3.5")[SEED % 2], tmp_path, torch.float32) < 1e-4
+
+
 MIXED_STEPS = [  # model, rows, steps
     ("mistral-window", 8, 6),
     ("qwen3-moe", 8, 3),

@@ -8,6 +8,7 @@ import torch
 from blinkpy.kernels.activation import gate_output
 from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
 from blinkpy.kernels.delta.short_convolution import convolve
+from blinkpy.kernels.delta.state_copies import copy_states
 from blinkpy.kernels.launch import BatchView
 
 SLOTS, EPS = 7, 1e-5
@@ -139,6 +140,36 @@ def recurrence_case(
     others = [slot for slot in range(SLOTS) if slot not in rows.slots]
     assert np.array_equal(numbers(matrices[others]), before[others])
     assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
+
+
+def copy_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, layers: int, matrix: tuple[int, int, int],
+    taken: tuple[int, int], save: bool,
+) -> None:  # fmt: skip
+    """Rows of the batch whose slots have a snapshot, except decode rows, and nothing else."""
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
+
+    snapshots, rows = 5, Rows([1, 3, 2, 4], [False] * 4, rng.permutation(SLOTS)[:4].tolist())
+    states = draw(layers, SLOTS, *matrix), draw(layers, SLOTS, *taken, dtype=dtype)
+    kept = draw(layers, snapshots, *matrix), draw(layers, snapshots, *taken, dtype=dtype)
+    chosen = rng.permutation(snapshots)[:3].tolist()
+    places = torch.full((SLOTS,), 2, dtype=torch.int32, device=device)  # of slots without a row, and of the decode row
+    for slot, place in zip(rows.slots[1:], [chosen[0], -1, chosen[1]], strict=True):
+        places[slot] = place
+    view = rows.view(6, device)
+    view.counts[2] = 1  # the first row decodes
+    targets, sources = (kept, states) if save else (states, kept)
+    wanted = [tensor.clone() for tensor in targets]
+    for slot, place in ((rows.slots[1], chosen[0]), (rows.slots[3], chosen[1])):
+        to, of = (place, slot) if save else (slot, place)
+        for target, source in zip(wanted, sources, strict=True):
+            target[:, to] = source[:, of]
+    unchanged = [tensor.clone() for tensor in sources]
+    copy_states(states, kept, places, view, rows=6, save=save)
+    for found, expected in zip((*targets, *sources), (*wanted, *unchanged), strict=True):
+        assert torch.equal(found, expected)
 
 
 def gate_case(

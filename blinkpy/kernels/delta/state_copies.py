@@ -1,0 +1,96 @@
+"""Copies of recurrent states from and to snapshots, for the rows of a batch that the scheduler chose (blinkpy.kv.snapshots).
+
+A step copies from snapshots before its layers, and to snapshots after them. Only rows with chunks copy, so a step of decode rows
+has no such kernel. A program copies a part of one layer's state of a row; most programs find nothing to copy.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS, BatchView
+
+PARTS = 4  # programs for a row and layer
+BLOCK = 4096  # elements of a load and a store
+
+
+@triton.jit
+def _copy_part(target_ptr, source_ptr, part, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy every PARTS-th block of `size` elements, from block `part` on."""
+    for first in range(part * BLOCK, size, PARTS * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < size
+        tl.store(target_ptr + at, tl.load(source_ptr + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def _copy_states(
+    states_ptr,  # float32 [R, slots, matrix_size]
+    inputs_ptr,  # [R, slots, inputs_size]
+    kept_states_ptr,  # float32 [R, snapshots, matrix_size]
+    kept_inputs_ptr,  # [R, snapshots, inputs_size]
+    places_ptr,  # int32 [slots] snapshot of each slot; negative: nothing to copy
+    counts_ptr,  # int64 [8] batch header
+    row_slots_ptr,  # int32 [B]
+    slots,
+    snapshots,
+    matrix_size,
+    inputs_size,
+    SAVE: tl.constexpr,  # from the slots' states to snapshots; otherwise back
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, layer, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    first = tl.load(counts_ptr + COUNT_DECODE_ROWS, cache_modifier=".cg")
+    end = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    if row >= first and row < end:
+        slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
+        place = tl.load(places_ptr + slot, cache_modifier=".cg")
+        if place >= 0:
+            own, kept = layer * slots + slot, layer * snapshots + place
+            state, kept_state = states_ptr + own * matrix_size, kept_states_ptr + kept * matrix_size
+            taken, kept_taken = inputs_ptr + own * inputs_size, kept_inputs_ptr + kept * inputs_size
+            if SAVE:
+                _copy_part(kept_state, state, part, matrix_size, PARTS, BLOCK)
+                _copy_part(kept_taken, taken, part, inputs_size, PARTS, BLOCK)
+            else:
+                _copy_part(state, kept_state, part, matrix_size, PARTS, BLOCK)
+                _copy_part(taken, kept_taken, part, inputs_size, PARTS, BLOCK)
+
+
+def copy_states(
+    states: tuple[torch.Tensor, torch.Tensor],
+    kept: tuple[torch.Tensor, torch.Tensor],
+    places: torch.Tensor,
+    batch: BatchView,
+    *,
+    rows: int,
+    save: bool,
+    pdl: bool = False,
+) -> None:
+    """Copy the states of the batch's chunk rows from snapshots, or with `save` to snapshots.
+
+    states: of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the convolutions,
+        [R, slots, taps - 1, channels], of R recurrent layers.
+    kept: the same of the snapshots.
+    places: int32 [slots], the snapshot of each slot; negative: its state is not copied.
+    rows: of the step's shape.
+    """
+    (matrices, inputs), (kept_matrices, kept_inputs) = states, kept
+    layers, slots, *matrix = matrices.shape
+    count, taken = kept_matrices.shape[1], inputs.shape[2:]
+    launch.check_tensors(
+        (matrices, "matrices", (None,) * 5, torch.float32),
+        (kept_matrices, "kept matrices", (layers, count, *matrix), torch.float32),
+        (inputs, "inputs", (layers, slots, *taken)),
+        (kept_inputs, "kept inputs", (layers, count, *taken), inputs.dtype),
+        (places, "places", (slots,), torch.int32),
+        *batch.declared(rows, "row_slots"),
+    )
+    _copy_states[(rows, layers, PARTS)](
+        matrices, inputs, kept_matrices, kept_inputs, places, batch.counts, batch.row_slots, slots, count,
+        matrices[0, 0].numel(), inputs[0, 0].numel(), SAVE=save, PARTS=PARTS, BLOCK=BLOCK, PDL=pdl, num_warps=8,
+        **launch.options(pdl),
+    )  # fmt: skip
