@@ -21,9 +21,9 @@ from blinkpy.processes import Child
 from blinkpy.progress import Progress
 from blinkpy.queues.words import COUNTER
 
-LEASE_MS, STREAMS, TOKENS, RING = 3000, 12, 150, 64
+LEASE_MS, STREAMS, TOKENS, RING = 4000, 12, 600, 64
 STANDS_S = 2.5 * LEASE_MS / 1000
-STEP_US = 5000  # so the streams would end during the block
+STEP_US = 5000  # so the streams would end during the block, and all of them start within that time on a busy machine
 
 
 @pytest.fixture(scope="module")

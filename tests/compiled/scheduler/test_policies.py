@@ -279,14 +279,14 @@ def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.Mon
         file.write_text(f"WEIGHT = {weight}\n\ndef rank(request):\n    return WEIGHT * request.arrival\n")
         policy = read_policy(f"{file}:rank")
         host.add(compiled_turn(policy)._cache._key)
-        gpu.add(loop_kernels._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, False, (9, 0)))
+        gpu.add(loop_kernels._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, (False, False), (9, 0)))
     assert (len(host), len(gpu), None in gpu) == (2, 2, False)
 
 
 def test_kept_code_is_of_the_very_kernel_table_and_gpu() -> None:
-    same = {"name": "turn", "policy": fcfs, "kind": SimpleNamespace(key="kind"), "words": 8, "drafts": False}
+    same = {"name": "turn", "policy": fcfs, "kind": SimpleNamespace(key="kind"), "words": 8, "parts": (False, False)}
     same["capability"] = (9, 0)
-    others = {"name": "overlap", "policy": fair, "kind": SimpleNamespace(key="k"), "words": 9, "drafts": True}
+    others = {"name": "overlap", "policy": fair, "kind": SimpleNamespace(key="k"), "words": 9, "parts": (True, False)}
     others["capability"] = (10, 0)
     made = [loop_kernels._cached_at(**{**same, name: other}) for name, other in (*others.items(), ("words", 8), ("words", 8))]
     assert None not in made and made[-1] == made[-2] and len(set(made)) == len(others) + 1

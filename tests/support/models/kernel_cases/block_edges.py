@@ -257,7 +257,7 @@ BLOCKS = (
 )
 """Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
 
-ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_recur", "HEADS")}
+ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states", "BLOCK"), ("_recur", "HEADS")}
 """Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
 ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
 """Constants with sizes on both sides in test_all_reduce.py."""
