@@ -204,6 +204,7 @@ VARIANT = ExpertVariant(
         ExpertCase(1, 1, ExpertShape(6, 3, 22, 14), normalize=False),
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), ties=True),
         ExpertCase(3, 3, ExpertShape(12, 5, 20, 12), groups=3, factor=2.5),
+        ExpertCase(3, 3, ExpertShape(11, 4, 20, 12), normalize=False, biased_softmax=True),
         ExpertCase(2, 3, ExpertShape(12, 3, 20, 12), normalize=False, groups=6, softmax=True, factor=16.0),
         ExpertCase(2, 2, ExpertShape(7, 3, 20, 12), clamp=Clamp(1.702, 1.0), biases=True),
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), scales_inputs=True, biases=True, factor=1.5),

@@ -332,6 +332,7 @@ class ExpertCase(NamedTuple):
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
     groups: int = 0  # the choice is from half of them, rounded up; 0: from all
     softmax: bool = False  # with groups: weights are a softmax, and not sigmoids that are chosen with a bias
+    biased_softmax: bool = False  # weights are a softmax, and are chosen with a bias
     factor: float = 1.0
     clamp: Clamp = SILU
     biases: bool = False
@@ -343,6 +344,8 @@ class ExpertCase(NamedTuple):
         groups, biased = max(1, self.groups), self.groups and not self.softmax
         if self.scales_inputs:
             return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)
+        if self.biased_softmax:
+            return Selection(self.normalize, self.factor, bias=bias, softmax=True)
         factors = bias if self.parallel else None
         return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if biased else None, factors=factors)
 

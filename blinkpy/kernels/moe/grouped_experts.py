@@ -243,6 +243,7 @@ VARIANT = ExpertVariant(
         ExpertCase(5, 6, ExpertShape(12, 5, 48, 40), SMALL, groups=4, factor=2.5),
         ExpertCase(4, 6, ExpertShape(9, 3, 48, 40), SMALL, normalize=False, ties=True, groups=3),
         ExpertCase(4, 6, ExpertShape(12, 3, 48, 40), SMALL, normalize=False, ties=True, groups=4, softmax=True),
+        ExpertCase(5, 6, ExpertShape(12, 5, 48, 40), SMALL, biased_softmax=True),
         ExpertCase(5, 6, ExpertShape(7, 3, 48, 40), SMALL, clamp=Clamp(1.702, 1.0), biases=True),
         ExpertCase(5, 6, ExpertShape(7, 3, 96, 64, True), ExpertConfig(16, ExpertTile(32, 64), ExpertTile(16, 32))),
         ExpertCase(20, 20, ExpertShape(4, 2, 32, 96, True), SMALL, clamp=Clamp(1.702, 1.0), biases=True, one_expert=True),

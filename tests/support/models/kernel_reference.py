@@ -111,6 +111,14 @@ def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, 
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
 
 
+def route_by_biased_softmax(logits: Tensor, bias: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The same by a softmax over all experts: of each token the top_k experts with the largest softmax + bias."""
+    shares = torch.softmax(logits.double(), -1)
+    ids = torch.argsort(shares + bias.double(), dim=-1, descending=True, stable=True)[:, :top_k]
+    weights = shares.gather(1, ids)
+    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
+
+
 def route_by_sigmoid_of_top_k(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """The same by sigmoids of the top_k largest logits."""
     ids = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :top_k]

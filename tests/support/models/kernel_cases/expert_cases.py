@@ -82,14 +82,17 @@ def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Te
 
 
 def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[Tensor, Tensor]:
-    logits, (normalize, factor, groups, kept, bias, *_, factors) = torch.nan_to_num(logits, nan=-float("inf")), selection
+    logits, normalize = torch.nan_to_num(logits, nan=-float("inf")), selection.normalize
+    groups, kept, bias, factors = selection.groups, selection.kept, selection.bias, selection.factors
     if selection.sigmoid:
         weights, ids = kernel_reference.route_by_sigmoid_of_top_k(logits, top_k, normalize)
     elif bias is None:
         weights, ids = kernel_reference.route(logits, top_k, normalize, groups, kept)
+    elif selection.softmax:
+        weights, ids = kernel_reference.route_by_biased_softmax(logits, bias, top_k, normalize)
     else:
         weights, ids = kernel_reference.route_by_sigmoid(logits, bias, top_k, normalize, groups, kept)
-    return weights * factor * (1 if factors is None else factors[ids]), ids
+    return weights * selection.factor * (1 if factors is None else factors[ids]), ids
 
 
 def draw_mxfp4(rng: np.random.Generator, *shape: int, device: str) -> tuple[Tensor, Tensor]:
