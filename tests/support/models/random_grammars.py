@@ -31,9 +31,15 @@ class RandomGrammars:
         self._words = np.full((len(packed), max(map(len, packed)) + 3), -1, np.int32)
         for i, words in enumerate(packed):
             self._words[i, : len(words)] = words
-        self.slot = np.where(rng.random(slots) < 0.5, rng.integers(0, GRAMMARS, slots), -1).astype(np.int32)
-        self.state = np.array([random_position(rng, self.automata[own]) for own in self.slot.tolist()], np.int64)
+        self.slot = np.full(slots, -1, np.int32)
+        self.state = np.zeros(slots, np.int64)
+        self.choose(rng, np.where(rng.random(slots) < 0.5, rng.integers(0, GRAMMARS, slots), -1))
         self.ruled = np.where(rng.random(slots) < 0.5, GRAMMARS + rng.integers(0, RULES, slots), -1).astype(np.int32)
+
+    def choose(self, rng: np.random.Generator, grammars: np.ndarray) -> None:
+        """Give each request a grammar by its number, or none (-1), in a random state of it."""
+        self.slot[:] = grammars
+        self.state[:] = [random_position(rng, self.automata[own]) for own in self.slot.tolist()]
 
     def constrain(self, entry: np.ndarray) -> None:
         """Set the words of the entries, int32 [S, 64], that say whether a request has a grammar and token rules. Those that would

@@ -174,7 +174,7 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
     for name, value in {"logprobs": 0, **entry}.items():
         entries[name] = value
     words, grammars = entries.view(np.int32).reshape(ROWS, -1), RandomGrammars(rng, ROWS, VOCABULARY)
-    grammars.slot[:] = rng.integers(0, GRAMMARS, ROWS) if constrained else -1
+    grammars.choose(rng, rng.integers(0, GRAMMARS, ROWS) if constrained else np.full(ROWS, -1))
     grammars.ruled[:] = GRAMMARS + rng.integers(0, RULES, ROWS) if constrained else -1
     grammars.constrain(words)
     ids, counts = torch.arange(ROWS, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
