@@ -11,15 +11,26 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 24},
+        "name": {"type": "string"},
         "born": {"type": "string", "format": "date"},
         "city": {"enum": ["Amsterdam", "Berlin", "Chicago", "Delhi", "Edinburgh", "Florence", "Geneva", "Helsinki"]},
         "amount": {"type": "number"},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
         "address": {"type": "object", "properties": {"street": {"type": "string"}, "number": {"type": "integer"}}},
     },
     "required": ["name", "born", "city", "amount", "tags", "address"],
 }
+# The engine counts the characters of these strings; at least 200, so that most steps are within one.
+COUNTED: dict[str, Any] = {
+    **SCHEMA,
+    "properties": {
+        **SCHEMA["properties"],
+        "name": {"type": "string", "minLength": 200, "maxLength": 524_288},
+        "tags": {"type": "array", "items": {"type": "string", "minLength": 200, "maxLength": 2000}, "maxItems": 3},
+    },
+}
+# By the values of decode_step's --grammar.
+ENDLESS = {"strings": SCHEMA, "counted": COUNTED}
 # For servers that support only JSON Schema: 64 towns are more than 250 of the tokens that shapes have.
 LONG_OBJECT = {
     "type": "object",
@@ -34,9 +45,9 @@ LONG_OBJECT = {
 }
 
 
-def endless_objects() -> ByteAutomaton:
-    """Consecutive objects of SCHEMA. A NUL byte, which no token of the tokenizer below contains, ends them."""
-    objects = {"repeat": {"schema": SCHEMA}, "low": 0, "high": None}
+def endless_objects(kind: str) -> ByteAutomaton:
+    """Consecutive objects of a schema of ENDLESS. A NUL byte, which no token of the tokenizer below contains, ends them."""
+    objects = {"repeat": {"schema": ENDLESS[kind]}, "low": 0, "high": None}
     return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
 
 

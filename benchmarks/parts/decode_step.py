@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.engine_serving import collect, config_for  # noqa: E402
 
-from benchmarks.common.json_grammar import byte_level_tokenizer, endless_objects  # noqa: E402
+from benchmarks.common.json_grammar import ENDLESS, byte_level_tokenizer, endless_objects  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import gpu_environment  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
@@ -96,7 +96,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         # Needed only for grammars, but part of a model's folder.
         vocab_size = int(SHAPES[arguments.shape]["vocab_size"])
         (Path(folder) / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size) if arguments.grammar else "{}")
-        grammar = endless_objects() if arguments.grammar else None
+        grammar = endless_objects(arguments.grammar) if arguments.grammar else None
         config = config_for(
             folder,
             load_format="dummy",
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--batch-invariant", action="store_true", help="one order of sums in every bucket")
     parser.add_argument("--quantization", default="auto", help="the engine's")
     parser.add_argument("--kv-cache-dtype", default="auto", help="the engine's")
-    parser.add_argument("--grammar", action="store_true", help="all requests write JSON of a schema")
+    parser.add_argument("--grammar", choices=list(ENDLESS), default="", help="all requests write JSON of this schema")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
     parser.add_argument("--out", type=Path, help="JSON file")

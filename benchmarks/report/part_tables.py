@@ -12,7 +12,8 @@ Document = dict[str, Any]
 Rows = list[list[str]]
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 LEDGER = "simulated_turns"
-STEPS, SCHEDULER, GRAMMARS = "decode-llama-3-8b", "decode-scheduler", "decode-llama-3-8b-grammar"
+STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
+GRAMMARS = ("decode-llama-3-8b-grammar", "JSON objects"), ("decode-llama-3-8b-grammar-counted", "JSON objects with counted strings")
 CPU_ROWS = (  # file, how its target begins, what it is called here
     ("control_overhead", "scheduler call at 64 running, steady", "scheduler call with 64 requests, cold caches"),
     ("control_overhead", "scheduler call at 256 running, steady", "scheduler call with 256 requests, cold caches"),
@@ -136,13 +137,16 @@ def gap(results: Results) -> dict[str, Any]:
 
 
 def grammars(results: Results) -> dict[str, Any]:
-    """Ratio of decode steps with a grammar in every row to steps without, for one commit on one machine."""
-    free, bound = results.read(STEPS), results.read(GRAMMARS)
-    if not bound or free["environment"] != bound["environment"]:
-        return {"ratios": []}
-    counts = [count for count in bound["rows"] if count in free["rows"]]
-    longer = {int(count): bound["rows"][count]["step_us"]["p50"] / free["rows"][count]["step_us"]["p50"] - 1 for count in counts}
-    return {"ratios": [f"{percent(more, 1)} ({count:,})" for count, more in longer.items()], "when": when(bound)}
+    """Of each kind of grammar: how much longer decode steps with it in every row are, for one commit on one machine."""
+    free, found = results.read(STEPS), []
+    for name, what in GRAMMARS:
+        bound = results.read(name)
+        if not bound or free["environment"] != bound["environment"]:
+            continue
+        counts = [count for count in bound["rows"] if count in free["rows"]]
+        longer = {int(n): bound["rows"][n]["step_us"]["p50"] / free["rows"][n]["step_us"]["p50"] - 1 for n in counts}
+        found.append((what, [f"{percent(more, 1)} ({count:,})" for count, more in longer.items()], when(bound)))
+    return {"found": found}
 
 
 def steps(results: Results) -> dict[str, Any]:
