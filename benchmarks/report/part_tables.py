@@ -13,7 +13,7 @@ Rows = list[list[str]]
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 LEDGER = "simulated_turns"
 STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
-GRAMMARS = ("decode-llama-3-8b-grammar", "JSON objects"), ("decode-llama-3-8b-grammar-counted", "JSON objects with counted strings")
+GRAMMARS = {"decode-llama-3-8b-grammar": "JSON objects", "decode-llama-3-8b-grammar-counted": "JSON objects with counted strings"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
     ("control_overhead", "scheduler call at 64 running, steady", "scheduler call with 64 requests, cold caches"),
     ("control_overhead", "scheduler call at 256 running, steady", "scheduler call with 256 requests, cold caches"),
@@ -139,7 +139,7 @@ def gap(results: Results) -> dict[str, Any]:
 def grammars(results: Results) -> dict[str, Any]:
     """Of each kind of grammar: how much longer decode steps with it in every row are, for one commit on one machine."""
     free, found = results.read(STEPS), []
-    for name, what in GRAMMARS:
+    for name, what in GRAMMARS.items():
         bound = results.read(name)
         if not bound or free["environment"] != bound["environment"]:
             continue
