@@ -67,9 +67,9 @@ def pairs_of_files(before: Path, after: Path) -> list[tuple[str, str]]:
 
 
 def edited(text: str, draw: random.Random) -> str:
-    """A source file in which one line in twenty is removed, repeated or replaced."""
+    """A source file in which one line in twenty is removed, repeated or replaced, and the first line is repeated."""
     lines = text.splitlines(keepends=True)
-    kept = list[str]()
+    kept = lines[:1]
     for line in lines:
         change = draw.randrange(60)
         kept += [] if change == 0 else [line, line] if change == 1 else [draw.choice(lines)] if change == 2 else [line]

@@ -68,14 +68,15 @@ def grammar_arena(config: Config) -> int:
 
 def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
     """Sizes of the queue pairs of an engine whose sequences have at most max_model_len tokens."""
-    queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
+    queue = config.queue
+    arena_tokens = queue.prompt_arena_tokens or max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
     return QueueSizes(
         pairs=config.frontend.workers,
         slots=config.worker_slots,
         sq_entries=queue.sq_entries or 1 << max(1, (config.worker_slots - 1).bit_length()),
         cq_entries=queue.cq_entries,
-        prompt_tokens=(queue.prompt_arena_tokens or arena_tokens) + grammar_arena(config),
-        hash_entries=arena_tokens // config.cache.page_size,
+        prompt_tokens=arena_tokens + grammar_arena(config),
+        hash_entries=max(1, arena_tokens // config.cache.page_size),
     )
 
 

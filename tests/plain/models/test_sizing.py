@@ -186,6 +186,17 @@ def test_grammars_have_room_beside_prompts() -> None:
         assert engine_sizes(config, 1000, 1024, 1 << 20).queue.prompt_tokens == 5000 + words
 
 
+def test_page_hashes_have_space_for_all_prompts_of_their_arena(rng: np.random.Generator) -> None:
+    """The hash arena grows with the prompt arena, so that neither is full before the other."""
+    for tokens in (0, 10, int(rng.integers(100, 1 << 22))):
+        for page_size in (16, 64):
+            config = Config().with_options({"prompt_arena_tokens": tokens, "max_model_len": 10, "page_size": page_size})
+            queue = engine_sizes(config, 1000, 1024, 1 << 20).queue
+            prompts = queue.prompt_tokens - grammar_arena(config)
+            assert queue.hash_entries == max(1, prompts // page_size)
+            assert prompts == tokens or not tokens
+
+
 def test_pages_that_no_slot_could_use_are_not_allocated() -> None:
     for workers in (1, 3):
         config = Config().with_options({"slots": 2, "max_model_len": 32, "workers": workers})
