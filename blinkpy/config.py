@@ -422,21 +422,21 @@ class FrontendOptions:
     close_timeout_s: float = option(
         10.0, "send_timeout_s for a connection whose last response has been written, in seconds", low=0.1, high=3600
     )
-    body_room_mib: int = option(
+    body_budget_mib: int = option(
         128,
         "memory limit of a worker for request bodies, in MiB: half of it for bodies being received, and "
         "half for each of the two queues of max_preparing",
         low=1,
         high=1 << 16,
     )
-    unread_room_mib: int = option(
+    unread_budget_mib: int = option(
         64,
         "memory of a worker for responses that clients have not read yet, in MiB; beyond it the "
         "longest-pending connection is closed",
         low=1,
         high=1 << 16,
     )
-    answer_room_mib: int = option(
+    answer_budget_mib: int = option(
         128,
         "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest one is replaced by a 503",
         low=1,

@@ -358,7 +358,7 @@ class LLM:
                 raise ValueError(f"stop_token_ids must be 0 to {self._pair.facts.vocab_size - 1}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
             rules = params.token_rules(self._pair.facts.vocab_size, partial(self.tokenizer.encode, add_special_tokens=False))
-            self._pair.require_room(params.grammar, rules)
+            self._pair.require_space(params.grammar, rules)
             scores = None if params.prompt_logprobs is None else PromptScores(ids.tolist(), params.prompt_logprobs)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error

@@ -112,7 +112,7 @@ class Child:
         self.facts: dict[str, Any] | None = None  # of the report that it is ready
         self.drained = False  # it was asked to end, and has finished its work
         self.error = ""  # the error that it reported
-        self.heard_at = time.monotonic()  # time of the last report, or of the start
+        self.reported_at = time.monotonic()  # time of the last report, or of the start
         try:
             self._start(module, fds, child_environment() | dict(environment or {}))
         except OSError as error:
@@ -150,7 +150,7 @@ class Child:
         try:
             while self._socket.poll(0 if found else timeout_s):
                 report, found = self._socket.recv(), True
-                self.heard_at = time.monotonic()
+                self.reported_at = time.monotonic()
                 self.error = report.get("error", self.error)
                 self.drained = self.drained or "drained" in report
                 if "ready" in report:
@@ -162,7 +162,7 @@ class Child:
 
     def silence(self, limit_s: float) -> str:
         """Why a starting process must be killed, or "". limit_s: maximum time between two reports."""
-        still_s = time.monotonic() - self.heard_at
+        still_s = time.monotonic() - self.reported_at
         if self.error and still_s > ERROR_EXIT_S:
             return f"did not exit within {ERROR_EXIT_S:.0f} s of its error"
         return f"reported no progress for {limit_s:.0f} s" if still_s > limit_s else ""
@@ -198,7 +198,7 @@ class Child:
         """Forward SIGHUP; not before the child is ready."""
         self._process.send_signal(signal.SIGHUP)
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Send SIGUSR1, which asks it to finish its requests and end; not before it is ready."""
         self._process.send_signal(signal.SIGUSR1)
 

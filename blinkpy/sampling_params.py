@@ -123,25 +123,25 @@ class SamplingParams(SamplingFields):
         biases = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
         return TokenRules(vocab_size, biases, self.allowed_token_ids, banned)
 
-    def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
+    def request_parameters(self, space: int, eos_ids: Sequence[int]) -> RequestParameters:
         """The parameters for the engine. room: tokens of the context after the prompt. Raises ValueError."""
         ids = tuple(dict.fromkeys([*(self.stop_token_ids or ()), *(() if self.ignore_eos else eos_ids)]))
         if len(ids) > STOP_IDS:
             raise ValueError(
                 f"stop_token_ids must be at most {STOP_IDS} ids, the model's end-of-sequence ids included, not {len(ids)}"
             )
-        if self.max_tokens is not None and self.max_tokens > room:
-            raise ValueError(f"max_tokens must be at most {room}, which the prompt leaves of the context, not {self.max_tokens}")
+        if self.max_tokens is not None and self.max_tokens > space:
+            raise ValueError(f"max_tokens must be at most {space}, which the prompt leaves of the context, not {self.max_tokens}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, {self.max_tokens}, not {self.min_tokens}")
-        if self.min_tokens > room:
-            raise ValueError(f"min_tokens must be at most {room}, which the prompt leaves of the context, not {self.min_tokens}")
+        if self.min_tokens > space:
+            raise ValueError(f"min_tokens must be at most {space}, which the prompt leaves of the context, not {self.min_tokens}")
         given = {p: getattr(self, p.name) for p in OFFLINE}
         values = {
             p.name: p.from_request(None if value is None else float(value) if p.is_float else int(value))
             for p, value in given.items()
         }
-        values["max_tokens"] = room if self.max_tokens is None else values["max_tokens"]
+        values["max_tokens"] = space if self.max_tokens is None else values["max_tokens"]
         return RequestParameters(**values, stop_ids=ids)
 
 

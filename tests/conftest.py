@@ -65,9 +65,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report the tests omitted from this run."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
-        for name, told in report.user_properties:
+        for name, reported in report.user_properties:
             if name == "left out":
-                terminalreporter.write_line(f"{report.nodeid}: {told}")
+                terminalreporter.write_line(f"{report.nodeid}: {reported}")
 
 
 @pytest.fixture

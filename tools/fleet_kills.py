@@ -43,12 +43,12 @@ def play(number: int, cores: set[int], options: argparse.Namespace, kills: int) 
     os.sched_setaffinity(0, cores)
     signals = STOPS if options.stops else STOPS[:1]
 
-    def tell(kill: int, moves: int) -> None:
+    def report(kill: int, moves: int) -> None:
         print(f"fleet {number}: {kill + 1} of {kills}, {moves} requests moved", flush=True)
 
     draw, deadline = random.Random(options.seed * 1000 + number), time.monotonic() + (options.seconds or float("inf"))
     chosen = kills, options.streams, options.tokens, signals
-    return survive(draw, *chosen, repeats=options.repeats, on_kill=tell, deadline=deadline, gpus=options.gpus)
+    return survive(draw, *chosen, repeats=options.repeats, on_kill=report, deadline=deadline, gpus=options.gpus)
 
 
 def shares(processes: int) -> list[set[int]]:

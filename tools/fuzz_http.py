@@ -42,7 +42,7 @@ HANG_S = 20.0  # until an answer, or the end of a half-closed connection
 LEAK_MIB, LEAK_FILES = 64, 8  # of a worker, over a run
 WARM_SHARE = 0.1  # of a run, before its memory counts
 LOOKS = 20  # measurements of the memory
-TOLD_S = 30.0  # between two lines of progress
+REPORT_S = 30.0  # between two lines of progress
 MOST_FAILURES = 20
 LINES = 60  # of the log that are shown
 
@@ -137,7 +137,7 @@ class Storm:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Take reports for up to a second. Returns whether more reports will arrive."""
         for pipe in wait(self._pipes, 1.0):
             assert isinstance(pipe, Pipe)
@@ -176,18 +176,18 @@ def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
     options = run.options
     fields = {path: list(FIELDS[path]) for path in BODIES}
     clients, worker = Storm(port, Requests(options.seed, fields), options), worker_below(command.process.pid)
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     looks: list[float] = []  # MiB
     before = size_of(worker)
     try:
-        while clients.goes_on() and len(clients.failures()) < MOST_FAILURES:
+        while clients.continues() and len(clients.failures()) < MOST_FAILURES:
             done, now = clients.counts(0).total(), time.monotonic()
             run.progress("requests", done, options.requests)
             if done >= options.requests * (WARM_SHARE + (1 - WARM_SHARE) * len(looks) / LOOKS):
                 looks.append(size_of(worker)[0])
                 before = size_of(worker) if len(looks) == 1 else before
-            if now - told >= TOLD_S:
-                told = now
+            if now - reported >= REPORT_S:
+                reported = now
                 rate = done / (now - began)
                 print(f"{done:,} of {options.requests:,} requests, {rate:,.0f}/s, {len(clients.failures())} failures", flush=True)
     finally:

@@ -110,7 +110,7 @@ class Upgrades:
     """
 
     def __init__(self, folder: Path, engines: int, workers: int):
-        self._workers, self._door = workers, str(folder / "door")
+        self._workers, self._handover = workers, str(folder / "handover")
         self._names = [f"rolling-{secrets.token_hex(6)}" for _ in range(engines)]
         self.replaced, self.moves, self._starts = Counter[str](), 0, 0
         self._engines = {name: self._engine(name) for name in self._names}
@@ -126,7 +126,7 @@ class Upgrades:
 
     def _front_end(self, port: str) -> Command:
         names = (argument for name in self._names for argument in ("--engine", name))
-        options = (*FRONT, "--port", port, "--workers", str(self._workers), "--handover", self._door)
+        options = (*FRONT, "--port", port, "--workers", str(self._workers), "--handover", self._handover)
         return Command("frontend", "demo", *names, *options)
 
     async def all_up(self) -> None:
@@ -188,7 +188,7 @@ class Upgrades:
         await self._end(self._front, "front end")
         for command in self._engines.values():
             await self._end(command, "engine")
-        check(not Path(self._door).exists(), "the door is left behind")
+        check(not Path(self._handover).exists(), "the handover socket is left behind")
 
     def close(self) -> None:
         for command in (self._front, *self._engines.values()):

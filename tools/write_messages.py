@@ -30,7 +30,7 @@ TAKERS = {
     ),
     "run": (
         *("TransportError", "HandshakeError", "EngineLostError", "RecordingError", "BrokenRecordError", "ChildError"),
-        *("NoRoomError", "FenceError", "LayoutError", "StuckError", "RuntimeError", "SystemExit", "print_error", "refusal"),
+        *("NoSpaceError", "FenceError", "LayoutError", "StuckError", "RuntimeError", "SystemExit", "print_error", "refusal"),
         *("NoContinuationError", "Finding", "TimeoutError", "BrokenStateError"),
     ),
     "log": ("logger.info", "logger.warning", "logger.error", "logger.exception", "logger.critical"),

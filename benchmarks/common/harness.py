@@ -199,10 +199,10 @@ def revision() -> dict[str, Any]:
     it is not set.
     Raises UsageError if the variable is not a whole hash.
     """
-    if told := os.environ.get("BLINKPY_COMMIT"):
-        if not re.fullmatch("[0-9a-f]{40}", told):
-            raise UsageError(f"BLINKPY_COMMIT={told} is not a whole commit hash, of 40 digits")
-        return {"hash": told, "dirty": False}
+    if commit := os.environ.get("BLINKPY_COMMIT"):
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            raise UsageError(f"BLINKPY_COMMIT={commit} is not a whole commit hash, of 40 digits")
+        return {"hash": commit, "dirty": False}
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20, check=True)

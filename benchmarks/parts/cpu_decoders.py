@@ -29,7 +29,7 @@ RATIO = 1.2
 PAGE, STREAMS = 16, (1, 16)
 CONTEXT = 256  # tokens of a stream that decodes, and of the one prompt alone
 SHARED_PROMPT = 16  # tokens of each of several prompts
-ROOM = 2 * CONTEXT
+CAPACITY = 2 * CONTEXT
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -63,9 +63,9 @@ def compare(run: Run, shape: str, rounds: int) -> dict[str, Any]:
     from support.models.paged_batch import PagedBatches  # type: ignore[import-not-found,unused-ignore]
 
     model = describe_model(DEMO_FOLDER) if shape == "demo" else describe_config(QWEN3_06B)
-    pages, tokens = max(STREAMS) * ROOM // PAGE, max(STREAMS) * SHARED_PROMPT
+    pages, tokens = max(STREAMS) * CAPACITY // PAGE, max(STREAMS) * SHARED_PROMPT
     steps = {
-        name: CpuStep(model, weights_of(shape, model, dtype), pages, PAGE, ROOM, max(tokens, CONTEXT), None, progress)
+        name: CpuStep(model, weights_of(shape, model, dtype), pages, PAGE, CAPACITY, max(tokens, CONTEXT), None, progress)
         for name, dtype, progress in (
             ("numpy", None, NumpyProgress(team=ThreadTeam(torch.get_num_threads()))),
             *((name, dtype, None) for name, dtype in DTYPES.items()),
@@ -75,7 +75,7 @@ def compare(run: Run, shape: str, rounds: int) -> dict[str, Any]:
     for streams in STREAMS:
         for kind in ("prefill", "decode"):
             batches = PagedBatches(
-                rng, page_size=PAGE, num_pages=pages, slots=streams, max_model_len=ROOM, max_tokens=max(tokens, CONTEXT),
+                rng, page_size=PAGE, num_pages=pages, slots=streams, max_model_len=CAPACITY, max_tokens=max(tokens, CONTEXT),
                 max_rows=streams,
             )  # fmt: skip
             prompt = CONTEXT if streams == 1 else SHARED_PROMPT

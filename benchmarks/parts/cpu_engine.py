@@ -42,7 +42,7 @@ SETTLE = 16  # warm-up steps
 APART = 16  # maximum difference of the streams' contexts in a measured step, in tokens
 
 
-def bare_model(rows: int, room: int) -> Any:
+def bare_model(rows: int, capacity: int) -> Any:
     """The bare forward of the demonstration model."""
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
@@ -53,7 +53,7 @@ def bare_model(rows: int, room: int) -> Any:
 
     folder = resolve_model("demo")
     model = describe_model(folder)
-    return BareForward(model, load_weights(model, folder, choose_dtype(model, "auto", "cpu")), rows, room)
+    return BareForward(model, load_weights(model, folder, choose_dtype(model, "auto", "cpu")), rows, capacity)
 
 
 def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:

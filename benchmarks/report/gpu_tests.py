@@ -73,10 +73,10 @@ def benchmark(options: argparse.Namespace) -> None:
         raise UsageError("the commit is not known: set BLINKPY_COMMIT")
     runs = []
     for words in options.reports:
-        path, _, told = words.partition("@")
-        if told and not re.fullmatch("[0-9a-f]{40}", told):
-            raise UsageError(f"{words}: {told} is not a whole commit hash, of 40 digits")
-        runs.append(read_report(Path(path)) | {"commit": told or commit["hash"]})
+        path, _, named = words.partition("@")
+        if named and not re.fullmatch("[0-9a-f]{40}", named):
+            raise UsageError(f"{words}: {named} is not a whole commit hash, of 40 digits")
+        runs.append(read_report(Path(path)) | {"commit": named or commit["hash"]})
     if all(run["commit"] != commit["hash"] for run in runs):
         commit = {"hash": runs[-1]["commit"], "dirty": False}
     now = max(run["date"] for run in runs) or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -76,8 +76,8 @@ class Assault:
         self._context = context if speaks else None
         key = goal.key_of(attack.who)
         self._requests = [pieces_of(attack, key, self._rng)]
-        room = PREPARED_BYTES // (1 + sum(map(len, self._requests[0])))
-        count = min(attack.prepared, room, PREPARED)
+        space = PREPARED_BYTES // (1 + sum(map(len, self._requests[0])))
+        count = min(attack.prepared, space, PREPARED)
         self._requests += [pieces_of(attack, key, self._rng) for _ in range(count - 1)]
         self._left = MOST_REQUESTS
         self.seen: Seen = Counter() if seen is None else seen

@@ -14,7 +14,7 @@ from benchmarks.serving.attack_shapes import random_body
 from blinkpy.dpu.admission.work_kinds import WorkKind
 
 PIPELINE = 50  # requests in one write
-ROOM = LARGEST - 1000  # for the field that grows
+SPACE = LARGEST - 1000  # for the field that grows
 LETTERS = string.ascii_lowercase
 
 
@@ -26,11 +26,11 @@ def grown(value: Any, size: int) -> Any:
     """A value of a field, `size` times as large: text and lists repeat, objects get more keys, numbers are multiplied."""
     match value:
         case str() if value:
-            return value * min(size, ROOM // len(json.dumps(value)))
+            return value * min(size, SPACE // len(json.dumps(value)))
         case [{"content": [*parts]} as message]:
             return [{**message, "content": parts * min(size, 100_000)}]
         case list() if value:
-            return value * min(size, ROOM // len(json.dumps(value)))
+            return value * min(size, SPACE // len(json.dumps(value)))
         case {"choice": choices}:
             return {"choice": [f"{choices[0]} {at}" for at in range(min(size, 100_000))]}
         case dict():

@@ -75,12 +75,12 @@ def body_of_field(path: str, field: str, shape: str, size: int) -> bytes:
     body = {name: value for part in (NEEDED, CAPS) for key, more in part.items() if key in known for name, value in more.items()}
     if path == "/tokenize":
         del body["messages"]
-    text, room = b"", size
+    text, space = b"", size
     for _ in range(100):
-        text = json.dumps({**body, field: SHAPES[shape](room)}, separators=(",", ":")).encode()
+        text = json.dumps({**body, field: SHAPES[shape](space)}, separators=(",", ":")).encode()
         if len(text) <= size:
             break
-        room = max(1, min(room - 1, room * size // len(text)))
+        space = max(1, min(space - 1, space * size // len(text)))
     return text
 
 

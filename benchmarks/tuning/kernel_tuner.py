@@ -30,7 +30,7 @@ from benchmarks.common import aot_cases, aot_compile
 from benchmarks.common.harness import ROOT
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import ConfigError
-from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, check_config, leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, can_write_partials, check_config, linear, writes_partials
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -72,7 +72,7 @@ def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tupl
     def run(config: LinearConfig) -> None:
         result, quantised = out, VARIANTS[config.variant].quantised_inputs
         given = (as_stored, scales) if quantised or scales is None else (x, scales._replace(x=None))
-        if leaves_partials(config) or (shape.partials and can_leave_partials(config)):  # the next norm sums them
+        if writes_partials(config) or (shape.partials and can_write_partials(config)):  # the next norm sums them
             result = workspace.partial[: config.split_k * out.numel()].view(config.split_k, *out.shape)
         for weight in weights:
             linear(

@@ -71,8 +71,8 @@ def anthropic_error(error: ApiError, request_id: str = "") -> bytes:
     """The JSON object of an error in the form of Anthropic's API."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = error.message.encode("utf-8", "replace").decode()
-    told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or None}
-    return orjson.dumps(told)
+    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or None}
+    return orjson.dumps(body)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -21,7 +21,7 @@ from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet.engine_load import EngineLoad, LoadMeter
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.link_thread import CHECK_S, LinkThread
-from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoSpaceError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
 from blinkpy.dpu.token_feed import feed, note_flights
@@ -31,7 +31,7 @@ from blinkpy.queues.words import STATE_READY, Int32
 from blinkpy.transport.contract import TransportError
 
 LINK = "the link to the engine"  # in the log
-NOT_YET, LEAVES = "The engine is not connected yet.", "The engine is leaving."
+NOT_YET, REMOVED = "The engine is not connected yet.", "The engine is being removed."
 RECONNECT_S = 0.2
 # Limits per turn of the event loop: each costs one or two milliseconds.
 MOST_COMPLETIONS, MOST_FINAL = 128, 16
@@ -71,12 +71,12 @@ class EngineLink:
         self._owner, self.index = owner, index
         self._metrics, self._thread = owner.metrics, owner.thread
         self.pair: QueuePair | None = None
-        self._held: list[Submission] = []  # wait for their leaders, or for space in the arenas; slots are reserved for them
+        self._deferred: list[Submission] = []  # wait for their leaders, or for space in the arenas; slots are reserved for them
         self._poll_timer: asyncio.Handle | None = None
         self._pace = PollPace()
         self._step: tuple[float, bool] | None = None  # unfinished step: start, s; clumped
         self._load = LoadMeter()
-        self.leaving = False  # the engine is no longer listed: it gets no new requests
+        self.removed = False  # the engine is no longer listed: it gets no new requests
         self.vacant = False  # the link has no engine
         self.occupy(entry)
 
@@ -100,11 +100,11 @@ class EngineLink:
         """Assign an engine to this link, which then connects to it."""
         self.label, self._connect, self._starts = entry.label, entry.connect, entry.starts
         self._log_prefix, self._problem = f"engine {entry.label}: " if self._owner.several else "", NOT_YET
-        self.leaving = self.vacant = False
+        self.removed = self.vacant = False
 
     def vacate(self) -> None:
         """Release the engine, which must be idle."""
-        self.leaving = self.vacant = True
+        self.removed = self.vacant = True
         self._connect = _nowhere
         self._release()
 
@@ -130,8 +130,8 @@ class EngineLink:
 
     def status(self) -> str | None:
         """None if requests can be served, otherwise the reason, as a sentence."""
-        if self.leaving:
-            return LEAVES
+        if self.removed:
+            return REMOVED
         if self.pair is None:
             return self._problem
         try:
@@ -167,11 +167,11 @@ class EngineLink:
 
     def is_idle(self) -> bool:
         """Whether the link has no request."""
-        return not self._held and (self.pair is None or not self.pair.in_flight)
+        return not self._deferred and (self.pair is None or not self.pair.in_flight)
 
     def spare(self) -> int:
         """Slots that are neither used nor reserved."""
-        return 0 if self.pair is None else self.pair.free_slots - len(self._held)
+        return 0 if self.pair is None else self.pair.free_slots - len(self._deferred)
 
     def load(self) -> EngineLoad:
         """The load of an engine that accepts requests."""
@@ -191,14 +191,14 @@ class EngineLink:
             raise self.unavailable(problem or self._problem)
         return self.pair
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Slots for which requests can be submitted now: 0 while earlier requests wait for space in the
         arenas.
         """
-        return 0 if self.pair is None or self._waits_for_room() else self.spare()
+        return 0 if self.pair is None or self._waits_for_space() else self.spare()
 
-    def _waits_for_room(self) -> bool:
-        return any(generation.leader is None and generation.open for generation, _, _ in self._held)
+    def _waits_for_space(self) -> bool:
+        return any(generation.leader is None and generation.open for generation, _, _ in self._deferred)
 
     def submit(self, work: list[Submission]) -> None:
         """Submit all of a request's choices, or none. Choices with a leader follow it; if the arenas are
@@ -207,17 +207,17 @@ class EngineLink:
         Raises ApiError with status 429 or 503, and ValueError for a request that can never fit.
         """
         pair = self.require()
-        if len(work) + len(self._held) > pair.free_slots:
+        if len(work) + len(self._deferred) > pair.free_slots:
             raise busy("all slots are in use")
-        held, submitted = len(self._held), list[Generation]()
+        deferred, submitted = len(self._deferred), list[Generation]()
         try:
             for submission in work:
                 if submission[0].leader is not None or not self._may_go(pair, submission):
-                    self._held.append(submission)
+                    self._deferred.append(submission)
                 else:
                     submitted.append(submission[0])
         except (EngineUnavailableError, EngineLostError, TransportError, ValueError) as error:
-            del self._held[held:]
+            del self._deferred[deferred:]
             for generation in submitted:
                 generation.open = False
                 self.cancel(generation)
@@ -227,7 +227,7 @@ class EngineLink:
                 self._lose(error)
             raise self.unavailable(sentence(error)) from error
         finally:
-            if (submitted or self._held) and self._poll_timer is None:
+            if (submitted or self._deferred) and self._poll_timer is None:
                 self._pace.restart()
                 self._poll_timer = self._loop.call_later(POLL_S, self._poll)
 
@@ -235,11 +235,11 @@ class EngineLink:
         """Submit a choice unless the arenas are full or earlier choices wait for space. Returns whether it
         was submitted.
         """
-        if self._waits_for_room():
+        if self._waits_for_space():
             return False
         try:
             self._hand_over(pair, submission)
-        except NoRoomError:
+        except NoSpaceError:
             return False
         return True
 
@@ -262,10 +262,10 @@ class EngineLink:
             self._metrics.count("grammar_written_bytes", sum(written))
             self._metrics.count("grammar_hits", len(given) - len(written))
 
-    def _submit_held(self, pair: QueuePair) -> None:
+    def _submit_deferred(self, pair: QueuePair) -> None:
         """Submit, in order, the choices whose leaders have a token, and the choices that wait for space."""
         waiting, full = list[Submission](), False
-        for number, submission in enumerate(self._held):
+        for number, submission in enumerate(self._deferred):
             generation, leader = submission[0], submission[0].leader
             if not generation.open:
                 continue
@@ -274,7 +274,7 @@ class EngineLink:
                 continue
             try:
                 self._hand_over(pair, submission)
-            except NoRoomError:
+            except NoSpaceError:
                 full = True
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
@@ -282,9 +282,9 @@ class EngineLink:
             except ValueError as error:  # it can never fit, which was not checked while others waited
                 generation.fail(bad_request(sentence(error)))
             except TransportError:
-                self._held = waiting + self._held[number:]  # earlier ones are in flight, and are taken back as such
+                self._deferred = waiting + self._deferred[number:]  # earlier ones are in flight, and are taken back as such
                 raise
-        self._held = waiting
+        self._deferred = waiting
 
     def cancel(self, generation: Generation) -> None:
         """Ask the engine to end a generation. The final completion frees its slot."""
@@ -300,12 +300,12 @@ class EngineLink:
             for request in self.pair.live():
                 self.cancel(request.owner)
                 request.owner.fail(error)
-        for generation in self._take_held():
+        for generation in self._take_deferred():
             generation.fail(error)
 
-    def _take_held(self) -> list[Generation]:
-        held, self._held = self._held, []
-        return [generation for generation, _, _ in held]
+    def _take_deferred(self) -> list[Generation]:
+        deferred, self._deferred = self._deferred, []
+        return [generation for generation, _, _ in deferred]
 
     # ---- polling -----------------------------------------------------------------------------------------------------
 
@@ -324,10 +324,10 @@ class EngineLink:
             if completions and self._owner.keeps_flights:
                 self._load.ended(note_flights(completions))
             clumped |= bool(completions) and feed(completions, now, began, self._metrics, self.cancel)
-            held = bool(self._held)
-            if held:
-                self._submit_held(pair)
-            if held or completions:
+            deferred = bool(self._deferred)
+            if deferred:
+                self._submit_deferred(pair)
+            if deferred or completions:
                 self._owner.slots_freed()
         except TransportError as error:
             self._lose(error)
@@ -341,7 +341,7 @@ class EngineLink:
             return
         delay = self._pace.delay(now, bool(completions) or self._step is not None, clumped)
         self._step = None
-        if self.pair is pair and (pair.in_flight or self._held):
+        if self.pair is pair and (pair.in_flight or self._deferred):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
     # ---- health ------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class EngineLink:
         lost = pair.abandon()
         pair.transport.close()
         self._load.lost()
-        back = [request.owner for request in lost] + self._take_held()
+        back = [request.owner for request in lost] + self._take_deferred()
         self._owner.take_back([generation for generation in back if generation.open], failure)
         self._owner.link_lost(failure)
 
@@ -401,7 +401,7 @@ class EngineLink:
                 stray = pair.stray_completions
 
     async def _try_connect(self) -> QueuePair | None:
-        if self.leaving:
+        if self.removed:
             return None
         connect = self._connect
         try:

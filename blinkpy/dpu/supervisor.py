@@ -138,13 +138,13 @@ class WorkerProcess:
             self._hang_ups = count
             self.process.child.hang_up()
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Another front end serves on its socket: ask the worker to accept no more requests, and to end after
         its last one.
         """
         self._sock.close()
         if self.process.ready and self.process.child is not None:
-            self.process.child.leave()
+            self.process.child.retire()
         else:
             self.terminate()
 
@@ -235,7 +235,7 @@ class Supervisor:
                 code = self._step()
                 if code is not None:
                     return code
-            self._leave()
+            self._retire_workers()
             return 0
         finally:
             self._end()
@@ -282,13 +282,13 @@ class Supervisor:
         inherited.accept()
         return True
 
-    def _leave(self) -> None:
+    def _retire_workers(self) -> None:
         """If another front end serves now, let the workers finish their requests."""
         if not self._handed_over:
             return
         logger.warning("another front end has taken over: this front end accepts no new requests, and exits after its last one")
         for worker in self.workers:
-            worker.leave()
+            worker.retire()
         deadline = time.monotonic() + self.config.frontend.handover_s
         while not self._stops and time.monotonic() < deadline:
             ended = [worker.has_ended() for worker in self.workers]
@@ -302,13 +302,13 @@ class Supervisor:
         """
         for worker in self.workers:
             worker.terminate()
-        deadline, told = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
+        deadline, hurried = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
         while True:
             ended = [worker.has_ended() for worker in self.workers]
             if all(ended) or time.monotonic() > deadline:
                 break
-            if not told and (self._stops > 1 or all(worker.has_drained for worker in self.workers)):
-                told, deadline = True, time.monotonic() + HURRY_S
+            if not hurried and (self._stops > 1 or all(worker.has_drained for worker in self.workers)):
+                hurried, deadline = True, time.monotonic() + HURRY_S
                 for worker in self.workers:
                     worker.terminate()
             time.sleep(END_POLL_S)

@@ -147,7 +147,7 @@ def serve_worker(
         starts = [] if starts_fd < 0 else [map_starts(starts_fd, engine) for engine in range(len(engine_configs(config)))]
         server = make_server(config, pair, Path(folder), memory, ready, owner, reporter.drained, starts, secret, heir)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
-        signal.signal(signal.SIGUSR1, lambda *_: server.leave())
+        signal.signal(signal.SIGUSR1, lambda *_: server.retire())
         server.on_end = partial(end_within, config.frontend.shutdown_s + MOST_END_S)
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.on_ended = lambda: _end(server, energy)

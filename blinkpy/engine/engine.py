@@ -48,9 +48,11 @@ def make_engine(config: Config, on_progress: ProgressCallback | None = None, dev
     Allocates nothing. Raises ConfigError if the device is not available.
     """
     device = device or choose_device(config.engine.device)
-    way = config.extension(RdmaOptions).queue_memory
-    if way != HOST and not chosen_end(ENDS, config).crosses_machines:
-        raise ConfigError(f"--queue-memory {way} needs --transport rdma: front ends on this machine can only use host memory")
+    queue_memory = config.extension(RdmaOptions).queue_memory
+    if queue_memory != HOST and not chosen_end(ENDS, config).crosses_machines:
+        raise ConfigError(
+            f"--queue-memory {queue_memory} needs --transport rdma: front ends on this machine can only use host memory"
+        )
     problem = device.unusable(config)
     if problem:
         raise ConfigError(problem)
@@ -119,8 +121,8 @@ class Engine:
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
         if model.max_position > model.default_context:
-            ways = model.default_context, model.max_position
-            logger.warning(LONG_FACTORS if asked > model.default_context else SHORT_FACTORS, *ways)
+            bounds = model.default_context, model.max_position
+            logger.warning(LONG_FACTORS if asked > model.default_context else SHORT_FACTORS, *bounds)
         tokens = read_token_bytes(folder, model.vocab_size) if config.engine.grammar_slots else None
         digests = {"model_digest": model_digest(config, folder, weights), "tokenizer_digest": tokenizer_digest(folder)}
         facts = self._facts(model, tokens is not None)._replace(**digests)

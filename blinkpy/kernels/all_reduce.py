@@ -31,7 +31,7 @@ LATE = tl.constexpr(1)
 class Peers(NamedTuple):
     """The arguments of one rank's kernels.
 
-    boxes: int64 [ranks], address of each rank's box: [2 sides, ranks, room] elements.
+    boxes: int64 [ranks], address of each rank's box: [2 sides, ranks, capacity] elements.
     addends: int64 [ranks], address of each rank's addend.
     logits: int64 [ranks], address of each rank's logits.
     flags: int64 [ranks], address of each rank's flags: int32 [2 phases, ranks, PROGRAMS], 0 at the start.
@@ -104,7 +104,7 @@ def _all_reduce(
     out_ptr,  # [T, WIDTH] the sum; with ADD, out + the sum
     counts_ptr,  # int64 [8] batch header
     boxes_ptr, addends_ptr, flags_ptr, epochs_ptr, fault_ptr,  # see Peers
-    WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROOM: tl.constexpr, BLOCK_: tl.constexpr,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, BLOCK_: tl.constexpr,
     PROGRAMS_: tl.constexpr, SPINS_: tl.constexpr, TWO_SHOTS: tl.constexpr, ADD: tl.constexpr, PHASES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -126,7 +126,7 @@ def _all_reduce(
                     addend = tl.load(x_ptr + at, mask=at < count, other=0)
                     for peer in tl.static_range(RANKS):
                         box = tl.load(boxes_ptr + peer).to(tl.pointer_type(element))
-                        tl.store(box + (side * RANKS + RANK) * ROOM + at, addend, mask=at < count)
+                        tl.store(box + (side * RANKS + RANK) * CAPACITY + at, addend, mask=at < count)
             _raise_flags(flags_ptr, 0, program, epoch, RANK, RANKS, PROGRAMS_)
         if PHASES & 2:
             _await_flags(flags_ptr, fault_ptr, 0, program, epoch, RANK, RANKS, PROGRAMS_, SPINS_)
@@ -142,12 +142,12 @@ def _all_reduce(
                         tl.store(addend, total.to(element), mask=at < count)
                 _raise_flags(flags_ptr, 1, program, epoch, RANK, RANKS, PROGRAMS_)
             else:
-                own = tl.load(boxes_ptr + RANK).to(tl.pointer_type(element)) + side * RANKS * ROOM
+                own = tl.load(boxes_ptr + RANK).to(tl.pointer_type(element)) + side * RANKS * CAPACITY
                 for block in range(program, blocks, PROGRAMS_):
                     at = block * BLOCK_ + tl.arange(0, BLOCK_)
                     total = tl.zeros([BLOCK_], tl.float32)
                     for peer in tl.static_range(RANKS):
-                        total += tl.load(own + peer * ROOM + at, mask=at < count, other=0, volatile=True).to(tl.float32)
+                        total += tl.load(own + peer * CAPACITY + at, mask=at < count, other=0, volatile=True).to(tl.float32)
                     _store_sum(out_ptr, at, count, total.to(element), ADD)
         if PHASES & 4:
             if TWO_SHOTS:

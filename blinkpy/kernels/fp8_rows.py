@@ -142,7 +142,7 @@ BLOCK_SCALES: one per 128 inputs of a row, and per 128 x 128 weights.
 GROUP = tl.constexpr(BLOCK)
 PART = 2048
 """Columns of a program, if a row has several scales or a given one."""
-MOST_HELD, PIECE = 32_768, 16_384
+MOST_COLUMNS, PIECE = 32_768, 16_384
 """Most columns that 16 warps hold without spilling registers, and columns of a piece of a wider row."""
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(2.0**-100)  # lower bound of a row's maximum, so that rows of zeros have a scale
@@ -285,14 +285,14 @@ def row_block(width: int) -> int:
 def row_pieces(width: int, *, whole: bool) -> tuple[int, int, int]:
     """(columns of a piece, programs of a row, pieces of a program) that quantise a row of `width` columns.
 
-    whole: the row has one scale, which its program finds first. A program holds a row of up to MOST_HELD columns; it
+    whole: the row has one scale, which its program finds first. A program holds a row of up to MOST_COLUMNS columns; it
         goes through a wider row in pieces, twice.
     """
     block = row_block(width)
     if not whole:
         block = min(PART, block)
         return block, triton.cdiv(width, block), 1
-    block = block if block <= MOST_HELD else PIECE
+    block = block if block <= MOST_COLUMNS else PIECE
     return block, 1, triton.cdiv(width, block)
 
 

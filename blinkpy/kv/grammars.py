@@ -422,7 +422,7 @@ def least_of_hub(words, slot, state):
 def bad_loop(words, slot, state):
     """1 unless the edges of a state keep to the rules of counted strings (blinkpy/queues/byte_automaton.py)."""
     states, counted, hubs = words[slot, A.STATES_WORD], words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
-    row, bad, again, leaves, hub = 1 + words[slot, A.CLASSES_WORD], 0, 0, 0, -1
+    row, bad, again, exits, hub = 1 + words[slot, A.CLASSES_WORD], 0, 0, 0, -1
     if counted == states:
         return 0
     if state >= counted:
@@ -446,5 +446,5 @@ def bad_loop(words, slot, state):
             if counted <= state < hubs and following < counted:
                 bad = 1  # a string ends within a character
             again = 1 if following == state else again
-            leaves = 1 if following < counted else leaves
-    return 1 if state >= hubs and (again == 0 or leaves == 0) else bad
+            exits = 1 if following < counted else exits
+    return 1 if state >= hubs and (again == 0 or exits == 0) else bad

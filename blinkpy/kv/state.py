@@ -87,7 +87,7 @@ COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
 STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion ring is full; it is in flight in a cut step
-OWNER_GONE = -1  # Requests.finish: the request has no owner any more, so its end is not published
+NO_OWNER = -1  # Requests.finish: the request has no owner any more, so its end is not published
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 

@@ -100,7 +100,7 @@ def require_recurrent(config: Config, model: DecoderDescription) -> None:
         raise ConfigError(f"state_snapshots ({count}) has no effect: {why}; leave it out")
 
 
-def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, room: int) -> int:
+def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, space: int) -> int:
     """Snapshots of states: the number that the user set, or as many as fit into `room` bytes, at most DEFAULT_SNAPSHOTS.
     0 without recurrent layers or prefix caching.
 
@@ -108,7 +108,7 @@ def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, 
     """
     if model.delta is None or not config.cache.enable_prefix_caching:
         return 0
-    return config.cache.state_snapshots or min(DEFAULT_SNAPSHOTS, max(0, room) // model.state_bytes(itemsize))
+    return config.cache.state_snapshots or min(DEFAULT_SNAPSHOTS, max(0, space) // model.state_bytes(itemsize))
 
 
 def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
@@ -116,13 +116,13 @@ def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> 
     return config.cache.state_snapshots * model.state_bytes(itemsize)
 
 
-def settled_slots(config: Config, model: DecoderDescription, itemsize: int, room: int) -> int:
+def settled_slots(config: Config, model: DecoderDescription, itemsize: int, space: int) -> int:
     """Request slots of a worker if the user set none: as many as have states within `room` bytes, at most DEFAULT_SLOTS.
 
     itemsize: of activations. room: for the states of all workers.
     """
     each = config.frontend.workers * model.state_bytes(itemsize)
-    slots = min(DEFAULT_SLOTS, max(1, room // each)) if each else DEFAULT_SLOTS
+    slots = min(DEFAULT_SLOTS, max(1, space // each)) if each else DEFAULT_SLOTS
     return slots - slots % SLOTS_STEP if slots > SLOTS_STEP else slots
 
 

@@ -115,12 +115,12 @@ class ByteAutomaton:
         entered = self.next_state[: self.counted]
         _require(not ((entered >= self.counted) & (entered < self.hubs)).any(), "a counted string must begin at its hub")
         within = self.next_state[self.counted :]
-        stays, leaves = within >= self.counted, (within >= 0) & (within < self.counted)
+        stays, exits = within >= self.counted, (within >= 0) & (within < self.counted)
         following = self.loops[np.where(stays, within - self.counted, 0), LOOP_HUB]
         _require(bool((~stays | (following == hub[:, None])).all()), "a counted string leads into another one")
-        _require(not leaves[: self.hubs - self.counted].any(), "a counted string ends within a character")
+        _require(not exits[: self.hubs - self.counted].any(), "a counted string ends within a character")
         again = (within == states[:, None]).any(axis=1)[self.hubs - self.counted :]
-        _require(bool(again.all() and leaves[self.hubs - self.counted :].any(axis=1).all()), "a hub must lead to itself, and out")
+        _require(bool(again.all() and exits[self.hubs - self.counted :].any(axis=1).all()), "a hub must lead to itself, and out")
 
     def _may_be_at(self, state: int, count: int) -> bool:
         """Whether a state may have this count."""

@@ -202,8 +202,8 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
         raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, but this front end computes {own}")
     engine = EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
     if engine.grammar_arena >= layout.sizes.prompt_tokens:
-        room = f"{layout.sizes.prompt_tokens} words of the prompt arena"
-        raise LayoutError(f"grammar_arena leaves no space for prompts: the engine has {engine.grammar_arena} of {room} bytes")
+        arena = f"{layout.sizes.prompt_tokens} words of the prompt arena"
+        raise LayoutError(f"grammar_arena leaves no space for prompts: the engine has {engine.grammar_arena} of {arena} bytes")
     return layout, engine
 
 

@@ -235,9 +235,9 @@ class FleetKeeper:
         member.call = self._cluster.call(member.actor, "wait_end")
         logger.info("%s is ready after %.1f s at %s", member, seconds, member.address)
         if member.is_engine:
-            self._tell()
+            self._notify()
         else:
-            self._tell_one(member)
+            self._notify_one(member)
 
     def _died(self, member: Member, how: str) -> None:
         """Schedule a restart after a pause."""
@@ -253,14 +253,14 @@ class FleetKeeper:
         self.restarts += 1
         logger.error("%s %s; restart %d in %g s", member, how, member.starts, member.pause_s)
         if member.is_engine and was_serving:
-            self._tell()
+            self._notify()
 
     def _end(self, member: Member) -> None:
         """Ask a member to shut down."""
         listed = member.is_engine and member.phase == SERVING
         self._enter(member, ENDING)
         if listed:
-            self._tell()
+            self._notify()
         member.call = self._cluster.call(member.actor, "end")
 
     def _forget(self, member: Member) -> None:
@@ -295,12 +295,12 @@ class FleetKeeper:
             logger.error("%s did not exit in time and was killed", member)
             self._forget(member)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Send the list of engines to all front ends."""
         for front_end in self.front_ends:
-            self._tell_one(front_end)
+            self._notify_one(front_end)
 
-    def _tell_one(self, front_end: Member) -> None:
+    def _notify_one(self, front_end: Member) -> None:
         if front_end.phase == SERVING:
             self._telling.append(self._cluster.call(front_end.actor, "set_engines", self.addresses))
 

@@ -140,7 +140,9 @@ def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
     ]
     if not able:
         needs = [f"{amount:g} {name}" for name, amount in wanted.items() if amount] + named
-        raise ConfigError(f"no node of the Ray cluster has {' and '.join(needs) or 'room'}, as {plan.engines.least} engines need")
+        raise ConfigError(
+            f"no node of the Ray cluster has {' and '.join(needs) or 'space'}, as {plan.engines.least} engines need"
+        )
     return str(max(able)[2])
 
 

@@ -9,7 +9,7 @@ has nothing to do.
 To read a turn: docs/glossary.md has the words, and docs/verification.md the rules that the phases follow:
 
     overlap    validate_front_words R1, intake R2, rank_waiting R3, count_computed R4, grow_for_forecast R5
-    schedule   goes_on R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8,
+    schedule   continues R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8,
     update_stalls R9,
                holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, propose_drafts R25,
                plan_batch R15,
@@ -41,8 +41,8 @@ from blinkpy.scheduler.phases.waiting_list import make_rank_waiting, update_stal
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.scheduler.suspension import (
     between_groups,
+    continues,
     end_flight,
-    goes_on,
     interrupt_or_resume,
     is_suspended,
     next_group,
@@ -126,7 +126,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
             bucket = take_fast_path(limits, queues, state, lane, lanes)  # every request decodes, none enters
             if bucket != NOT_FAST:
                 return bucket
-        if between_groups(state) and goes_on(limits, state, lane, lanes):
+        if between_groups(state) and continues(limits, state, lane, lanes):
             return next_group(state, lane, lanes)  # of a cut step, unless it is suspended now
         end_flight(state, lane, lanes)  # after the last group of a cut step
         settle(limits, state, lane, lanes)  # the step's copies of recurrent states are complete

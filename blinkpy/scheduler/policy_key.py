@@ -86,10 +86,10 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
     yield from _parts(function.__defaults__ or (), seen)
     for cell in function.__closure__ or ():
         try:
-            held = cell.cell_contents
+            content = cell.cell_contents
         except ValueError as error:  # an empty cell
             raise _UnknownError from error
-        yield from _parts(held, seen)
+        yield from _parts(content, seen)
     names = sorted(set(_names(function.__code__)))
     for name in names:
         if name in function.__globals__:

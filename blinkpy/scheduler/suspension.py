@@ -64,7 +64,7 @@ def end_flight(state, lane, lanes):
 
 
 @device
-def goes_on(limits, state, lane, lanes):
+def continues(limits, state, lane, lanes):
     """Part of schedule, between two groups of a step: whether the step continues immediately. Otherwise it is
     suspended, and INTERRUPTS states whether the next step interrupts it.
     """

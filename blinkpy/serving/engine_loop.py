@@ -109,10 +109,10 @@ class _Batch:
 
     async def run(self) -> None:
         news, engines = asyncio.Event(), self._engines
-        engines.on_room, engines.on_failure = news.set, lambda error: news.set()
+        engines.on_space, engines.on_failure = news.set, lambda error: news.set()
         try:
             while self._waiting or self._running:
-                while self._waiting and self._waiting[0].may_start and engines.room() > 0:
+                while self._waiting and self._waiting[0].may_start and engines.free_slots() > 0:
                     engines.submit([self._waiting[0].submission])
                     self._running.append(self._waiting.popleft())
                 self._collect()

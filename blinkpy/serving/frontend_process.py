@@ -82,8 +82,8 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     scheme = "https" if access.ssl_certfile else "http"
     url = f"{scheme}://localhost" if access.uds else base_url(config.frontend.host, port, scheme)
     where = f"the Unix socket {access.uds}" if access.uds else url
-    way = f" --unix-socket {shlex.quote(access.uds)}" if access.uds else ""
-    way += " --insecure" if access.ssl_certfile else ""  # the certificate seldom contains this machine's address
+    options = f" --unix-socket {shlex.quote(access.uds)}" if access.uds else ""
+    options += " --insecure" if access.ssl_certfile else ""  # the certificate seldom contains this machine's address
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
@@ -92,7 +92,7 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     with contextlib.suppress(OSError):  # a full disk, or a closed pipe: the server serves nevertheless
         print(
             f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
-            f"curl -N{way} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
+            f"curl -N{options} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
             flush=True,
         )
 

@@ -399,10 +399,10 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
         rings += f", and recurrent states, {facts.state_bytes_per_slot / 2**20:,.2f} MiB a slot"
     yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}, {facts.cache_dtype}"
     for one in facts.gpus:
-        room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
+        fits = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
         if facts.state_bytes_per_slot and not one.problem:
-            room += f", {one.slots} slots"
-        yield f"  on {one.gpu:14}{room}"
+            fits += f", {one.slots} slots"
+        yield f"  on {one.gpu:14}{fits}"
     if facts.tried:
         yield "tried            two layers at these widths on a GPU, compared with transformers:"
         yield from (f"  {run.text}" for run in facts.tried)

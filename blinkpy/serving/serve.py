@@ -37,8 +37,8 @@ def serve(config: Config, given: frozenset[str]) -> int:
     Raises ConfigError.
     """
     if chosen_end(ENDS, config).crosses_machines:
-        way = f"--transport {config.transport.transport}"
-        raise ConfigError(f"serve runs on one machine only; for {way}, start `blinkpy engine` and `blinkpy frontend`")
+        transport = f"--transport {config.transport.transport}"
+        raise ConfigError(f"serve runs on one machine only; for {transport}, start `blinkpy engine` and `blinkpy frontend`")
     if "engine" in given:
         raise ConfigError("serve starts its own engines: leave out engine, or use `blinkpy frontend`")
     check_placement(config, config.engine.data_parallel_size)

@@ -18,7 +18,7 @@ from blinkpy.top.server_sample import ServerSample, look
 
 WINDOW = 6  # number of samples for rates and waits
 PIPE_WIDTH = 240  # columns of the table if there is no terminal
-LEAVING = ("q", "Q", "\x03", "\x04", "")
+QUIT_KEYS = ("q", "Q", "\x03", "\x04", "")
 
 
 def run_top(options: TopOptions) -> int:
@@ -73,7 +73,7 @@ def _live(watched: Watched, interval: float) -> None:
             live.update(top_tables(live.console, watched.looks[-1], watched.looks[0]), refresh=True)
             while True:
                 came = select.select(sources, [], [], max(0.0, begin + interval - time.monotonic()))[0]
-                if interrupted in came or (came and sys.stdin.read(1) in LEAVING):
+                if interrupted in came or (came and sys.stdin.read(1) in QUIT_KEYS):
                     return
                 if not came:
                     break
@@ -87,11 +87,11 @@ def interrupts() -> Iterator[int]:
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
 
-    def tell(number: int, frame: object) -> None:
+    def on_interrupt(number: int, frame: object) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(theirs, b"!")
 
-    before = signal.signal(signal.SIGINT, tell)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield ours
     finally:

@@ -88,8 +88,8 @@ def test_a_chat_goes_on_with_its_settings(served, open_page) -> None:
     ask(page, "And then?")
     expect(answers(page)).to_have_text(["First.", "Second."])
     prompt = served.prompt()
-    told = ("system\nBe brief.", "user\nHello", "assistant\nFirst.", "user\nAnd then?")
-    assert [prompt.index(text) for text in told] == sorted(prompt.index(text) for text in told)
+    reported = ("system\nBe brief.", "user\nHello", "assistant\nFirst.", "user\nAnd then?")
+    assert [prompt.index(text) for text in reported] == sorted(prompt.index(text) for text in reported)
     entry = served.engine.submitted[-1].entry
     assert (int(entry["max_tokens"]), float(entry["temperature"])) == (33, 0.25)
     page.get_by_label("Max tokens").fill("0")

@@ -389,8 +389,8 @@ def test_a_start_tells_its_phases(caplog: pytest.LogCaptureFixture, capfd: pytes
     for shown in (None, False):
         with LLM("demo", device="null", show_progress=shown):
             pass
-        told = [line for line in capfd.readouterr().err.splitlines() if re.fullmatch(r"blinkpy: .+ \.\.\..*", line)]
-        assert bool(told) == (shown is None)
+        reported = [line for line in capfd.readouterr().err.splitlines() if re.fullmatch(r"blinkpy: .+ \.\.\..*", line)]
+        assert bool(reported) == (shown is None)
     with caplog.at_level("INFO", "blinkpy.llm"), LLM("demo", device="null"):
         pass
     assert "blinkpy:" not in capfd.readouterr().err

@@ -60,11 +60,11 @@ def test_a_prompt_and_a_cancel_end_a_long_wait(rng: np.random.Generator) -> None
         due = engine.runner.state.pace[S.PACE_DUE_NS : S.PACE_DUE_NS + 1]
         tokens = list[int]()
 
-        def is_held() -> bool:
+        def is_delayed() -> bool:
             tokens.extend(token for _, token, _ in client.poll())
             return due[0] > 0
 
-        wait_for(is_held, 30)
+        wait_for(is_delayed, 30)
         beats, held_until = int(words[ENGINE_HEARTBEAT]), int(due[0])
         wait_for(lambda: words[ENGINE_HEARTBEAT] > beats + 10)
         assert 1 <= len(tokens) < 40

@@ -277,7 +277,7 @@ def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_se
     draw, clock, fails, starts = random.Random(seed), [1000.0], [0], list[float]()
 
     class Started:
-        entry, error, heard_at = "engine", "", 0.0
+        entry, error, reported_at = "engine", "", 0.0
         facts: dict[str, object] | None = None
 
         def __init__(self, *given: object, **more: object) -> None:

@@ -47,17 +47,17 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
         shutil.copy(path, tmp_path)
     facts = json.loads((DEMO_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(facts | SIZES))
-    told = tmp_path / "fault"
+    reported = tmp_path / "fault"
     options = ["--served-model-name", "demo", "--port", "0", "--device", "cuda", "--control", control, "--load-format", "dummy"]
     options.append("--no-restart")
     options += ["--num-pages", "2304", "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--policy", f"{POLICY}:rank"]
-    server = Command("serve", str(tmp_path), *options, env={"BLINKPY_TEST_FAULT": str(told)})
+    server = Command("serve", str(tmp_path), *options, env={"BLINKPY_TEST_FAULT": str(reported)})
     try:
         url = server.find(re.compile(r"on (http://\S+) "), START_S)[1]
         clients = [Client(url) for _ in range(STREAMS)]
         wait_for(lambda: all(len(client.events) > 3 for client in clients), 30, "every stream began")
         assert httpx.get(f"{url}/health").status_code == 200
-        told.touch()
+        reported.touch()
         began = time.monotonic()
         while (health := httpx.get(f"{url}/health")).status_code == 200:
             assert time.monotonic() - began < NOTICED_S, "the server still says that it is well"

@@ -52,8 +52,8 @@ class CopyingCard(Card):
             self._check(self._runtime.cudaHostUnregister(self._pinned.pop()), "unpin")
 
 
-@pytest.mark.parametrize("way", ["dmabuf", "peermem"])
-def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatch) -> None:
+@pytest.mark.parametrize("queue_memory", ["dmabuf", "peermem"])
+def test_answers_are_those_of_queues_in_host_memory(rng, folder, queue_memory, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is not real, so its module need not be loaded
     for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back what connect() replaces
@@ -63,7 +63,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
     with serving(make_engine(config_for(folder, dtype="float32"))) as pair:
         wanted = [generate(pair, prompts, samplings) for _ in range(3)]
 
-    engine = make_engine(config_for(folder, dtype="float32", transport="rdma", queue_memory=way))
+    engine = make_engine(config_for(folder, dtype="float32", transport="rdma", queue_memory=queue_memory))
 
     cards: list[CopyingCard] = []
 
@@ -76,7 +76,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
         found = [generate(pair, prompts, samplings) for _ in range(3)]
         # What the listener asks while the loop runs.
         assert engine.pair_memory.read_word(layout.engine_region(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
-        if way == "dmabuf":
+        if queue_memory == "dmabuf":
             assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.runner.placed_pairs.export()}")
         own_place = np.frombuffer(engine.segment.buffer, np.uint8, offset=layout.first_pair)
         assert not own_place.any()  # nothing went through host memory
@@ -86,9 +86,12 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("way", "attribute", "value"), [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "WRITES_ORDERED", 1 << 30)]
+    ("queue_memory", "attribute", "value"),
+    [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "WRITES_ORDERED", 1 << 30)],
 )
-def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(folder, way, attribute, value, monkeypatch) -> None:
+def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(
+    folder, queue_memory, attribute, value, monkeypatch
+) -> None:
     monkeypatch.setattr(pair_placement, attribute, value)
-    with pytest.raises(ConfigError, match=f"--queue-memory {way} does not work on this machine .*use host"):
-        make_engine(config_for(folder / "nothing", transport="rdma", queue_memory=way))
+    with pytest.raises(ConfigError, match=f"--queue-memory {queue_memory} does not work on this machine .*use host"):
+        make_engine(config_for(folder / "nothing", transport="rdma", queue_memory=queue_memory))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.engine_serving import config_for
-from support.gpu.gpu_engine_process import engine_process, tell
+from support.gpu.gpu_engine_process import engine_process, report
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.dpu.link.queue_pair import InFlightRequest
@@ -71,7 +71,7 @@ def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.ran
                 phase, continued_at = "after", now
                 process.send_signal(signal.SIGCONT)
             time.sleep(0.0003)
-        tell(process, "drain")
+        report(process, "drain")
         for request in list(last):
             pair.cancel(request)
         deadline = time.monotonic() + 20

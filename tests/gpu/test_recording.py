@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from support.engine_serving import config_for, generate, serving
-from support.gpu.gpu_engine_process import engine_process, tell
+from support.gpu.gpu_engine_process import engine_process, report
 from support.models import model_zoo
 from support.recorded_cases import replay_all
 
@@ -44,7 +44,7 @@ def test_the_recording_outlives_a_fault_of_the_gpu(folder: Path) -> None:
     with engine_process(config) as (process, pair):
         _, flags = generate(pair, [[1, 2, 3]] * 3, [RequestParameters(max_tokens=30, temperature=0.0)] * 3)
         assert flags == [FINISH_LENGTH] * 3
-        tell(process, "fault")
+        report(process, "fault")
         assert process.wait(60) == 3
     (saved,) = (folder / "crashes").glob("crash-*.recording")
     capture = read_dump(saved)

@@ -28,7 +28,7 @@ from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.attention.latent_attention import plan_latent
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.delta.recurrence import DeltaSizes
-from blinkpy.kernels.linear.linear import VARIANTS, check_config, leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, check_config, linear, writes_partials
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearCall, LinearConfig, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCase, ExpertShape, ExpertTable
@@ -271,7 +271,7 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
         cases_of_it = [case for case in variant.cases if case.large and not case.shape.fp8]
         configs |= {case.config for case in cases_of_it if variant.supports(shape) and passes(case.config, shape)}
     for config in configs:
-        if leaves_partials(config):
+        if writes_partials(config):
             linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
         else:
             linear_case(rng, CUDA, config, shape)
@@ -303,7 +303,7 @@ def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> Non
     """With the default, and with the entries of the GPU's table."""
     shape, table = layer._replace(rows=m), LinearTable.load(torch.cuda.get_device_name())
     for config in {default_config(shape), table.config(shape)}:
-        if leaves_partials(config):
+        if writes_partials(config):
             linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
         else:
             linear_case(rng, CUDA, config, VARIANTS[config.variant].given(shape))

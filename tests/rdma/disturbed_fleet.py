@@ -246,7 +246,7 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
             engine.kill()
 
 
-def play(count: int, streams: int, seed: int, tell: Callable[[dict[str, Any]], None]) -> None:
+def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None]) -> None:
     """Until that many have moved requests. tell: gets the outcome of each, and at the end of all. Raises
     AssertionError for a wrong answer and for leftovers."""
     draw = random.Random(seed)
@@ -256,14 +256,14 @@ def play(count: int, streams: int, seed: int, tell: Callable[[dict[str, Any]], N
         try:
             began = time.monotonic()
             time.sleep(CALM_S)
-            tell({"calm_silence_s": clients.silence(began)})
+            report({"calm_silence_s": clients.silence(began)})
             while len(done) < count:
                 clients.gaps.clear()
                 kinds = kinds or draw.sample(KINDS, len(KINDS))
                 time.sleep(draw.uniform(*PAUSE_S))
                 found = fleet.disturb(kinds[-1], draw, clients)
                 assert not clients.wrong, clients.wrong[0]
-                tell(asdict(found))
+                report(asdict(found))
                 if found.moved:
                     done.append(found)
                     kinds.pop()
@@ -271,7 +271,7 @@ def play(count: int, streams: int, seed: int, tell: Callable[[dict[str, Any]], N
             clients.finish()
         assert not clients.wrong, clients.wrong[0]
         fleet.check_rest()
-        tell({"answered": clients.answered, "moved": sum(one.moved for one in done)})
+        report({"answered": clients.answered, "moved": sum(one.moved for one in done)})
 
 
 def main() -> int:
@@ -281,13 +281,13 @@ def main() -> int:
     options.add_argument("--output", type=Path, required=True)
     given = options.parse_args()
 
-    def tell(what: dict[str, Any]) -> None:
+    def report(what: dict[str, Any]) -> None:
         line = json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in what.items()})
         print(line, flush=True)
         with given.output.open("a") as file:
             print(line, file=file, flush=True)
 
-    play(given.count, given.streams, given.seed or secrets.randbelow(1 << 31), tell)
+    play(given.count, given.streams, given.seed or secrets.randbelow(1 << 31), report)
     return 0
 
 

@@ -72,14 +72,14 @@ def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) 
         "shm": (("--name", name), ("--name", name)),
         "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
-    engines = [Command("engine", *way, *engine_options) for way, _ in ways.values()]
-    fronts = {name: Command("frontend", "--port", "0", *way, *frontend_options) for name, (_, way) in ways.items()}
+    engines = [Command("engine", *transport, *engine_options) for transport, _ in ways.values()]
+    fronts = {name: Command("frontend", "--port", "0", *transport, *frontend_options) for name, (_, transport) in ways.items()}
     try:
         with contextlib.ExitStack() as stack:
             clients = {}
-            for way, command in fronts.items():
-                clients[way] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
-                wait_for(lambda client=clients[way]: health(client) == 200, START_S, f"engine over {way}")
+            for transport, command in fronts.items():
+                clients[transport] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
+                wait_for(lambda client=clients[transport]: health(client) == 200, START_S, f"engine over {transport}")
             yield clients
     finally:
         for command in (*fronts.values(), *engines):

@@ -186,7 +186,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
 def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], ends: list[int], name: str, reason: str) -> None:
     """What the ends send is lost once streams run. name: of the second engine, which is reached over the wire. reason: why the
     front end gives its link up."""
-    told = f"a cut of what ends {ends} send"
+    reported = f"a cut of what ends {ends} send"
     moves, carried, expired = served.moves(), [wire.carried(end) for end in range(2)], counter(name, "leases_expired")
 
     def cut() -> None:
@@ -196,17 +196,17 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
         noticed = wait_for(
             lambda: any("queue pair lost" in line and reason in line for line in served.front.said[seen:]),
             timeout_s=ENGINE_TIMEOUT_S + 100,
-            what=lambda: f"{told} is noticed ({reason!r}); {served.said()}",
+            what=lambda: f"{reported} is noticed ({reason!r}); {served.said()}",
         )
-        print(f"{told} was noticed after {noticed:.2f} s: {reason}")
+        print(f"{reported} was noticed after {noticed:.2f} s: {reason}")
 
-    assert served.play(bodies, cut) == calm, f"{told}; {served.said()}"
-    assert served.moves() > moves, f"{told}: nothing was there to move; {served.said()}"
+    assert served.play(bodies, cut) == calm, f"{reported}; {served.said()}"
+    assert served.moves() > moves, f"{reported}: nothing was there to move; {served.said()}"
     moves = served.moves()
     if len(ends) == 2:  # else the engine's old requests may still be there when the front end is back
         assert served.play(bodies) == calm, f"with one engine; {served.said()}"
         wait_for(lambda: counter(name, "leases_expired") > expired, LEASE_S + 100, "the lease ends in the engine without a link")
         held = ("requests_running", "requests_waiting", "pages_held")
         wait_for(lambda: not any(counter(name, what) for what in held), 100, "the engine without a link gives all back")
-    assert (served.up(), served.moves()) == ([1, 0], moves), f"{told}; {served.said()}"
+    assert (served.up(), served.moves()) == ([1, 0], moves), f"{reported}; {served.said()}"
     assert all(command.process.poll() is None for command in (served.front, *served.engines)), served.said()

@@ -10,7 +10,7 @@ from rdma.processes import engine
 
 from blinkpy.config import split_address
 from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import InFlightRequest, NoSpaceError, QueuePair
 from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
@@ -41,7 +41,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
             sampling = RequestParameters(max_tokens=int(rng.integers(1, 12)), seed=int(rng.integers(0, 2**31)))
             try:
                 answers[pair.submit(prompt, sampling, (len(prompt), sampling))] = []
-            except NoRoomError:
+            except NoSpaceError:
                 break
             sent += 1
         for request, token, flags in pair.poll():
@@ -81,11 +81,11 @@ def front_end(address: str, seed: int, result: Any) -> None:
 @pytest.mark.timeout(LIMIT_S + 400)
 def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
     context = multiprocessing.get_context("spawn")
-    with engine(*OPTIONS) as (command, way):
+    with engine(*OPTIONS) as (command, transport):
         ends = []
         for i in range(FRONT_ENDS):
             here, there = context.Pipe()
-            process = context.Process(target=front_end, args=(way[-1], seed + i, there), daemon=True)
+            process = context.Process(target=front_end, args=(transport[-1], seed + i, there), daemon=True)
             process.start()
             ends.append((here, process))
         for here, process in ends:

@@ -40,7 +40,7 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "link.key").chmod(0o600)
     options = ("--device", "null", "--lease-ms", "5000", "--null-step-us", "20000", *keyed)
     fronts = ("--log-level", "warning", *PATIENT, *keyed)
-    with engine(*options, listen=address, wait=False) as (first, way), frontends(2, *way, *fronts) as both:
+    with engine(*options, listen=address, wait=False) as (first, transport), frontends(2, *transport, *fronts) as both:
         wait_for(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
         both.sort(key=lambda front: health(front[1]))
         (front, served), (_, client) = both
@@ -66,7 +66,7 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
 def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
     name, address = f"test-{secrets.token_hex(4)}", free_address()
     options = ("--name", name, "--device", "null", "--lease-ms", "4000", "--null-step-us", "20000")
-    with engine(*options, listen=address, wait=False) as (_, way), frontends(1, *way, *PATIENT) as ((front, client),):
+    with engine(*options, listen=address, wait=False) as (_, transport), frontends(1, *transport, *PATIENT) as ((front, client),):
         wait_for(lambda: health(client) == 200, START_S, "the engine")
         before = counter(name, "leases_expired")
         body = {"model": "demo", "prompt": "fog", "max_tokens": 400, "stream": True}

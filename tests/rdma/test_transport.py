@@ -1,4 +1,4 @@
-"""The RDMA transport and the engine's door, against an engine in plain Python: contents, counts, rights, faults, room."""
+"""The RDMA transport and the engine's handshake server against an engine in plain Python: contents, counts, rights, faults."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from support.front_end.hash_reference import page_hashes
 from support.waiting import wait_for
 
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
-from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, NoSpaceError, QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
@@ -275,7 +275,7 @@ def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
     engine.consume_nothing = True
     for _ in range(SIZES.slots):
         pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=2))
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NoSpaceError):
         pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=2))
     engine.consume_nothing = False
     assert [len(tokens) for tokens in drain(pair).values()] == [2] * SIZES.slots
@@ -305,7 +305,7 @@ def everything(connection: socket.socket) -> bytes:
 def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
     with socket.create_connection(fabric.listener.address, 5) as stranger:
         if said != b"silence":
-            with contextlib.suppress(OSError):  # the door is shut in the middle of too long a message
+            with contextlib.suppress(OSError):  # the server closes in the middle of too long a message
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
         answer = everything(stranger)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 INTERFACES = Path("/sys/class/net")
-NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
+NO_INTERFACE = "02:00:00:00:00:99"  # a hardware address that no interface has
 COMMAND_S = 60
 
 
@@ -28,7 +28,7 @@ def cut(*directions: int) -> None:
     """From now on what goes from these ends (0, 1) is lost on its way, and no sender is told: the other end's network interface
     takes nothing that is for another hardware address."""
     for number in directions:
-        _send_to(number, NOBODY, "permanent")
+        _send_to(number, NO_INTERFACE, "permanent")
 
 
 def mend() -> None:

@@ -154,7 +154,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     26: (
         "a banned token of no vocabulary is accepted",
         "best effort grows beyond its pages",
-        "who is latency-sensitive makes room for best effort",
+        "who is latency-sensitive makes space for best effort",
         "best effort that waits for its class bars others",
         "best effort grows beyond its pages during a step",
         "two requests of best effort may hold all pages",

@@ -29,7 +29,7 @@ ENGINE = (
 CPU = ("--device", "cpu", "--threads", "1")
 GPU = ("--device", "cuda", "--max-num-batched-tokens", "1024")  # few graphs, so that it starts soon
 END_S = 40.0  # beyond the bound of a front end, which tells then where its threads are
-TOLD_LINES = 80  # of a process that does not end in order
+REPORT_LINES = 80  # of a process that does not end in order
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 SCHEMA = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "year": {"type": "integer"}},
@@ -150,9 +150,9 @@ class Fleet:
         processes = {pid for command in (self.front, *self.engines) for pid in (command.process.pid, *tree(command.process.pid))}
         for command in (self.front, *self.engines):
             try:
-                assert command.end(END_S) == 0, "".join(command.said[-TOLD_LINES:])
+                assert command.end(END_S) == 0, "".join(command.said[-REPORT_LINES:])
             except subprocess.TimeoutExpired as error:
-                raise AssertionError(f"it does not end: {''.join(command.said[-TOLD_LINES:])}") from error
+                raise AssertionError(f"it does not end: {''.join(command.said[-REPORT_LINES:])}") from error
         assert not any(map(alive, processes))
         segments = [path.name for path in Path("/dev/shm").glob("blinkpy*") if any(name in path.name for name in self._names)]
         assert not segments

@@ -68,7 +68,7 @@ def _requests(limits: Limits, state: Any) -> Wrong:
             R.MORE_COMPUTED: computed > held * page,
             R.TABLE_END: [entry >= 0 for entry in table] != [True] * held + [False] * (total - held),
             R.TABLE_RANGE: not set(table) <= set(range(-1, limits.pages)),
-            R.INDEXED_HELD: running and r.indexed[slot] > held,
+            R.INDEXED_BEYOND: running and r.indexed[slot] > held,
             R.INDEXED_COMPUTED: running and r.indexed[slot] * page > computed,
             R.IDLE_STALLED: r.stalled[slot] != 0 and not running,
             R.TENANT_ROW: (running or waiting) and r.tenant_row[slot] not in range(limits.slots),
@@ -379,4 +379,4 @@ def _batch(limits: Limits, state: Any) -> Wrong:
         if chunks and b.context_lengths[decodes] == _next_end(limits, r, chunks[0]):
             full.update(range(decodes + limits.sensitive_step_tokens // 2, limits.tokens))
     if set(lacks) - ended - barred and tokens not in full:
-        yield B.ROOM_LEFT, 0
+        yield B.SPACE_LEFT, 0

@@ -225,12 +225,12 @@ class _Texts:
         """A string: some random steps, then the shortest way to an end."""
         text, state = bytearray(), 0
         while not (self.accepting[state] and len(text) >= steps):
-            ways = [(kind, after) for kind, after in enumerate(self.rows[state]) if after >= 0]
+            edges = [(kind, after) for kind, after in enumerate(self.rows[state]) if after >= 0]
             if len(text) >= steps:
-                ways = [(kind, after) for kind, after in ways if self.distances[after] < self.distances[state]]
-            if not ways:
+                edges = [(kind, after) for kind, after in edges if self.distances[after] < self.distances[state]]
+            if not edges:
                 break
-            kind, state = ways[rng.integers(len(ways))]
+            kind, state = edges[rng.integers(len(edges))]
             text.append(self.members[kind][rng.integers(len(self.members[kind]))])
         return bytes(text)
 

@@ -13,8 +13,10 @@ class Walker:
         table, accepting, _ = written_out(automaton)
         self.rows = table[:, automaton.class_of].tolist()
         self.accepting = accepting.tolist()
-        self.ways = [[byte for byte in range(BYTES) if row[byte] != DEAD] for row in self.rows]
-        self.classes = [sorted({row[byte]: byte for byte in ways}) for row, ways in zip(self.rows, self.ways, strict=True)]
+        self.bytes_of = [[byte for byte in range(BYTES) if row[byte] != DEAD] for row in self.rows]
+        self.classes = [
+            sorted({row[byte]: byte for byte in bytes_of}) for row, bytes_of in zip(self.rows, self.bytes_of, strict=True)
+        ]
         self.distance = self._distances()
 
     def _distances(self) -> list[int]:
@@ -39,7 +41,7 @@ class Walker:
         waiting, open_states = [0], set[int]()
         while waiting:
             state = waiting[-1]
-            targets = {self.rows[state][byte] for byte in self.ways[state]}
+            targets = {self.rows[state][byte] for byte in self.bytes_of[state]}
             if state in open_states:  # all its targets are known
                 found[state] = max((1 + found[target] for target in targets), default=0)
                 open_states.remove(state)
@@ -61,14 +63,14 @@ class Walker:
         steps += len(start)
         while True:
             free = len(text) < steps
-            if self.accepting[state] and (not free or not self.ways[state] or rng.random() < 0.1):
+            if self.accepting[state] and (not free or not self.bytes_of[state] or rng.random() < 0.1):
                 return bytes(text)
-            row, ways = self.rows[state], self.ways[state]
+            row, bytes_of = self.rows[state], self.bytes_of[state]
             if free and rng.random() < 0.5:  # each way on is as likely as the others, however many bytes take it
                 target = self.classes[state][rng.integers(len(self.classes[state]))]
-                ways = [byte for byte in ways if row[byte] == target]
+                bytes_of = [byte for byte in bytes_of if row[byte] == target]
             elif not free:
-                ways = [byte for byte in ways if self.distance[row[byte]] < self.distance[state]]
-            byte = int(ways[rng.integers(len(ways))])
+                bytes_of = [byte for byte in bytes_of if self.distance[row[byte]] < self.distance[state]]
+            byte = int(bytes_of[rng.integers(len(bytes_of))])
             text.append(byte)
             state = row[byte]

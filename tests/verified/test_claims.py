@@ -64,10 +64,10 @@ def test_code_that_relies_on_the_order_of_accesses_is_listed_there() -> None:
 
 
 def test_page_and_oracle_have_the_same_rules() -> None:
-    told = re.findall(r"^\| (R\d+) \|", PAGE, re.MULTILINE)
+    reported = re.findall(r"^\| (R\d+) \|", PAGE, re.MULTILINE)
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "blinkpy" / "verify" / "oracle").glob("*.py"))
-    assert told == [f"R{i + 1}" for i in range(len(told))]
-    assert set(told) == set(re.findall(r"\bR\d+\b", sources))
+    assert reported == [f"R{i + 1}" for i in range(len(reported))]
+    assert set(reported) == set(re.findall(r"\bR\d+\b", sources))
 
 
 def test_the_numbers_of_seeded_bugs_are_right() -> None:

@@ -96,7 +96,7 @@ class Hunt:
         """
         waiting = mutants[::-1]
         while (waiting or self._processes) and time.monotonic() < until:
-            while waiting and self._processes.has_room:
+            while waiting and self._processes.has_space:
                 hunted = waiting.pop()
                 self._plan(hunted)
                 if not self._begin(hunted):

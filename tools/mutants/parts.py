@@ -34,7 +34,7 @@ PARTS = {
          "dpu/banned_words.py", "dpu/api_errors.py"),
         ("tests/verified/test_http_oracle.py",
          *_front("request_fields", "api_fields", "chat_fields", "answer_shapes", "answer_forms", "answer_sinks", "choices",
-                 "token_rule_fields", "response_tools", "held_calls", "allowed_tools", "anthropic", "response_store",
+                 "token_rule_fields", "response_tools", "constrained_calls", "allowed_tools", "anthropic", "response_store",
                  "stored_responses")),
     ),
     "admission": Part(("dpu/admission",), _front("admission", "fair_queue", "keys", "gate", "access")),
@@ -47,7 +47,7 @@ PARTS = {
     "tools": Part(
         ("dpu/tools",),
         ("tests/verified/test_http_oracle.py",
-         *_front("tool_calls", "tool_chats", "harmony", "harmony_chats", "held_calls", "allowed_tools", "call_grammar",
+         *_front("tool_calls", "tool_chats", "harmony", "harmony_chats", "constrained_calls", "allowed_tools", "call_grammar",
                  "tagged_calls", "every_format_comes_back", "custom_tools")),
     ),
     "grammar": Part(("dpu/grammar",), ("tests/plain/grammar",)),

@@ -65,7 +65,7 @@ class Processes:
         return len(self._running)
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         return len(self._running) < self._most
 
     def serve(self, path: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -146,14 +146,14 @@ def forks(path: str) -> None:
     and answer. Ends with the parent.
     """
     parent = os.getppid()
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(path + ".new")
-        door.listen(64)
-        door.settimeout(LOOK_S)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path + ".new")
+        listener.listen(64)
+        listener.settimeout(LOOK_S)
         os.rename(path + ".new", path)
         while os.getppid() == parent:
             with contextlib.suppress(TimeoutError):
-                connection = Connection(door.accept()[0].detach())
+                connection = Connection(listener.accept()[0].detach())
                 if os.fork() == 0:
                     _watch(connection)
                 connection.close()

@@ -121,7 +121,7 @@ def _measured(
     waiting = [entry for entry in waiting if not entry[0].exists()]
     left = len(waiting)
     while waiting or processes:
-        while waiting and processes.has_room:
+        while waiting and processes.has_space:
             kept, name, *how = waiting.pop(0)
             processes.start((kept, name), FILE_S, *how)
         for ended in processes.ended():

@@ -50,8 +50,8 @@ class Verdict(NamedTuple):
         return cls(mutant.id, mutant.name, group, mutant.line, mutant.rule, mutant.text, by, how, seconds, said)
 
     def __str__(self) -> str:
-        told = f"killed by {self.by}, {self.how}: {self.said}" if self.by else "SURVIVED"
-        return f"{self.name}\n  line {self.line}, {self.rule}: {told} ({self.seconds:.1f} s)"
+        reported = f"killed by {self.by}, {self.how}: {self.said}" if self.by else "SURVIVED"
+        return f"{self.name}\n  line {self.line}, {self.rule}: {reported} ({self.seconds:.1f} s)"
 
 
 class Ledger:

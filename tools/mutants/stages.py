@@ -27,7 +27,7 @@ LANE_TURNS = 640  # of all lanes of a world: each takes as long as a turn of one
 EXAMPLES = 20  # of the state machine between two looks at the clock
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -51,7 +51,7 @@ def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
                 if outcome.failure:
                     return str(outcome.failure)
     except (Exception, EndlessCallError) as error:  # a mutant that can't be loaded is detected, too
-        return _told(error)
+        return _described(error)
     return ""
 
 
@@ -65,7 +65,7 @@ def exercised(change: Change, seed: int, seconds: float = MACHINE_S) -> str:
             while time.process_time() < until:
                 run_state_machine_as_test(FrontMachine, settings=chosen)
     except (Exception, EndlessCallError) as error:
-        return _told(error)
+        return _described(error)
     return ""
 
 

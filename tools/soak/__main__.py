@@ -105,8 +105,8 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
             run.progress("soak", now, seconds)
             if now - said >= SAID_S:
                 said = now
-                told = ", ".join(f"{count:,} {name}" for name, count in clients.outcomes.most_common())
-                print(f"{now:.0f} s: {told}; {sum(disturbances.done.values())} disturbances", flush=True)
+                reported = ", ".join(f"{count:,} {name}" for name, count in clients.outcomes.most_common())
+                print(f"{now:.0f} s: {reported}; {sum(disturbances.done.values())} disturbances", flush=True)
             await asyncio.sleep(0.5)
 
     disturbing = asyncio.create_task(disturbances.run(began + DISTURBED_SHARE * seconds))

@@ -14,7 +14,7 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.fair_queue import FairQueue, Ticket
 from blinkpy.dpu.admission.keys_file import KeyRing, KeysFile
-from blinkpy.dpu.admission.tenant import NOBODY, Tenant
+from blinkpy.dpu.admission.tenant import ANONYMOUS, Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
 from blinkpy.dpu.api_errors import ApiError, bad_request
@@ -31,7 +31,7 @@ logger = logging.getLogger("blinkpy.frontend")
 class Admission:
     """Decides which requests get slots.
 
-    room: the number of free slots in the queue pair.
+    free_slots: the number of free slots in the queue pair.
     places: names of the grammars and token rules in flight, and the engine's limit of different ones.
     slots: the slots of all queue pairs, free or not.
 
@@ -44,14 +44,15 @@ class Admission:
         keys: KeysFile,
         table: TenantTable,
         metrics: Metrics,
-        room: Callable[[], int],
+        free_slots: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         places: Callable[[], tuple[set[int], int]] = lambda: (set(), 1 << 30),
         slots: Callable[[], int] = lambda: 0,  # of all queue pairs, free or not
     ):
-        self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
+        self._options, self._keys, self.table = options, keys, table
+        self._metrics, self._free_slots, self._clock = metrics, free_slots, clock
         self._places = places  # see `places` above
-        self._slots, self._held = slots, dict[str, int]()  # slots of each tenant in this worker
+        self._slots, self._used_slots = slots, dict[str, int]()  # slots of each tenant in this worker
         self._known: tuple[set[int], int] | None = None  # with admitted requests; for one pass over the queue
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # set at admission or refusal; in the order of arrival
@@ -66,7 +67,7 @@ class Admission:
     # ---- keys --------------------------------------------------------------------------------------------------------
 
     def _install(self, ring: KeyRing | None) -> None:
-        tenants = {NOBODY.name: NOBODY} if ring is None else ring.tenants
+        tenants = {ANONYMOUS.name: ANONYMOUS} if ring is None else ring.tenants
         self.table.keep([tenant.number for tenant in tenants.values()])
         self._ring, self.tenants = ring, tenants
         self._queue.forget(tenants)
@@ -96,12 +97,12 @@ class Admission:
                 logger.error("keeping the previous keys: %s", error)
                 return
         logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
-        self.let_in()
+        self.admit()
 
     def tenant_of(self, authorization: bytes) -> Tenant:
         """The tenant of a header "Authorization". Raises ApiError with status 401."""
         if self._ring is None:
-            return NOBODY
+            return ANONYMOUS
         scheme, _, key = authorization.partition(b" ")
         found = self._ring.find(key.strip())
         if found is None or scheme.lower() != b"bearer":
@@ -152,7 +153,7 @@ class Admission:
         self._count_waiting(ticket, 1)
         self._show_queue()
         self._charge(ticket, prompt_tokens)
-        self.let_in()
+        self.admit()
         if not ticket.inside:
             try:
                 self._find_place(ticket, now)
@@ -217,7 +218,7 @@ class Admission:
         self._reserved -= slots
         ticket.reserved -= slots
 
-    def leave(self, ticket: Ticket) -> None:
+    def remove(self, ticket: Ticket) -> None:
         """End a request in any state: waiting, running or finished."""
         if ticket in self._waiting:
             self._stop_waiting(ticket)
@@ -227,19 +228,19 @@ class Admission:
             del self._running[ticket]
             self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.granted)
             self._best_effort -= ticket.granted if ticket.best_effort else 0
-            self._held[ticket.tenant.name] -= ticket.granted
-            if not self._held[ticket.tenant.name]:
-                del self._held[ticket.tenant.name]
+            self._used_slots[ticket.tenant.name] -= ticket.granted
+            if not self._used_slots[ticket.tenant.name]:
+                del self._used_slots[ticket.tenant.name]
             self.submitted(ticket, ticket.reserved)
         else:
             self._charge(ticket, -ticket.charged)
         ticket.more = ticket.refuse = None
         if self._queue.requests:
-            self.let_in()
+            self.admit()
 
     # ---- the waiting queue --------------------------------------------------------------------------------------------
 
-    def let_in(self) -> None:
+    def admit(self) -> None:
         """Give free slots to waiting requests in turn; to be called when slots may have become free."""
         self._known = None
         if not self._queue.requests:
@@ -287,7 +288,7 @@ class Admission:
             self._update(bucket, self.tenants[name], now)
 
     def _free(self) -> int:
-        return self._room() - self._reserved
+        return self._free_slots() - self._reserved
 
     def _may_run(self, ticket: Ticket) -> bool:
         return self._allowed(ticket) > 0
@@ -303,7 +304,7 @@ class Admission:
             allowed = min(allowed, int(tenant.requests - self.table.total(tenant.number, "requests_in_flight")))
         if len(self.tenants) > 1 and (reserve := self._slots() // RESERVED):
             ended = sum(not generation.open for generation in ticket.generations[: ticket.granted])  # their slots are free
-            allowed = min(allowed, self._slots() - reserve - self._held.get(tenant.name, 0) + ended)
+            allowed = min(allowed, self._slots() - reserve - self._used_slots.get(tenant.name, 0) + ended)
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
     def _has_places(self, names: frozenset[int]) -> bool:
@@ -320,7 +321,7 @@ class Admission:
     def _take(self, ticket: Ticket, slots: int, now: float) -> None:
         """Record that an admitted request got more slots."""
         self._known = None
-        self._held[ticket.tenant.name] = self._held.get(ticket.tenant.name, 0) + slots
+        self._used_slots[ticket.tenant.name] = self._used_slots.get(ticket.tenant.name, 0) + slots
         self._best_effort += slots if ticket.best_effort else 0
         self._reserved += slots
         ticket.reserved += slots
@@ -349,7 +350,7 @@ class Admission:
             text = f"the request has waited {self._options.max_waiting_s} s for a slot"
             retry_s = self._rate.retry_s(self._clock(), self._queue.tokens)
             self._fail(ticket, self._refuse(ticket.tenant, "max_waiting_s", text, retry_s))
-        self.let_in()
+        self.admit()
         if not self._waiting:
             self._somebody.clear()
 

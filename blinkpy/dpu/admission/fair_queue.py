@@ -58,7 +58,7 @@ class Ticket:
 class FairQueue:
     def __init__(self) -> None:
         self._waiting: dict[str, list[Ticket]] = {}
-        self._held: dict[str, int] = {}  # waiting tokens of each tenant
+        self._tokens: dict[str, int] = {}  # waiting tokens of each tenant
         self._served: dict[str, float] = {}  # the counters
         self._last = 0.0  # the counter of the last served tenant, when the queue became empty
         self._ahead = 0  # consecutive latency-sensitive requests admitted while a best-effort request waited
@@ -76,7 +76,7 @@ class FairQueue:
         if name not in self._waiting:
             least = min((self._served[other] for other in self._waiting), default=self._last)
             self._served[name] = max(self._served.get(name, 0.0), least)
-            self._waiting[name], self._held[name] = [], 0
+            self._waiting[name], self._tokens[name] = [], 0
         insort(self._waiting[name], ticket, key=lambda one: one.order)
         self._hold(ticket, 1)
         self.requests += 1
@@ -90,7 +90,7 @@ class FairQueue:
         if not ticket.granted:
             self._hold(ticket, -1)
         if not own:
-            del self._waiting[name], self._held[name]
+            del self._waiting[name], self._tokens[name]
             if not self._waiting:
                 self._last = self._served[name]
         self.requests -= 1
@@ -99,10 +99,10 @@ class FairQueue:
     def _hold(self, ticket: Ticket, sign: int) -> None:
         """Add the tokens of a request without a slot, or subtract them."""
         self.tokens += sign * ticket.tokens
-        self._held[ticket.tenant.name] += sign * ticket.tokens
+        self._tokens[ticket.tenant.name] += sign * ticket.tokens
         self.best_effort_tokens += sign * ticket.best_effort * ticket.tokens
 
-    def let_in(self, ticket: Ticket) -> None:
+    def admit(self, ticket: Ticket) -> None:
         """Serve a request: it has all of its slots."""
         self.grant(ticket, ticket.slots - ticket.granted, ticket.number)
 
@@ -125,7 +125,7 @@ class FairQueue:
         self.charge(ticket.tenant, ticket.prompt_tokens * slots / ticket.slots)
 
     def pass_through(self, ticket: Ticket) -> None:
-        """`push` and `let_in` for an empty queue."""
+        """`push` and `admit` for an empty queue."""
         name = ticket.tenant.name
         self._last = self._served[name] = max(self._served.get(name, 0.0), self._last)
         self._ahead = 0
@@ -138,15 +138,15 @@ class FairQueue:
         itself if it is of that tenant. A single request may exceed `most`, and requests with some of their slots stay.
         """
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
-        held, left = dict(self._held), dict[str, list[Ticket]]()
+        totals, left = dict(self._tokens), dict[str, list[Ticket]]()
         while tokens > most and tokens > ticket.tokens:
-            largest = max(held, key=lambda name: (held[name] / self._waiting[name][0].tenant.weight, name == own))
+            largest = max(totals, key=lambda name: (totals[name] / self._waiting[name][0].tenant.weight, name == own))
             if largest == own:
                 return [ticket]
             if largest not in left:
                 left[largest] = [one for one in self._waiting[largest] if not one.granted]
             last = left[largest].pop()
-            held[largest] -= last.tokens
+            totals[largest] -= last.tokens
             tokens -= last.tokens
             dropped.append(last)
         return dropped

@@ -177,7 +177,7 @@ class Places:
         self._count, self._of_one = count, of_one or count
         self.most_waiting, self.most_bytes = most_waiting, most_bytes
         self._line = FairLine[_Waiter]()
-        self._held: dict[str, int] = {}  # places of each owner
+        self._places: dict[str, int] = {}  # places of each owner
         self.used = 0
         self._bytes = 0.0  # of jobs that run
         self._mean_s = 0.01  # of a job, which its owner is charged when it begins
@@ -205,7 +205,7 @@ class Places:
             self._mean_s += (min(took, 1.0) - self._mean_s) / 16
             self._line.charge(asker.name, took - estimate)
             self._bytes -= size
-            self._leave(asker)
+            self._release(asker)
 
     async def _enter(self, asker: Asker, size: int) -> None:
         free = self.used < self._count and self._may_take(asker.name) and not self._line.count
@@ -221,7 +221,7 @@ class Places:
         except asyncio.CancelledError:
             placed = waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.result()
             if not self._line.remove(asker.name, waiter) and placed:
-                self._leave(asker)
+                self._release(asker)
             raise
         if not placed:
             raise FullError
@@ -239,23 +239,23 @@ class Places:
                 return
 
     def _may_take(self, name: str) -> bool:
-        return self._held.get(name, 0) < self._of_one
+        return self._places.get(name, 0) < self._of_one
 
     def _take(self, name: str) -> None:
-        self._held[name] = self._held.get(name, 0) + 1
+        self._places[name] = self._places.get(name, 0) + 1
         self.used += 1
         self._line.charge(name, self._mean_s)
 
-    def _leave(self, asker: Asker) -> None:
+    def _release(self, asker: Asker) -> None:
         self.used -= 1
-        self._held[asker.name] -= 1
-        if not self._held[asker.name]:
-            del self._held[asker.name]
+        self._places[asker.name] -= 1
+        if not self._places[asker.name]:
+            del self._places[asker.name]
         self._hand_out()
 
     def _hand_out(self) -> None:
         while self.used < self._count:
-            full = {name for name, held in self._held.items() if held >= self._of_one}
+            full = {name for name, places in self._places.items() if places >= self._of_one}
             found = self._line.pop(full)
             if found is None:
                 return

@@ -81,5 +81,5 @@ class Tenant:
         return max(1, int.from_bytes(digest[:8], "little") & INT64_MAX)
 
 
-NOBODY = Tenant()
+ANONYMOUS = Tenant()
 """Of requests to a server without keys."""

@@ -74,7 +74,7 @@ class Engines:
         self.keeps_flights = several or records_output
         self.metrics, self.several, self.thread = metrics, several, thread or LinkThread()
         self._rule, self._watch = rule, watch
-        self.on_room: Callable[[], None] = lambda: None  # called when requests may fit again
+        self.on_space: Callable[[], None] = lambda: None  # called when requests may fit again
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # called when no engine is left
         self.moves = Moves(self._place, pieces, metrics, most_moves, move_timeout_s, self.slots_freed)
         self._gauges: dict[str, dict[int, float]] = {}
@@ -106,8 +106,8 @@ class Engines:
         """Set the listed engines, by label. To be called regularly, because engines take time to leave."""
         listed = {entry.label for entry in entries}
         for link in self.links:
-            link.leaving = link.label not in listed
-            if link.leaving and link.is_idle():
+            link.removed = link.label not in listed
+            if link.removed and link.is_idle():
                 logger.info("engine %s has left", link.label)
                 link.vacate()
                 self._forget(link.index)
@@ -216,11 +216,11 @@ class Engines:
                 return link.pair
         raise self.unavailable(self.status() or "No engine serves.")
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Slots for which requests can be submitted now. Requests that lost their engine have priority."""
         if not self.several:  # also while it drains: the next submit() raises the error
-            return self.links[0].room()
-        return max(0, sum(link.room() for link in self.links if link.status() is None) - len(self.moves))
+            return self.links[0].free_slots()
+        return max(0, sum(link.free_slots() for link in self.links if link.status() is None) - len(self.moves))
 
     def submit(self, work: list[Submission]) -> None:
         """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt
@@ -345,7 +345,7 @@ class Engines:
     def slots_freed(self) -> None:
         """See LinkOwner: report free slots, unless generations wait for an engine."""
         if not self.moves:
-            self.on_room()
+            self.on_space()
 
     def link_lost(self, error: ApiError) -> None:
         """See LinkOwner: report the error if no engine is left."""

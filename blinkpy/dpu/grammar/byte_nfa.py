@@ -257,7 +257,7 @@ class _Subsets:
         accepting: list[bool] = []
         for nodes in self.found:  # grows meanwhile
             accepting.append(self._accepts(nodes, {} if edges else begin_edges))
-            edges.append(self._leaving(nodes))
+            edges.append(self._outgoing(nodes))
         return edges, accepting
 
     def counted(self) -> list[Counted | None]:
@@ -272,19 +272,19 @@ class _Subsets:
             raise MixedCountsError(mixed)
         return result
 
-    def _leaving(self, nodes: frozenset[int]) -> list[Edge]:
-        leaving = [edge for node in nodes for edge in self.nfa.edges[node]]
-        leaving.sort()
-        if all(before[1] < after[0] for before, after in pairwise(leaving)):
+    def _outgoing(self, nodes: frozenset[int]) -> list[Edge]:
+        outgoing = [edge for node in nodes for edge in self.nfa.edges[node]]
+        outgoing.sort()
+        if all(before[1] < after[0] for before, after in pairwise(outgoing)):
             known = self._behind
-            for _, _, target in leaving:
+            for _, _, target in outgoing:
                 if target not in known:
                     known[target] = self._state(self._closure(target))
-            return [(low, high, known[target]) for low, high, target in leaving]
-        points = sorted({point for low, high, _ in leaving for point in (low, high + 1)})
+            return [(low, high, known[target]) for low, high, target in outgoing]
+        points = sorted({point for low, high, _ in outgoing for point in (low, high + 1)})
         result = []
         for low, following in pairwise(points):
-            targets = {target for first, high, target in leaving if first <= low <= high}
+            targets = {target for first, high, target in outgoing if first <= low <= high}
             if targets:
                 union = frozenset().union(*(self._closure(target) for target in targets))
                 result.append((low, following - 1, self._state(union)))

@@ -229,14 +229,14 @@ def difference(a: ByteAutomaton | None, b: ByteAutomaton | None) -> ByteAutomato
 def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton | None:
     if len(a.loops) or len(b.loops):
         raise RuntimeError("internal error: counted strings must be written out before automata are combined")
-    ways_a, ways_b = range_edges(a), [*range_edges(b), []]  # the last entry, at index NONE, has no edges
+    edges_a, edges_b = range_edges(a), [*range_edges(b), []]  # the last entry, at index NONE, has no edges
     last_a, last_b = a.accepting.tolist(), [*b.accepting.tolist(), False]
     number = {(0, 0): 0}
     found = [(0, 0)]
     edges: list[list[Edge]] = []
     for one, other in found:  # grows meanwhile
-        leaving = []
-        for low, high, target, target_b in _overlaps(ways_a[one], ways_b[other]):
+        outgoing = []
+        for low, high, target, target_b in _overlaps(edges_a[one], edges_b[other]):
             pair = (target, target_b)
             if target_b == NONE and not without:
                 continue
@@ -245,16 +245,16 @@ def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton
                     raise GrammarTooLargeError(f"The grammar needs more than {MOST_PAIRS} states.")
                 number[pair] = len(found)
                 found.append(pair)
-            leaving.append((low, high, number[pair]))
-        edges.append(leaving)
+            outgoing.append((low, high, number[pair]))
+        edges.append(outgoing)
     return minimal_automaton(edges, [last_a[one] and last_b[other] != without for one, other in found])
 
 
-def _overlaps(ways: list[Edge], others: list[Edge]) -> list[tuple[int, int, int, int]]:
+def _overlaps(edges: list[Edge], others: list[Edge]) -> list[tuple[int, int, int, int]]:
     """The ranges of the first edges, split at the bounds of the second: (first byte, last byte, target, target or
     NONE)."""
     cuts = []
-    for low, high, target in ways:
+    for low, high, target in edges:
         for first, last, other in (*others, (BYTES, BYTES, NONE)):
             if last < low:
                 continue

@@ -217,15 +217,15 @@ class _Magnitudes:
         found = [start]
         edges: list[list[Edge]] = []
         for state in found:  # grows meanwhile
-            leaving = []
+            outgoing = []
             for sign in ".0123456789":
                 following = self._following(state, sign)
                 if following is not None:
                     if following not in number:
                         number[following] = len(found)
                         found.append(following)
-                    leaving.append((ord(sign), ord(sign), number[following]))
-            edges.append(leaving)
+                    outgoing.append((ord(sign), ord(sign), number[following]))
+            edges.append(outgoing)
             if len(found) > MOST_STATES:
                 raise GrammarTooLargeError("The bounds of a number need too many states.")
         return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))

@@ -13,7 +13,7 @@ from blinkpy.dpu.http.answers import Answer, Choice, Turns, Usage, likeliest
 from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.text.detokenizer import Detokenizer
 
@@ -36,7 +36,7 @@ class Collector:
     done: set when all choices have ended, or one has failed (see `error`).
     awaited: all futures that a task may wait for.
     dropped: the answer is no longer wanted.
-    room: memory limit of all answers of the worker.
+    budget: memory limit of all answers of the worker.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Collector:
         n: int = 1,
         with_logprobs: bool = True,
         shows_prompt: bool = False,
-        room: ByteRoom | None = None,
+        budget: ByteBudget | None = None,
         owner: str = "",
     ):
-        self._room, self._owner, self._bytes, self._reported = room, owner, 0, REPORT_BYTES
+        self._budget, self._owner, self._bytes, self._reported = budget, owner, 0, REPORT_BYTES
         self.answer, self._n, self._with_logprobs, self.shows_prompt = answer, n, with_logprobs, shows_prompt
         self.choices = n
         self.generations: list[Generation] = []
@@ -66,15 +66,15 @@ class Collector:
         if logprobs:
             self._logprobs[generation.index] += logprobs
             self._bytes += PAIR_BYTES * sum(2 + len(entry.top) for entry in logprobs)
-        if self._bytes > self._reported and self._room is not None:
+        if self._bytes > self._reported and self._budget is not None:
             self._reported = self._bytes + REPORT_BYTES
-            self._room.hold(self, self._bytes, self._give_up, self._owner)
+            self._budget.hold(self, self._bytes, self._give_up, self._owner)
 
     def expect(self, size: int) -> None:
         """Reserve bytes for the answer, in addition to its text. Raises ApiError if the limit is reached."""
         self._bytes += size
-        if size and self._room is not None:
-            self._room.hold(self, self._bytes, self._give_up, self._owner)
+        if size and self._budget is not None:
+            self._budget.hold(self, self._bytes, self._give_up, self._owner)
             if self.error is not None:
                 raise self.error.again()
 
@@ -108,8 +108,8 @@ class Collector:
     def close(self) -> None:
         """Break reference cycles, and release the memory."""
         self.generations = []
-        if self._room is not None:
-            self._room.release(self)
+        if self._budget is not None:
+            self._budget.release(self)
 
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
@@ -195,7 +195,7 @@ class Streamer(Collector):
 
         If all choices have ended, everything is written at the end.
         """
-        self._open = not self._connection.gone
+        self._open = not self._connection.disconnected
         if self.done.done():
             self._chunks.insert(0, head)
         elif self._open:

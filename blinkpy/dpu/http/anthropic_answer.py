@@ -136,10 +136,10 @@ class AnthropicAnswer:
         kind = TEXT if isinstance(part, Content) else TOOL_USE if isinstance(part, CallArguments) else THINKING
         if kind == THINKING and not self._request.include_reasoning:
             return b""
-        goes_on = self._blocks and self._blocks[-1].kind == kind
-        text = f"\n{part.text}" if goes_on and self._joined and kind != TOOL_USE else part.text
+        continues = self._blocks and self._blocks[-1].kind == kind
+        text = f"\n{part.text}" if continues and self._joined and kind != TOOL_USE else part.text
         self._joined = False
-        begin = b"" if goes_on else self._open(_Block(kind))
+        begin = b"" if continues else self._open(_Block(kind))
         self._blocks[-1].texts.append(text)
         name, field = DELTAS[kind]
         return begin + self._of_block("content_block_delta", {"delta": {"type": name, field: text}})

@@ -28,7 +28,7 @@ from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.stored_responses import StoredPath, stored_answer
 from blinkpy.dpu.http.wire.connections import too_many_connections
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
-from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
+from blinkpy.dpu.http.wire.exchange import JSON, ClientDisconnected, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.dpu.watch.traces import make_tracer
@@ -113,7 +113,7 @@ class App:
         self.running += 1
         try:
             await self._answered(handler, exchange)
-        except ClientGone:
+        except ClientDisconnected:
             pass
         finally:
             self.running -= 1
@@ -126,13 +126,13 @@ class App:
                 generation.request = None
 
     async def _answered(self, handler: Handler, exchange: Exchange) -> None:
-        """Answer a request, with an error if it fails. Raises ClientGone."""
+        """Answer a request, with an error if it fails. Raises ClientDisconnected."""
         try:
             await handler(exchange)
         except ApiError as error:
             await exchange.drained()
             exchange.refuse(error)
-        except ClientGone:
+        except ClientDisconnected:
             raise
         except Exception:
             logger.exception("answering a request failed")
@@ -162,7 +162,7 @@ class App:
         if path not in OPEN_PATHS:
             self._authenticate(exchange)
         full = len(every.open) > self.options.max_connections and path not in ALWAYS
-        if full and not every.make_way(exchange.connection):
+        if full and not every.close_another(exchange.connection):
             raise too_many_connections()
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
@@ -239,15 +239,15 @@ class App:
             service.admission.convert(exchange.tenant, len(body) // BYTES_OF_TOKEN)
 
         def prepare() -> Any:
-            if exchange.connection.gone:
-                raise ClientGone
+            if exchange.connection.disconnected:
+                raise ClientDisconnected
             return service.prepare_short(kind, body, service.limits())
 
         try:
             if service.is_short(body):
                 prepared = await service.gate.run(exchange.asker, prepare)
             else:
-                prepared = await exchange.unless_gone(service.prepare(kind, body, service.limits(), exchange.asker))
+                prepared = await exchange.unless_disconnected(service.prepare(kind, body, service.limits(), exchange.asker))
             if stored is not None and conversation is not None:
                 request = prepared[0]
                 request.previous_response_id = conversation.previous
@@ -266,7 +266,7 @@ class App:
         """Count the tokens of a request's prompt. kind: of JOBS; head: fields of the answer before the number."""
         request, count = await self._prepare(kind, exchange)
         if self.service.needs_automaton(request):
-            await exchange.unless_gone(self.service.compile_grammar(request, exchange.asker))
+            await exchange.unless_disconnected(self.service.compile_grammar(request, exchange.asker))
         await exchange.drained()
         exchange.write(200, JSON, orjson.dumps({**head, "input_tokens": count}))
 
@@ -282,7 +282,7 @@ class App:
         elif not exchange.own_id:
             request.request_id = exchange.request_id = request.request_id or exchange.request_id
         if service.needs_automaton(request):
-            await exchange.unless_gone(service.compile_grammar(request, exchange.asker))
+            await exchange.unless_disconnected(service.compile_grammar(request, exchange.asker))
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
         if request.tools or request.metadata or request.grammar is not None:  # memory kept for a body until the answer ends
             connection = exchange.connection
@@ -291,10 +291,10 @@ class App:
             )
         try:
             if not ticket.inside:
-                await exchange.unless_gone(admission.wait(ticket))
+                await exchange.unless_disconnected(admission.wait(ticket))
             await self._answer(request, prompts, kind, exchange, ticket)
         finally:
-            admission.leave(ticket)
+            admission.remove(ticket)
             exchange.connection.all.answers.release(exchange)
 
     async def _answer(self, request: Request, prompts: list[Int32], kind: str, exchange: Exchange, ticket: Ticket) -> None:
@@ -307,8 +307,8 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
-        if connection.gone:  # since the last wait; a later submission could not be cancelled
-            raise ClientGone
+        if connection.disconnected:  # since the last wait; a later submission could not be cancelled
+            raise ClientDisconnected
         answer = service.answer(request, kind)
         if request.stream:
             options, slow = self.options, partial(drop, "slow_clients")
@@ -316,13 +316,13 @@ class App:
             chunked = exchange.http_version != "1.0"
             sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes, chunked)
         else:
-            room = connection.all.answers
+            budget = connection.all.answers
             sink = Collector(
                 answer,
                 request.n,
                 request.parameters.logprobs >= 0,
                 request.prompt_logprobs is not None,
-                room,
+                budget,
                 exchange.asker.name,
             )
         service.submit(request, prompts, sink, exchange.arrival, ticket)
@@ -343,19 +343,19 @@ class App:
             sink.close()
 
     async def _written(self, sink: Collector, exchange: Exchange) -> bytes:
-        """The body of a long answer, built in turns of the gate. Raises ClientGone."""
+        """The body of a long answer, built in turns of the gate. Raises ClientDisconnected."""
         turns, body = sink.body(), list[bytes]()
 
-        def go_on() -> None:
+        def build_more() -> None:
             try:
                 next(turns)
             except StopIteration as end:
                 body.append(end.value)
 
         while not body:
-            if exchange.connection.gone:
-                raise ClientGone
-            await self.service.gate.run(exchange.asker, go_on)
+            if exchange.connection.disconnected:
+                raise ClientDisconnected
+            await self.service.gate.run(exchange.asker, build_more)
         return body.pop()
 
     def _drop(self, sink: Collector) -> None:
@@ -376,20 +376,20 @@ class App:
         sink.open(exchange.stream_head(STREAM_HEADERS))
         await sink.done
         if sink.dropped:
-            raise ClientGone
+            raise ClientDisconnected
         if sink.error is not None:
             exchange.keep_alive = False
         exchange.finish(sink.end())
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
-    """Wait for an event of an answer. Raises ApiError if the answer failed before, and ClientGone.
+    """Wait for an event of an answer. Raises ApiError if the answer failed before, and ClientDisconnected.
 
     The error is a new object: one kept in a future or in the sink would form a reference cycle with this request's
     frames.
     """
     await point
     if sink.dropped:
-        raise ClientGone
+        raise ClientDisconnected
     if sink.error is not None:
         raise sink.error.again()

@@ -14,7 +14,7 @@ from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateRefusalError, c
 from blinkpy.dpu.text.conversation_fit import TemplateProbe, text_of
 from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
 from blinkpy.dpu.tools.call_format import CallFormat, call_formats, choose_format
-from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, forced_calls, held_calls, with_tokens
+from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, constrained_calls, forced_calls, with_tokens
 from blinkpy.dpu.tools.harmony_calls import answer_begun, header_of
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import choose_tags
@@ -132,16 +132,16 @@ class ChatDialect:
         final = bool(begun) and not header_of(begun, names).reasons
         grammar = None if field is None else field.grammar
         needed = field is not None or must_call(request) or any(tool.strict for tool in tools)
-        held = any(tool.strict for tool in tools) or (field is None and _choice(request).allowed is not None)
+        strict = any(tool.strict for tool in tools) or (field is None and _choice(request).allowed is not None)
         if must_call(request):
             _check_forced(request)
             if final:
                 message = "'tool_choice' can't require a call if a message is continued."
                 raise bad_request(message, "tool_choice", "invalid_value")
             grammar, field = channel_answer(wanted(request), None, True, bool(begun)), None
-        elif final and held:
+        elif final and strict:
             grammar = grammar or ANY_TEXT
-        elif not final and (grammar is not None or held):
+        elif not final and (grammar is not None or strict):
             may_call = field is None or field.param.startswith(FORMATS)
             grammar = channel_answer(tools if may_call else (), grammar, False, bool(begun))
         if grammar is not None:
@@ -173,7 +173,9 @@ class ChatDialect:
         grammar = None if field is None else field.grammar
         of_content = field is not None and field.param.startswith(FORMATS)  # other grammars apply to the whole output
         if tools and self.calls is not None and (strict or of_content or field is None):
-            grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar, self.tags if inside is False else None)
+            grammar = constrained_calls(
+                self.calls, tools, request.parallel_tool_calls, grammar, self.tags if inside is False else None
+            )
         assert grammar is not None
         if self.tags is not None and inside is not None:
             grammar = after_reasoning(grammar, self.tags, inside)

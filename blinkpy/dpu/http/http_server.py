@@ -18,11 +18,11 @@ from blinkpy.config import AccessOptions, ConfigError
 from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.http.app import App
-from blinkpy.dpu.http.preparation.preparation_queue import body_room
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.preparation.preparation_queue import body_budget
+from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.connections import Connections
-from blinkpy.dpu.http.wire.door import Door
+from blinkpy.dpu.http.wire.listener import Listener
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
@@ -56,7 +56,7 @@ class Server:
         options, service = app.options, app.service
         self.app = app
         self.connections = Connections(
-            options, body_room(options), service.metrics, app, service.gate, app.cross_origin, access.root_path
+            options, body_budget(options), service.metrics, app, service.gate, app.cross_origin, access.root_path
         )
         self.started = self.should_exit = self.force_exit = self.failed = False
         self.on_end: Callable[[], None] = lambda: None  # called at the start of the shutdown
@@ -65,7 +65,7 @@ class Server:
         self._on_ready, self._on_drained, self._heir = on_ready, on_drained, heir
         self._watched = WatchedTasks(self._give_up)
         self._events: SocketEvents | None = None
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, sockets: list[socket.socket]) -> None:
@@ -109,19 +109,19 @@ class Server:
             self.force_exit = self.should_exit
             self.should_exit = self.app.draining = True
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Handle SIGUSR1: another front end serves on the listening socket. Accept nothing more, and exit after the
         last request. Runs in a signal handler, once the server runs."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin_to_leave)
+            self._loop.call_soon_threadsafe(self._begin_to_retire)
 
-    def _begin_to_leave(self) -> None:
-        if self.connections.leaving:
+    def _begin_to_retire(self) -> None:
+        if self.connections.retiring:
             return
         self._stop_listening()
-        self.connections.leaving = True
+        self.connections.retiring = True
         for connection in list(self.connections.open):
-            connection.leave()
+            connection.retire()
         self._watched.start("the watch over the last connections", self._end_with_the_last())
 
     async def _end_with_the_last(self) -> None:
@@ -147,7 +147,7 @@ class Server:
         self._events = SocketEvents()
         await self.app.service.engine.connected(CONNECT_S)
         if not self._heir or self.app.service.engine.pair is not None:
-            self._door = Door(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
+            self._listener = Listener(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
         self.started = True
         self._watched.start("the watch over connections", self._sweep())
         self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
@@ -188,12 +188,12 @@ class Server:
             every.trim()
             self.app.service.admission.sweep()
             metrics.gauge("connections", len(every.open))
-            rooms = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}
-            for name, gauge in rooms.items():
-                bytes_room: ByteRoom = getattr(every, name)
-                metrics.gauge(gauge, bytes_room.used)
-                metrics.count(f"{name}_given_up", bytes_room.given_up)
-                bytes_room.given_up = 0
+            gauges = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}
+            for name, gauge in gauges.items():
+                budget: ByteBudget = getattr(every, name)
+                metrics.gauge(gauge, budget.used)
+                metrics.count(f"{name}_given_up", budget.given_up)
+                budget.given_up = 0
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Server:
         try:
             deadline = time.monotonic() + app.options.shutdown_s
             await self._wait_until(deadline, lambda: not app.running or self.force_exit)
-            if self._on_drained is not None and not self.force_exit and not self.connections.leaving:
+            if self._on_drained is not None and not self.force_exit and not self.connections.retiring:
                 self._on_drained()
                 await self._wait_until(deadline, lambda: self.force_exit)
             app.service.end_preparations()
@@ -244,8 +244,8 @@ class Server:
             self._events.close()
 
     def _stop_listening(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
 
     async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
         """Wait until done() or a deadline on the monotonic clock."""

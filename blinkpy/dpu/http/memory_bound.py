@@ -3,7 +3,7 @@
 from blinkpy.config import Config
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
-from blinkpy.dpu.http.preparation.preparation_queue import body_room
+from blinkpy.dpu.http.preparation.preparation_queue import body_budget
 from blinkpy.dpu.http.wire.connection import BODY_SLICE, HIGH_WATER
 
 BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
@@ -20,9 +20,9 @@ def worker_memory_bytes(config: Config) -> int:
     parts = (
         BASE_BYTES,
         connections * a_connection,
-        3 * body_room(options),  # arriving bodies, and those in the queues for threads and for processes
-        options.unread_room_mib << 20,
-        2 * (options.answer_room_mib << 20),  # retained values, and the JSON made of them
+        3 * body_budget(options),  # arriving bodies, and those in the queues for threads and for processes
+        options.unread_budget_mib << 20,
+        2 * (options.answer_budget_mib << 20),  # retained values, and the JSON made of them
         options.grammar_cache_mib << 20,
         options.response_store_mib << 20,
         config.worker_slots * SLOT_BYTES,

@@ -201,8 +201,8 @@ class ResponseAnswer:
         kind = MESSAGE if isinstance(part, Content) else REASONING
         if isinstance(part, CallArguments):
             kind = self._items[-1].kind
-        goes_on = self._items and self._items[-1].kind == kind and not self._next_message
-        begin = b"" if goes_on else self._open(kind)
+        continues = self._items and self._items[-1].kind == kind and not self._next_message
+        begin = b"" if continues else self._open(kind)
         item = self._items[-1]
         item.texts.append(part.text)
         number, self._events = self._events, self._events + 1

@@ -56,9 +56,9 @@ class Service:
         keys = keys_of(config, secret or secrets.token_bytes(32))
         options = config.extension(AdmissionOptions)
         self.admission = Admission(
-            options, keys, tenants or TenantTable(), metrics, engine.room, places=self._grammar_places, slots=self._slots
+            options, keys, tenants or TenantTable(), metrics, engine.free_slots, places=self._grammar_places, slots=self._slots
         )
-        engine.on_room, engine.on_failure = self.admission.let_in, self.admission.refuse_all
+        engine.on_space, engine.on_failure = self.admission.admit, self.admission.refuse_all
         self.started = int(time.time())
         self._reader = RequestReader(config, folder)
         self.tokenizer, self.dialect = self._reader.tokenizer, self._reader.dialect
@@ -187,7 +187,7 @@ class Service:
         names = frozenset(part_name(part) for part in parts if part is not None and pair.facts.grammar_share)
         if names:  # an engine without places for any refuses the submission
             try:
-                pair.require_room(*parts)
+                pair.require_space(*parts)
             except ValueError as error:  # size of a grammar or token rules that the engine never accepts
                 raise self._unfit(request, error) from error
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier], names)

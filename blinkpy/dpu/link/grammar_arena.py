@@ -60,11 +60,11 @@ class GrammarArena:
         pieces, missing = self._pieces, tuple(name for name in wanted if name not in self._pieces)
         if missing:
             pieces = dict(pieces)
-            if not self._make_room(pieces, wanted, head):
+            if not self._make_space(pieces, wanted, head):
                 if any(piece.after > head for piece in self._pieces.values()):
                     return None
                 pieces, missing = {}, tuple(wanted)  # one of the request's pieces blocked the other
-                if not self._make_room(pieces, wanted, head):
+                if not self._make_space(pieces, wanted, head):
                     raise ValueError(f"{sum(wanted.values())} words exceed the arena of {self.size}")
         return Plan(tuple(wanted), missing, pieces)
 
@@ -74,7 +74,7 @@ class GrammarArena:
         for name in plan.wanted:
             self._pieces[name] = self._pieces.pop(name)._replace(after=after)
 
-    def _make_room(self, pieces: dict[int, Piece], wanted: Mapping[int, int], head: int) -> bool:
+    def _make_space(self, pieces: dict[int, Piece], wanted: Mapping[int, int], head: int) -> bool:
         """Place the wanted pieces that `pieces` lacks, and evict others from it. Returns whether they fit."""
         for name, words in wanted.items():
             if name in pieces:

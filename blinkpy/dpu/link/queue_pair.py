@@ -42,7 +42,7 @@ CLAIM_POLL_S = 0.0005
 REQUEST_LIMIT = 0xFFFFFFFE  # requests per epoch, because ids must not repeat
 
 
-class NoRoomError(Exception):
+class NoSpaceError(Exception):
     """No slot, ring entry or arena space is free now; try again later."""
 
 
@@ -253,7 +253,7 @@ class QueuePair:
         owner: kept in the request.
         grammar: the permitted outputs.
         rules: token rules.
-        Raises NoRoomError if there is no space now, EngineUnavailableError, EngineLostError, TransportError,
+        Raises NoSpaceError if there is no space now, EngineUnavailableError, EngineLostError, TransportError,
         and ValueError for a request that can never fit. The request is then not in flight.
         """
         if not self._attached:
@@ -263,17 +263,17 @@ class QueuePair:
             if state == W.STATE_DRAINING:
                 raise EngineUnavailableError("the engine is draining and accepts no new requests")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
-        self.require_room(grammar, rules)
+        self.require_space(grammar, rules)
         length, count = len(prompt), len(prompt) // self.facts.page_size
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
-            raise NoRoomError("all slots are in use")
+            raise NoSpaceError("all slots are in use")
         parts = {part_name(part): part.words() for part in (grammar, rules) if part is not None}
         if parts and not self._has_place(parts.keys()):
-            raise NoRoomError("the requests in flight use all grammar slots of this front end")
+            raise NoSpaceError("the requests in flight use all grammar slots of this front end")
         # A free slot implies a free ring entry: the ring has an entry for each slot, and an ended request's
         # is free.
         self._consume()
@@ -286,11 +286,11 @@ class QueuePair:
             plan = self._grammars.plan(needed, self._sq_head) if needed else NOTHING
             if prompt_offset is None or hash_offset is None or plan is None:
                 full = "prompt" if prompt_offset is None else "hash" if hash_offset is None else "grammar"
-                raise NoRoomError(f"the {full} arena is full")
+                raise NoSpaceError(f"the {full} arena is full")
             place = slot, prompt_offset, length, hash_offset, count
             named: dict[str, ArenaPlace] = {"grammar": _place(grammar, plan), "rules": _place(rules, plan)} if parts else {}
             entry = pack_entry(sampling, request.request_id, self.epoch, *place, **named)
-        except (NoRoomError, ValueError):
+        except (NoSpaceError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])
             raise
@@ -317,7 +317,7 @@ class QueuePair:
             raise
         return request
 
-    def require_room(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
+    def require_space(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
         """Raise ValueError for a grammar or token rules that the engine can never take."""
         most, share = min(self.facts.grammar_words, self._grammars.size), self.facts.grammar_share
         if share == 0 and (grammar is not None or rules is not None):
@@ -332,8 +332,8 @@ class QueuePair:
             if share == 1:
                 raise ValueError("the engine has memory for a grammar or token rules, but not for both")
             if (words := len(grammar.words()) + len(rules.words())) > self._grammars.size:
-                room = self._grammars.size * 4
-                raise ValueError(f"the grammar and the token rules take {words * 4} bytes, but the engine's limit is {room}")
+                limit = self._grammars.size * 4
+                raise ValueError(f"the grammar and the token rules take {words * 4} bytes, but the engine's limit is {limit}")
 
     def _has_place(self, names: Iterable[int]) -> bool:
         """Whether this pair's share has space for a further request's grammar and token rules."""

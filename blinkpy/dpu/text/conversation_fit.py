@@ -109,9 +109,9 @@ class TemplateProbe:
         writes_text = self._render(as_text) is None or self._writes(as_text, CALL, LATE)
         self.takes_calls, self.takes_results = self._form is not None or writes_text, self._writes_results or writes_text
         self._takes_calls_together = self._writes(self._called(CALL, SECOND), CALL, SECOND)
-        beside = self._called(CALL)
-        beside[1] = beside[1] | {"content": "x"}
-        self._calls_alone = self._form is not None and not self._writes(beside, CALL)  # no calls next to content
+        combined = self._called(CALL)
+        combined[1] = combined[1] | {"content": "x"}
+        self._calls_alone = self._form is not None and not self._writes(combined, CALL)  # no calls next to content
         self._objects_alone = (
             self._form is not None and self._form.as_objects and self._render(self._called(CALL, arguments='{"x": ')) is None
         )
@@ -346,11 +346,11 @@ def _folded(messages: Sequence[Fitted]) -> list[Fitted]:
             waiting.append(one)
             continue
         if waiting:
-            told = "\n\n".join(text_of(instruction.message["content"]) for instruction in waiting)
+            instructions = "\n\n".join(text_of(instruction.message["content"]) for instruction in waiting)
             if one is not None and one.message["role"] == "user":
-                one = Fitted(one.source, one.message | {"content": f"{told}\n\n{text_of(one.message['content'])}"})
+                one = Fitted(one.source, one.message | {"content": f"{instructions}\n\n{text_of(one.message['content'])}"})
             else:
-                found.append(Fitted(waiting[0].source, {"role": "user", "content": told}))
+                found.append(Fitted(waiting[0].source, {"role": "user", "content": instructions}))
             waiting = []
         if one is not None:
             found.append(one)

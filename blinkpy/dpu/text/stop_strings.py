@@ -38,14 +38,14 @@ class StopStrings:
     include: also send the stop string.
     """
 
-    __slots__ = ("_failures", "_held", "_include", "_matched", "_starts", "_stops", "found", "stopped")
+    __slots__ = ("_failures", "_include", "_matched", "_pending", "_starts", "_stops", "found", "stopped")
 
     def __init__(self, stops: tuple[str, ...], include: bool = False):
         self._stops, self._include = stops, include
         self._failures = [_failure(stop) for stop in stops]
         self._starts = _starts(stops)
         self._matched = [0] * len(stops)  # characters of each stop string that the text ends with
-        self._held = ""
+        self._pending = ""
         self.stopped, self.found = False, ""
 
     def push(self, text: str, may_stop: bool = True) -> str:
@@ -56,7 +56,7 @@ class StopStrings:
         """
         if self.stopped:
             return ""
-        if not self._held and not self._starts.search(text):
+        if not self._pending and not self._starts.search(text):
             return text
         matched, stops, failures = self._matched, self._stops, self._failures
         for position, character in enumerate(text, 1):
@@ -73,14 +73,14 @@ class StopStrings:
                 matched[i] = length
             if ended and may_stop:
                 self.stopped = True
-                whole = self._held + text[:position]
-                self._held, self.found = "", whole[len(whole) - ended :]
+                whole = self._pending + text[:position]
+                self._pending, self.found = "", whole[len(whole) - ended :]
                 return whole if self._include else whole[: len(whole) - ended]
-        whole, keep = self._held + text, max(matched)
-        self._held = whole[len(whole) - keep :]
+        whole, keep = self._pending + text, max(matched)
+        self._pending = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]
 
     def finish(self) -> str:
         """The text still held back at the end of the output."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending

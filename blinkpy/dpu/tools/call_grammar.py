@@ -56,7 +56,7 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     return ForcedCalls(prefix, _calls(text, heads, bodies, parallel, bodies[0] if only else None))
 
 
-def held_calls(
+def constrained_calls(
     calls: CallFormat, tools: Sequence[CallableTool], parallel: bool, content: Grammar | None, tags: ReasoningTags | None = None
 ) -> Grammar:
     """An answer with or without valid calls: the text that begins a call is followed by a call.
@@ -91,13 +91,13 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
     """
     more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
     before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
-    ways = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
+    forms = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
     bodies = [_arguments(tool) if tool.strict or must_call else ANY_OBJECT for tool in tools]
     for names, body in _by_body([f" to=functions.{tool.name}" for tool in tools], bodies):
         heads = [{"text": head} for to in names for head in (f"<|channel|>commentary{to}", f"{to}<|channel|>commentary")]
         kinds = [{"text": text} for text in (" <|constrain|>json", "<|constrain|>json", " json")]
-        ways.append(_sequence({"any": heads}, {"any": kinds}, "<|message|>", body))
-    return _sequence(*((more,) if begun else ()), {"repeat": before, "low": 0, "high": None}, {"any": ways})
+        forms.append(_sequence({"any": heads}, {"any": kinds}, "<|message|>", body))
+    return _sequence(*((more,) if begun else ()), {"repeat": before, "low": 0, "high": None}, {"any": forms})
 
 
 def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:

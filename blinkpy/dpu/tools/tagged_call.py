@@ -94,7 +94,7 @@ def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[boo
     text = types == {"string"}
     if text:
         source.arguments('"')
-    held, first = "", True
+    buffered, first = "", True
     while True:
         part = yield from source.until(tags.value_close)
         if part and source.ended and tags.value_close.startswith(part):
@@ -102,23 +102,23 @@ def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[boo
         whole = part is None
         piece = tags.value_close if whole and not (yield from _closes(source, tags)) else part
         ends = whole and piece is None
-        held += piece or ""
-        if tags.lines and first and held:
-            held, first = held.removeprefix("\n"), False
+        buffered += piece or ""
+        if tags.lines and first and buffered:
+            buffered, first = buffered.removeprefix("\n"), False
         if ends:
-            held = held.removesuffix("\n") if tags.lines else held
-            source.arguments(_escaped(held) + '"' if text else as_json(held, types))
+            buffered = buffered.removesuffix("\n") if tags.lines else buffered
+            source.arguments(_escaped(buffered) + '"' if text else as_json(buffered, types))
             return True
         if text:
-            kept = 1 if tags.lines and held.endswith("\n") else 0
-            ready = len(held) - kept
-            source.arguments(_escaped(held[:ready]))
-            held = held[ready:]
-        elif len(held) > VALUE_CHARACTERS:
+            kept = 1 if tags.lines and buffered.endswith("\n") else 0
+            ready = len(buffered) - kept
+            source.arguments(_escaped(buffered[:ready]))
+            buffered = buffered[ready:]
+        elif len(buffered) > VALUE_CHARACTERS:
             types, text = frozenset({"string"}), True
             source.arguments('"')
         if part == "" and source.ended:
-            source.arguments(_escaped(held) if text else _cut_off(held, types))
+            source.arguments(_escaped(buffered) if text else _cut_off(buffered, types))
             return False
 
 

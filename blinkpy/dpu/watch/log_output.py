@@ -41,14 +41,14 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, process: str):
         super().__init__()
-        self._who = process
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "process": self._who,
+            "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
             **getattr(record, FIELDS, {}),

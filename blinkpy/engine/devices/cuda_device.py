@@ -137,9 +137,9 @@ class CudaDevice:
         return STEP_TOKENS
 
     def unusable(self, config: Config) -> str:
-        way = config.extension(RdmaOptions).queue_memory
-        if way != HOST and config.engine.control == "host":
-            return f"--queue-memory {way} needs --control gpu: a scheduler on the host reads its queues in host memory"
+        queue_memory = config.extension(RdmaOptions).queue_memory
+        if queue_memory != HOST and config.engine.control == "host":
+            return f"--queue-memory {queue_memory} needs --control gpu: a scheduler on the host reads its queues in host memory"
         if config.scheduler.step_groups > 1 and config.engine.control == "host":
             return "--step-groups needs --control gpu: a step that the host launches is not cut"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
@@ -152,7 +152,7 @@ class CudaDevice:
             return missing
         from blinkpy.engine.link.pair_placement import placement_problem
 
-        return placement_problem(way)
+        return placement_problem(queue_memory)
 
     def near_cores(self) -> frozenset[int]:
         from cuda.bindings import runtime
@@ -210,8 +210,8 @@ class CudaDevice:
 
         require_kernels(part := self._part(model))
         free, total = torch.cuda.mem_get_info() if self._ranks == 1 else min(map(torch.cuda.mem_get_info, self._gpus))
-        asked, way = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
-        in_host_memory = way == HOST and self._ranks == 1  # ranks have a copy of the queues
+        asked, queue_memory = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
+        in_host_memory = queue_memory == HOST and self._ranks == 1  # ranks have a copy of the queues
         queues = 0 if in_host_memory else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
         itemsize, page_bytes = self._dtype(config, model).itemsize, self.page_bytes(config, model)
         return plan_memory(config, part, itemsize, page_bytes, free, total, queues, self._ranks)

@@ -185,9 +185,9 @@ class HostDevice:
         return frozenset()
 
     def unusable(self, config: Config) -> str:
-        way = config.extension(RdmaOptions).queue_memory
-        if way != HOST:
-            return f"--queue-memory {way} needs --device cuda; the engine would run on {self.name}"
+        queue_memory = config.extension(RdmaOptions).queue_memory
+        if queue_memory != HOST:
+            return f"--queue-memory {queue_memory} needs --device cuda; the engine would run on {self.name}"
         if config.engine.control == "gpu":
             return f"--control gpu needs --device cuda; the engine would run on {self.name}"
         return ""

@@ -62,8 +62,8 @@ class GpuLoop:
 
     def attach(self, segment: Segment) -> None:
         self.setup.report("compiling the scheduler and building the loop")
-        way = self.setup.config.extension(RdmaOptions).queue_memory
-        self.placed_pairs, self.pair_memory = place_pairs(segment, way)
+        queue_memory = self.setup.config.extension(RdmaOptions).queue_memory
+        self.placed_pairs, self.pair_memory = place_pairs(segment, queue_memory)
         self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, segment.views().engine)
         self.loop = self.build_loop(self.placed_pairs.device)
 

@@ -21,8 +21,8 @@ def ranks_problem(config: Config, gpus: Sequence[int]) -> str:
     ranks = len(gpus)
     if config.engine.control == "host":
         return f"{OPTION} {ranks} needs --control gpu: the host runs the steps of one GPU only"
-    if (way := config.extension(RdmaOptions).queue_memory) != HOST:
-        return f"{OPTION} {ranks} needs --queue-memory {HOST}, not {way}"
+    if (queue_memory := config.extension(RdmaOptions).queue_memory) != HOST:
+        return f"{OPTION} {ranks} needs --queue-memory {HOST}, not {queue_memory}"
     if config.scheduler.speculative != "off":
         return f"{OPTION} {ranks} needs --speculative off: drafts were not tested on several GPUs"
     names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]

@@ -6,7 +6,7 @@ words (read only), the front-end region of its pair (write only), and the engine
 code runs for it: the network card serves its reads and writes, even while this process is stopped.
 
 A pair belongs to its owner, a random number that a worker passes to its successors. It loses the pair if
-the engine has revoked it and another worker asks, or if it stays silent for GONE_LEASES more leases. A
+the engine has revoked it and another worker asks, or if it stays silent for ABSENT_LEASES more leases. A
 worker that does not claim its pair keeps it for one lease, however often it asks. The old RDMA queue pair
 is destroyed before a pair is granted again, so the network card refuses late writes of the last owner.
 """
@@ -31,7 +31,7 @@ from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
-GONE_LEASES = 2  # leases without an attached front end
+ABSENT_LEASES = 2  # leases without an attached front end
 
 logger = logging.getLogger("blinkpy.engine")
 
@@ -75,7 +75,7 @@ class RdmaListener:
         host, port = self.address
         self.flags = f"--transport rdma --engine {f'[{host}]' if ':' in host else host}:{port}"
         self._grants: dict[int, Grant] = {}
-        self._handshakes = HandshakeServer(self._socket, self._give, self._free_gone, key)
+        self._handshakes = HandshakeServer(self._socket, self._give, self._free_absent, key)
         self._segment: Segment  # keeps the memory mapped
         self._layout: QueueLayout
         self._header: bytes
@@ -134,13 +134,13 @@ class RdmaListener:
         """A word PAIR_* of a pair."""
         return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
 
-    def _free_gone(self) -> None:
+    def _free_absent(self) -> None:
         """Close connections of lost front ends, which frees resources of the card."""
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):
                 grant.attached_at = now
-            elif now - max(grant.since, grant.attached_at) > GONE_LEASES * self._lease_s:
+            elif now - max(grant.since, grant.attached_at) > ABSENT_LEASES * self._lease_s:
                 del self._grants[pair]
                 grant.end.close()
                 logger.info("queue pair %d: released, its front end disconnected", pair)

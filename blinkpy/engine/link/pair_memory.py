@@ -98,8 +98,10 @@ ADVICE = {
 }
 
 
-def refused(way: str, reason: object) -> TransportError:
+def refused(queue_memory: str, reason: object) -> TransportError:
     """The error for a method that the machine does not support."""
     if isinstance(reason, OSError):
         reason = os.strerror(reason.errno) if reason.errno else str(reason)
-    return TransportError(f"--queue-memory {way} does not work on this machine ({reason}): {ADVICE[way]}, or use {HOST}")
+    return TransportError(
+        f"--queue-memory {queue_memory} does not work on this machine ({reason}): {ADVICE[queue_memory]}, or use {HOST}"
+    )

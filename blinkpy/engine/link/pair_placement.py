@@ -16,11 +16,11 @@ PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
 PlacedPairs = MappedSegment | GpuQueues
 
 
-def placement_problem(way: str) -> str:
+def placement_problem(queue_memory: str) -> str:
     """Why this GPU's memory can't hold queues; otherwise "". Call it before the model is loaded. Raises
     CudaError.
     """
-    if way == HOST:
+    if queue_memory == HOST:
         return ""
     check_cuda(driver.cuInit(0), "load the NVIDIA driver")
     device = check_cuda(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
@@ -30,16 +30,16 @@ def placement_problem(way: str) -> str:
         return int(check_cuda(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
 
     problem = pair_memory_problem(
-        way,
+        queue_memory,
         rdma=attribute("GPU_DIRECT_RDMA_SUPPORTED"),
         dmabuf=attribute("DMA_BUF_SUPPORTED"),
         ordering=attribute("GPU_DIRECT_RDMA_WRITES_ORDERING"),
         peer_memory=PEER_MEMORY_MODULE.exists(),
     )
-    return str(refused(way, problem)) if problem else ""
+    return str(refused(queue_memory, problem)) if problem else ""
 
 
-def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
+def pair_memory_problem(queue_memory: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
     """Why queues can't be in GPU memory by this method; otherwise "".
 
     rdma, dmabuf, ordering: attributes of the driver.
@@ -49,24 +49,24 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
         return "network cards can't reach this GPU"
     if ordering < WRITES_ORDERED:
         return "the GPU would see a network card's writes in another order without a flush"
-    if way == DMABUF and not dmabuf:
+    if queue_memory == DMABUF and not dmabuf:
         return "the driver exports no dma-buf"
-    if way == PEERMEM and not peer_memory:
+    if queue_memory == PEERMEM and not peer_memory:
         return "nvidia-peermem is not loaded"
     return ""
 
 
-def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
+def place_pairs(segment: Segment, queue_memory: str) -> tuple[PlacedPairs, QueueMemory | None]:
     """(Queue pairs in the memory of --queue-memory, their registration for network cards if it is not the
     segment). Raises ConfigError if the driver can't export them.
     """
-    if way == HOST:
+    if queue_memory == HOST:
         return MappedSegment(segment.buffer, segment.layout), None
     queues = GpuQueues(segment.buffer, segment.layout)
-    if way == PEERMEM:
+    if queue_memory == PEERMEM:
         return queues, PeerMemory(queues.address, queues.read_word)
     try:
         return queues, DmaBufMemory(queues.export(), queues.read_word)
     except OSError as error:
         queues.close()
-        raise ConfigError(str(refused(way, error))) from error
+        raise ConfigError(str(refused(queue_memory, error))) from error

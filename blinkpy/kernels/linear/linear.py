@@ -80,7 +80,7 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:
             raise ValueError(f"{config}: this variant can't return partial sums, or can't combine them with swiglu or a residual")
-    elif leaves_partials(config):
+    elif writes_partials(config):
         raise ValueError(f"{config}: the variant returns partial sums, but the call does not expect them")
     if (bias is not None and "bias" not in variant.fuses) or (residual is not None and "residual" not in variant.fuses):
         raise ValueError(f"{config}: the variant does not support this bias or residual")
@@ -143,19 +143,19 @@ def can_fuse(config: LinearConfig, *features: str) -> bool:
     return VARIANTS[config.variant].fuses.issuperset(features)
 
 
-def can_leave_partials(config: LinearConfig) -> bool:
+def can_write_partials(config: LinearConfig) -> bool:
     """Whether the sums are split over K, and the partial sums may be the result."""
     return config.split_k > 1 and can_fuse(config, "partials")
 
 
-def leaves_partials(config: LinearConfig) -> bool:
+def writes_partials(config: LinearConfig) -> bool:
     """Whether the result must be partial sums, because the variant does not add them."""
     return config.split_k > 1 and not can_fuse(config, "split sums")
 
 
 def without_partials(config: LinearConfig, *, fp8: bool) -> LinearConfig:
     """The configuration, or a configuration without partial sums if its result must be partial sums. fp8: the weight is FP8."""
-    if not leaves_partials(config):
+    if not writes_partials(config):
         return config
     return replace(config, split_k=1) if fp8 else LinearConfig("cublas")
 

@@ -292,12 +292,12 @@ def walk_counted(
             kind = tl.load(classes_ptr + CLASS_OF_BYTE + byte, mask=moving, other=0).to(tl.int32)
             following = tl.load(cells_ptr + FIRST_CELL + at * row + 1 + kind, mask=moving, other=0).to(tl.int32)
             within = moving & (at >= counted)
-            goes_on = following >= counted
+            continues = following >= counted
             own = loops_ptr + (at - counted) * LOOP_WORDS
-            least = tl.load(own + LOOP_LEAST, mask=within & ~goes_on, other=0)
-            most = tl.load(own + LOOP_MOST, mask=within & goes_on, other=NO_MOST)
-            fits = tl.where(goes_on, counts < most, counts >= least)
-            again = tl.where(goes_on & (at >= counted), counts + (following >= hubs).to(tl.int32), 0)
+            least = tl.load(own + LOOP_LEAST, mask=within & ~continues, other=0)
+            most = tl.load(own + LOOP_MOST, mask=within & continues, other=NO_MOST)
+            fits = tl.where(continues, counts < most, counts >= least)
+            again = tl.where(continues & (at >= counted), counts + (following >= hubs).to(tl.int32), 0)
             counts = tl.where(moving, again, counts)
             at = tl.where(moving, following, at)
             alive = alive & (at >= 0) & (fits | ~moving)

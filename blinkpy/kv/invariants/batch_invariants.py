@@ -26,7 +26,7 @@ CACHE_SLOT = fault_code("token {} has the wrong cache slot")
 SHARED_WRITE = fault_code("token {} is written into a shared page")
 YIELDS_NOT = fault_code("row {} has a best-effort prompt together with a latency-sensitive one, to which it must yield")
 BEST_EFFORT_BEYOND = fault_code("best-effort prompts fill the step beyond their share")
-ROOM_LEFT = fault_code("a prompt waits although the step has space")
+SPACE_LEFT = fault_code("a prompt waits although the step has space")
 
 
 FLIGHT_WRONG = fault_code("the requests in flight differ from the requests of the cut step")
@@ -147,7 +147,7 @@ def waiting_tokens(limits, state, rows, best_effort_prompts):
 
 
 @device
-def check_room(limits, state, rows, tokens, decodes, yields):
+def check_space(limits, state, rows, tokens, decodes, yields):
     """Check that no prompt waits while the step has budget left, and that best-effort prompts keep to their
     budget.
 
@@ -168,7 +168,7 @@ def check_room(limits, state, rows, tokens, decodes, yields):
         return BEST_EFFORT_BEYOND
     if best_effort_waits > 0 and not yields and decodes + planned < share:
         waits += best_effort_waits
-    return ROOM_LEFT if waits > 0 and not full else 0
+    return SPACE_LEFT if waits > 0 and not full else 0
 
 
 @device
@@ -267,4 +267,4 @@ def check_batch(limits, state, seen):
             if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0 and lacks_several(state, row):
                 return fault_at(YIELDS_NOT, row)
     # After the first group, other requests may have begun to wait for the next step.
-    return check_room(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0
+    return check_space(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0

@@ -69,7 +69,7 @@ IDLE_PAGES = fault_code("slot {} does not run and holds pages")
 MORE_COMPUTED = fault_code("slot {}: more tokens are computed than its pages hold")
 TABLE_END = fault_code("slot {}: its page table has entries after its pages")
 TABLE_RANGE = fault_code("slot {}: a page id of its page table is out of range")
-INDEXED_HELD = fault_code("slot {}: more pages are indexed than held")
+INDEXED_BEYOND = fault_code("slot {}: more pages are indexed than held")
 INDEXED_COMPUTED = fault_code("slot {}: a page is indexed that is not computed")
 IDLE_STALLED = fault_code("slot {} is stalled and does not run")
 STALLED_WRONG = fault_code("the number of stalled requests is wrong")
@@ -111,7 +111,7 @@ def check_request(limits, r, slot):
         if page < -1 or page >= limits.pages:
             return fault_at(TABLE_RANGE, slot)
     if running and r.indexed[slot] > held:
-        return fault_at(INDEXED_HELD, slot)
+        return fault_at(INDEXED_BEYOND, slot)
     if running and r.indexed[slot] * limits.page_size > computed:
         return fault_at(INDEXED_COMPUTED, slot)
     if r.stalled[slot] != 0 and not running:

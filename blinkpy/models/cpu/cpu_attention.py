@@ -103,14 +103,14 @@ class CpuAttention:
         sizes = {layer.attention.head_dim for layer in model.layers}
         fp8 = cache.scales is not None
         self.compiled = {size: compile_pass(dtype == torch.bfloat16, fp8, cache.page_size, size) for size in sizes}
-        self.room = -(-max_model_len // cache.page_size) * cache.page_size
+        self.capacity = -(-max_model_len // cache.page_size) * cache.page_size
         self.out = torch.empty(max_tokens, model.heads * model.head_dim, dtype=dtype)
         self.begun = np.zeros(2, np.int64)
         ropes = {rope: [torch.from_numpy(table) for table in rope.tables(max_model_len)] for rope in model.ropes}
         queries, sums = torch.empty(2, *heads, model.head_dim)
         none = torch.full((model.heads,), -torch.inf)
         self.sinks = [none if layer.sinks is None else layer.sinks.float() for layer in layers]
-        tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
+        tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.capacity)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         norms = list[torch.Tensor]()
         known = with_inverses(len(model.layers), model.kv_heads, None if cache.scales is None else cache.scales.numpy())
@@ -125,7 +125,7 @@ class CpuAttention:
         arguments["max_positions"] = max_model_len
         arguments["scale"] = [layer.attention.score_scale for layer in model.layers]
         arguments["softcap"] = model.attention.softcap
-        arguments["room"], arguments["eps"] = self.room, model.norm.eps
+        arguments["capacity"], arguments["eps"] = self.capacity, model.norm.eps
         arguments["chunked"] = model.attention.chunked
         factors = {rope: rope.query_factors(max_model_len) for rope in model.ropes}
         self.query_factors = [factors[layer.attention.rope] for layer in model.layers]
@@ -141,14 +141,14 @@ class CpuAttention:
                     norms.append(weight.float())
                     own[name] = norms[-1].data_ptr()
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
-        self.tables = LayerTables(model, cache.rings, self.room // cache.page_size, max_tokens)
+        self.tables = LayerTables(model, cache.rings, self.capacity // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Read the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
         self.tokens = int(counts[S.TOKENS])
         # The compiled pass does not check these; a wrong value would write outside the buffers.
-        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
+        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.capacity or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         # A batch-invariant decode row attends like prompt tokens.
         rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])

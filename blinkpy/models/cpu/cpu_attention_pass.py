@@ -45,7 +45,7 @@ _ADDRESSES = (
     *("row_slots", "contexts"),  # int32 [rows]
     "page_table",  # int32 [slots, table_width]
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
-    "scores",  # float32 [threads, heads, room], scratch
+    "scores",  # float32 [threads, heads, capacity], scratch
     "begun",  # int64 [2], numbers of threads and units of work that have begun: 0 before each pass
     "progress",  # int64, counts units of work, for the watchdog
 )
@@ -53,7 +53,7 @@ _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
     "cached_heads",  # kv_heads; 0 if the projections have queries alone, which read what another layer cached
-    "room",  # tokens of the largest context, in whole pages
+    "capacity",  # tokens of the largest context, in whole pages
     "window",  # number of the last tokens that a token sees, including itself; 0: all
     "chunked",  # 1: only tokens of its chunk of `window` tokens
 )
@@ -100,7 +100,7 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
         page_table = carray(pointer_to(a.page_table), (a.slots, a.table_width), np.int32)
         q = carray(pointer_to(a.queries), (threads, heads, D), np.float32)[thread]
         sums = carray(pointer_to(a.sums), (threads, heads, D), np.float32)[thread]
-        scores = carray(pointer_to(a.scores), (threads, heads, a.room), np.float32)[thread]
+        scores = carray(pointer_to(a.scores), (threads, heads, a.capacity), np.float32)[thread]
         decode_rows, window, eps = a.decode_rows, a.window, a.eps
         group = heads // kv_heads  # queries that share a key head
 
@@ -181,7 +181,7 @@ def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks
     start: the first visible position.
     scale, softcap: of the scores.
     sinks: float32 [heads].
-    scores: float32 [heads, room], scratch.
+    scores: float32 [heads, capacity], scratch.
     sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
@@ -224,7 +224,7 @@ def fetch(page):  # type: ignore[no-untyped-def]
 
 @inlined
 def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
-    """scores[base:base + P] = scale * q . each key of a page. q: float32 [D]; page: items [P, D]; scores: float32 [room].
+    """scores[base:base + P] = scale * q . each key of a page. q: float32 [D]; page: items [P, D]; scores: float32 [capacity].
 
     Four keys at a time keep four independent sums going.
     """
@@ -268,7 +268,7 @@ def softmax(x, start, end, sink):  # type: ignore[no-untyped-def]
 def add_page(weights, base, page, valid, sums):  # type: ignore[no-untyped-def]
     """sums += weights[base + t] * page[t], summed over the first `valid` tokens; the rest is never read.
 
-    weights: float32 [room]; page: items [P, D]; sums: float32 [D].
+    weights: float32 [capacity]; page: items [P, D]; sums: float32 [D].
     """
     D = page.shape[1]
     full = valid - valid % 4

@@ -45,11 +45,11 @@ class CpuLatent:
         self.model, self.layers, self.cache, self.progress, self.latent = model, layers, cache, progress, latent
         self.threads, self.max_model_len = team_size(), max_model_len
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim, latent.rank)
-        self.room = -(-max_model_len // cache.page_size) * cache.page_size
+        self.capacity = -(-max_model_len // cache.page_size) * cache.page_size
         self.queries = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
         self.out = torch.empty(max_tokens, model.heads, latent.rank, dtype=dtype)
         self.begun = np.zeros(2, np.int64)
-        scratch = {"query": model.head_dim, "sums": latent.rank, "scores": self.room}
+        scratch = {"query": model.head_dim, "sums": latent.rank, "scores": self.capacity}
         self.scratch = {name: torch.empty(self.threads, model.heads, size) for name, size in scratch.items()}
         self.tables = {rope: [torch.from_numpy(some) for some in rope.tables(max_model_len)] for rope in model.ropes}
         self.growth = {rope: rope.query_factors(max_model_len) for rope in model.ropes}
@@ -58,14 +58,14 @@ class CpuLatent:
             arguments[name] = tensor.data_ptr()
         arguments["queries"], arguments["out"] = self.queries.data_ptr(), self.out.data_ptr()
         arguments["begun"], arguments["threads"], arguments["heads"] = self.begun.ctypes.data, self.threads, model.heads
-        arguments["scale"], arguments["room"] = model.attention.score_scale, self.room
+        arguments["scale"], arguments["capacity"] = model.attention.score_scale, self.capacity
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Read the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
         self.tokens = int(counts[S.TOKENS])
         # The compiled pass does not check these; a wrong value would write outside the buffers.
-        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
+        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.capacity or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         rows, self.decode_rows = int(counts[S.ROWS]), int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, self.decode_rows

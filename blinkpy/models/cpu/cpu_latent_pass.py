@@ -22,7 +22,7 @@ _ADDRESSES = (
     "page_table",  # int32 [slots, table_width]
     "query",  # float32 [threads, heads, W], scratch
     "sums",  # float32 [threads, heads, R], scratch
-    "scores",  # float32 [threads, heads, room], scratch
+    "scores",  # float32 [threads, heads, capacity], scratch
     "begun",  # int64 [2], numbers of threads and units of work that have begun: 0 before each pass
     "progress",  # int64, counts units of work, for the watchdog
 )
@@ -30,7 +30,7 @@ _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "num_pages", "slots", "table_width"),
     "step",  # heads of a unit of work
-    "room",  # tokens of the largest context, in whole pages
+    "capacity",  # tokens of the largest context, in whole pages
 )
 ARGUMENTS = np.dtype([*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("scale", np.float32)], align=True)
 """The arguments of the pass for one layer of one step."""
@@ -57,7 +57,7 @@ def compile_pass(bfloat16: bool, page_size: int, cached: int, rank: int) -> Any:
         page_table = carray(pointer_to(a.page_table), (a.slots, a.table_width), np.int32)
         q = carray(pointer_to(a.query), (a.threads, a.heads, W), np.float32)[thread]
         sums = carray(pointer_to(a.sums), (a.threads, a.heads, R), np.float32)[thread]
-        scores = carray(pointer_to(a.scores), (a.threads, a.heads, a.room), np.float32)[thread]
+        scores = carray(pointer_to(a.scores), (a.threads, a.heads, a.capacity), np.float32)[thread]
         parts = (a.heads + a.step - 1) // a.step
         unit = take_number(a.begun + 8)
         while unit < a.decode_rows * parts:
@@ -97,7 +97,7 @@ def add_latents(weights, base, page, valid, sums):  # type: ignore[no-untyped-de
     """sums += weights[base + t] * the first elements of page[t], summed over the first `valid` tokens; the rest
     is never read.
 
-    weights: float32 [room]; page: items [P, W]; sums: float32 [R].
+    weights: float32 [capacity]; page: items [P, W]; sums: float32 [R].
     """
     R, full = len(sums), valid - valid % 4
     for t in range(0, full, 4):

@@ -58,11 +58,11 @@ class NumpyAttention:
         self.passes = passes
         self.compiled = compile_pass(False, cache.scales is not None, cache.page_size, model.head_dim)
         self.decode = function_of(self.compiled)
-        self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
+        self.capacity, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
         self.out, self.begun = np.empty((max_tokens, model.heads, model.head_dim), np.float32), np.zeros(2, np.int64)
         ropes = {rope: rope.tables(max_model_len) for rope in model.ropes}
         queries, sums = np.empty((2, *heads, model.head_dim), np.float32)
-        scratch: dict[str, Float32] = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
+        scratch: dict[str, Float32] = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.capacity), np.float32)}
         scratch["sinks"] = np.full(model.heads, -np.inf, np.float32)  # none
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         scales = with_inverses(len(model.layers), model.kv_heads, cache.scales)
@@ -73,7 +73,7 @@ class NumpyAttention:
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["cached_heads"] = model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
-        arguments["room"], arguments["eps"] = self.room, model.norm.eps
+        arguments["capacity"], arguments["eps"] = self.capacity, model.norm.eps
         of_layers = zip(arguments, layers, cache.keys, cache.values, scales, model.layers, strict=True)
         for own, weights, keys, values, scale, block in of_layers:
             own["scales"] = address(scale)
@@ -84,7 +84,7 @@ class NumpyAttention:
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = address(weights.q_norm), address(weights.k_norm)
         self.addresses = [address(arguments[layer:]) for layer in range(len(model.layers))]
-        self.tables = LayerTables(model, cache.rings, self.room // cache.page_size, max_tokens)
+        self.tables = LayerTables(model, cache.rings, self.capacity // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -93,7 +93,7 @@ class NumpyAttention:
         if self.progress.invariant:
             decode_rows = 0  # they attend like prompt tokens
         # The compiled pass does not check these; a wrong value would write outside the buffers.
-        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
+        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.capacity or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["progress"] = address(batch.positions), address(self.progress.word)
@@ -119,13 +119,13 @@ class NumpyAttention:
         self.team.run(lambda: self.decode(place), self.threads)
         heads = qkv.reshape(self.tokens, -1, model.head_dim)[:, : model.heads]
         parts: list[Callable[[], None]] = []
-        room = GATHERED
+        capacity = GATHERED
         for start, end, context, slot in self.prompts:
             parts += self._prompt(heads[start:end], layer, self.tables.pages(layer, slot), context, out[start:end])
-            room -= context
-            if room <= 0:
+            capacity -= context
+            if capacity <= 0:
                 self._attend_all(parts)
-                parts, room = [], GATHERED
+                parts, capacity = [], GATHERED
         self._attend_all(parts)
         self.tables.end(layer, self.cache.keys[layer], self.cache.values[layer])
         return out.reshape(self.tokens, model.q_size)

@@ -19,7 +19,7 @@ from blinkpy.kernels.all_reduce import Peers, all_reduce, gather_logits
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, place_pages
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
-from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, linear, without_partials
+from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_write_partials, linear, without_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
 from blinkpy.kernels.linear.packed_words import PackedMatrix
@@ -403,7 +403,7 @@ class GpuDecoder:
         call = replace(call, packed=words_of(weight))
         if norm is not None:
             call = replace(call, out=self.buffers.normed[: self.stream.rows], residual=None)
-        if (norm_follows or norm is not None) and can_leave_partials(config):
+        if (norm_follows or norm is not None) and can_write_partials(config):
             size = config.split_k * hidden.numel()
             partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
             call = replace(call, out=partials, residual=None)

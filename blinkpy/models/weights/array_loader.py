@@ -63,13 +63,13 @@ def load_arrays(
                 part = flat[first : first + piece_items]
                 pieces.append((part.size, pool.submit(load_piece, files[stored.path], name, stored, position, part)))
                 position += part.size * stored.itemsize
-        total, done, told = sum(size for size, _ in pieces), 0, 0.0
+        total, done, reported = sum(size for size, _ in pieces), 0, 0.0
         for size, piece in pieces:
             piece.result()
             done += size
-            if done / total >= told + 0.01 or done == total:
-                told = done / total
-                progress(told)
+            if done / total >= reported + 0.01 or done == total:
+                reported = done / total
+                progress(reported)
 
 
 def load_piece(file: FileIO, name: str, place: StoredTensor, position: int, target: NDArray[np.float32]) -> None:

@@ -136,13 +136,13 @@ def load_tensors(
                 size = _numel(part) * dtype.itemsize
                 pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, stored, position, part)))
                 position += size
-        total, done, told = sum(size for size, _ in pieces), 0, 0.0
+        total, done, reported = sum(size for size, _ in pieces), 0, 0.0
         for size, piece in pieces:
             piece.result()
             done += size
-            if done / total >= told + 0.01 or done == total:
-                told = done / total
-                progress(told)
+            if done / total >= reported + 0.01 or done == total:
+                reported = done / total
+                progress(reported)
 
 
 def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, stored: StoredTensor, position: int, target: Target) -> None:

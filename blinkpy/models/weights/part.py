@@ -75,14 +75,14 @@ class Part:
             return found
         for name, (rows, *width), _, _ in self.sources:
             if len(width) == 2:  # of all experts: one for each
-                found.append(ScaleTensor(_beside(name, kind.scale), ((rows, 1, 1), (rows,))))
+                found.append(ScaleTensor(_scale_names(name, kind.scale), ((rows, 1, 1), (rows,))))
                 continue
             shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
                 Scales.MATRIX: SCALAR,
                 Scales.ROW: ((rows, 1), (rows,)),
                 Scales.BLOCK: (tuple(-(-size // BLOCK) for size in (rows, *width)),),
             }
-            found.append(ScaleTensor(_beside(name, kind.scale), shapes[kind.scales]))
+            found.append(ScaleTensor(_scale_names(name, kind.scale), shapes[kind.scales]))
         return found
 
     @property
@@ -92,7 +92,7 @@ class Part:
         if kind is None or not kind.static:
             return []
         of_all = [(name, ((shape[0],),) if len(shape) == 3 else SCALAR) for name, shape, _, _ in self.sources]
-        return [ScaleTensor(_beside(name, kind.input_scale), shapes) for name, shapes in of_all]
+        return [ScaleTensor(_scale_names(name, kind.input_scale), shapes) for name, shapes in of_all]
 
     @property
     def parameters(self) -> int:
@@ -116,7 +116,7 @@ class Part:
         return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
 
 
-def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
+def _scale_names(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
     """Names of tensors that belong to a weight."""
     if not weight.endswith(".weight"):  # of all experts
         return tuple(f"{weight}_{end.removeprefix('weight_')}" for end in ends)

@@ -41,9 +41,9 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # the request that was just preempted would be admitted first
         return
     admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, after a barrier
-    left, room = 1, 0  # yielding requests are not admitted; for the others see tokens_ahead
+    left, space = 1, 0  # yielding requests are not admitted; for the others see tokens_ahead
     if not yields:
-        left, room = budget_left(limits, state, budget, lane, lanes)
+        left, space = budget_left(limits, state, budget, lane, lanes)
     while outcome != MUST_WAIT and position < waiting and left > 0:
         slot, passes = state.waiting[position], False
         if yields:
@@ -52,15 +52,15 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
         if left > 0 and state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
             best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
             outcome = CLASS_WAITS
-            if room > 0 or not best_effort:
+            if space > 0 or not best_effort:
                 outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
             if outcome == CLASS_WAITS:
-                room = 0
+                space = 0
             elif outcome == FITS_NOW:
                 hits = start_request(limits, queues, state, slot, lane, lanes)
                 missing = requests.length[slot] - (hits << limits.page_shift)
-                left -= min(missing, room) if best_effort else missing
-                room -= missing if best_effort else 0
+                left -= min(missing, space) if best_effort else missing
+                space -= missing if best_effort else 0
                 admitted += 1
                 passed += 1 if passes else 0
             if best_effort and outcome != MUST_WAIT:
@@ -94,8 +94,8 @@ def budget_left(limits, state, budget, lane, lanes):
                 others += missing
     others = block_sum(others << _COUNT_BITS | decoding, lane, lanes)
     prompts = block_sum(prompts, lane, lanes)
-    room = limits.best_effort_step_tokens - (others & _COUNT_MASK)
-    return budget - (others >> _COUNT_BITS) - min(prompts, room), room - prompts
+    space = limits.best_effort_step_tokens - (others & _COUNT_MASK)
+    return budget - (others >> _COUNT_BITS) - min(prompts, space), space - prompts
 
 
 @device

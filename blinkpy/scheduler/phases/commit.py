@@ -93,16 +93,16 @@ def commit_row(limits, state, row, slot):
     All rows of a step with drafts have one token, so a draft has the number of its row.
     """
     requests, batch, scratch = state.requests, state.batch, state.scratch
-    generated, place, goes_on = 0, row, True
-    while goes_on:
+    generated, place, continues = 0, row, True
+    while continues:
         flags = append_token(limits, state, slot, batch.sampled[place])
         token = batch.sampled[place] if flags & HAS_TOKEN else 0
         scratch.pair[place] = requests.pair[slot]
         scratch.word[place] = completion_word(limits, requests, slot, token, flags)
         generated += 1 if flags & HAS_TOKEN != 0 and requests.length[slot] > requests.prompt_length[slot] else 0
-        goes_on = limits.draft_tokens > 0 and has_draft_row(batch, place) and batch.sampled[place] == batch.token_ids[place + 1]
-        goes_on = goes_on and requests.finish[slot] == FINISH_NONE
-        if goes_on:
+        continues = limits.draft_tokens > 0 and has_draft_row(batch, place) and batch.sampled[place] == batch.token_ids[place + 1]
+        continues = continues and requests.finish[slot] == FINISH_NONE
+        if continues:
             scratch.word[place] |= WAS_DRAFTED << FLAG_SHIFT
             requests.computed[slot] += 1
             place += 1
@@ -164,7 +164,7 @@ def mark_ending(state, lane, lanes):
         for i in strided(lane, counts[S.FINISHING_COUNT], lanes):
             slot = state.finishing[i]
             if verdict[requests.pair[slot]] & S.REVOKE:
-                requests.finish[slot] = S.OWNER_GONE
+                requests.finish[slot] = S.NO_OWNER
                 requests.status[slot] = S.EMPTY
     return block_sum(ending, lane, lanes)
 
@@ -181,7 +181,7 @@ def mark_in_list(state, slots, n, lane, lanes):
         finish = FINISH_NONE
         if verdict[requests.pair[slot]] & S.REVOKE:
             expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.ENDED_IN_FLIGHT)
-            finish = S.OWNER_GONE
+            finish = S.NO_OWNER
         elif cancel[slot] == requests.request_id[slot] and requests.stalled[slot] != S.IN_FLIGHT:
             finish = FINISH_CANCELLED
         requests.finish[slot] = finish

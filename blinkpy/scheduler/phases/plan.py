@@ -211,7 +211,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
     """
     requests, batch, listed = state.requests, state.batch, state.scratch.page
     count = list_prompts(state, running, yields, lane, lanes)
-    limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
+    limited, space = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
     wanted, filled = 0, 0
     ends = 0  # packed counts: rows; above them best-effort rows, and in the upper half emitting rows
     for tile in strided(0, count, lanes):
@@ -224,8 +224,8 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         if limited:
             asked = granted if i < count and best_effort_prompt(requests, slot) else 0
             before, total = block_scan(asked, lane, lanes)
-            granted = granted if asked == 0 else max(0, min(asked, room - before))
-            room -= total
+            granted = granted if asked == 0 else max(0, min(asked, space - before))
+            space -= total
         own = granted << _COUNT_BITS | 1 if granted > 0 else 0
         before, total = block_scan(own, lane, lanes)
         before += wanted

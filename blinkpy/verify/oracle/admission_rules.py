@@ -38,7 +38,7 @@ def lacking_a_page(state: OracleState) -> list[Request]:
 
 def preempt(state: OracleState, request: Request) -> None:
     """Release a running request's pages; it waits, and its tokens are computed again later."""
-    state.leave(request)
+    state.remove(request)
     request.computed = request.indexed = 0
     request.canonical, request.orphaned = None, False
     request.preemptions += 1
@@ -68,8 +68,8 @@ def best_effort_tokens(state: OracleState) -> int:
 
 def begin_yield(state: OracleState) -> bool:
     """R16: whether best-effort prompts yield to latency-sensitive ones in this turn."""
-    room = len(state.running) < state.limits.rows
-    urgent = any(not r.best_effort for r in state.prompts()) or (room and enters_next(state) is not None)
+    space = len(state.running) < state.limits.rows
+    urgent = any(not r.best_effort for r in state.prompts()) or (space and enters_next(state) is not None)
     flexible = any(r.best_effort for r in state.running + state.waiting + state.unranked)
     yields = urgent and flexible and state.yielded < state.limits.yield_steps
     state.yielded = state.yielded + 1 if yields else 0
@@ -98,21 +98,21 @@ def admit(state: OracleState, budget: int, yields: bool) -> None:
         return
     apart = [r for r in state.prompts() if r.best_effort]
     left = budget - sum(r.missing for r in state.active() if r not in apart)
-    room = best_effort_tokens(state)
+    space = best_effort_tokens(state)
     for missing in [r.missing for r in apart]:
-        left, room = left - min(missing, max(room, 0)), room - missing
+        left, space = left - min(missing, max(space, 0)), space - missing
     for request in list(state.waiting):
         if left <= 0:
             return
         if state.pairs[request.pair].unclaimed > 0:
-            if request.best_effort and (room <= 0 or not best_effort_fits(state, request)):
-                room = state.passed = 0  # all waiting best effort behind it is skipped too
+            if request.best_effort and (space <= 0 or not best_effort_fits(state, request)):
+                space = state.passed = 0  # all waiting best effort behind it is skipped too
                 continue
             if not starts_if_it_fits(state, request):
                 return
             state.passed = 0 if request.best_effort else state.passed
-            left -= min(request.missing, room) if request.best_effort else request.missing
-            room -= request.missing * request.best_effort
+            left -= min(request.missing, space) if request.best_effort else request.missing
+            space -= request.missing * request.best_effort
 
 
 def admit_sensitive(state: OracleState, budget: int) -> None:
@@ -214,8 +214,8 @@ def judge(state: OracleState, pair: Pair, words: list[int], now_ns: int, ends: b
     expired = broken = False
     if pair.attached:
         if heartbeat != pair.heartbeat:
-            pair.heartbeat, pair.heard_ns = heartbeat, now_ns
-        expired = now_ns - pair.heard_ns > state.limits.lease_ns
+            pair.heartbeat, pair.heartbeat_ns = heartbeat, now_ns
+        expired = now_ns - pair.heartbeat_ns > state.limits.lease_ns
         epoch, tail = divmod(words[W.FRONT_DOORBELL], 1 << W.EPOCH_SHIFT)
         if epoch == pair.epoch:
             announced = (tail - pair.sq_head) % (1 << W.EPOCH_SHIFT)
@@ -245,4 +245,4 @@ def change_owners(state: OracleState, verdicts: list[Verdict], now_ns: int) -> N
         if verdict.grant:
             pair.attached, pair.epoch = True, pair.epoch + 1
             pair.heartbeat = int(state.queues.front[i, W.FRONT_HEARTBEAT])
-            pair.heard_ns = pair.granted_ns = now_ns
+            pair.heartbeat_ns = pair.granted_ns = now_ns

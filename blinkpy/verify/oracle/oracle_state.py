@@ -108,7 +108,7 @@ class Pair:
     epoch: int = 0
     attached: bool = False
     heartbeat: int = 0
-    heard_ns: int = 0
+    heartbeat_ns: int = 0
     granted_ns: int = 0
     sq_head: int = 0
     sq_tail: int = 0
@@ -276,7 +276,7 @@ class OracleState:
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.policy_fault: tuple[Any, str] | None = None  # place and text of the latest
         self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = self.passed = 0
-        self.step_ns = self.tokens_ns = self.held_since = 0
+        self.step_ns = self.tokens_ns = self.delayed_since = 0
         self.accounts: list[Account | None] = [None] * limits.slots
         self.clock = 0
 
@@ -301,9 +301,9 @@ class OracleState:
     def drop(self, request: Request) -> None:
         """Remove every trace of a request from the engine."""
         del self.live[request.slot]
-        self.leave(request)
+        self.remove(request)
 
-    def leave(self, request: Request) -> None:
+    def remove(self, request: Request) -> None:
         """Release a request's pages and remove it from all lists."""
         self.pool.release(request.pages)
         request.pages, request.stalled = [], False

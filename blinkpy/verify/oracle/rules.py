@@ -48,19 +48,19 @@ def time_step(state: OracleState, now_ns: int) -> None:
 def holds(state: OracleState, command: int) -> bool:
     """R17: whether no request needs the next step yet."""
     able = [r for r in state.running if not r.stalled]
-    held = bool(state.step_ns and able) and command == W.COMMAND_RUN and not state.waiting
-    held = held and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
+    delayed = bool(state.step_ns and able) and command == W.COMMAND_RUN and not state.waiting
+    delayed = delayed and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
     ends = state.now_ns + state.step_ns  # of a step that began now
-    for r in able if held else []:
+    for r in able if delayed else []:
         pace = state.limits.best_effort_pace_ns if r.best_effort else state.limits.pace_ns
         due = r.first_token_ns + pace * (len(r.tokens) - r.prompt_length)
-        held = held and ends < min(due, state.tokens_ns + pace)
-    if held:
-        state.held_since = state.held_since or state.now_ns
-    elif state.held_since:
-        state.counters["paced_ns"] += state.now_ns - state.held_since
-        state.held_since = 0
-    return held
+        delayed = delayed and ends < min(due, state.tokens_ns + pace)
+    if delayed:
+        state.delayed_since = state.delayed_since or state.now_ns
+    elif state.delayed_since:
+        state.counters["paced_ns"] += state.now_ns - state.delayed_since
+        state.delayed_since = 0
+    return delayed
 
 
 def step_budget(state: OracleState, yields: bool) -> int:
@@ -82,15 +82,15 @@ def plan(state: OracleState, budget: int, yields: bool) -> int:
     bucket.
     """
     state.rows = decode_rows(state)
-    left, room, prompts = budget - len(state.rows), best_effort_tokens(state), state.prompts()
+    left, space, prompts = budget - len(state.rows), best_effort_tokens(state), state.prompts()
     if state.suspended or (yields and not all(r.best_effort for r in prompts)):
         plan_sensitive(state, left)
         prompts = []
     for request in prompts:
-        count = min(wanted(state, request), left, room if request.best_effort else left)
+        count = min(wanted(state, request), left, space if request.best_effort else left)
         if count > 0:
             state.rows.append(Row(request, count, count == request.missing))
-            left, room = left - count, room - count * request.best_effort
+            left, space = left - count, space - count * request.best_effort
     if not state.rows:
         return S.NO_BATCH
     state.steps += 1
@@ -273,7 +273,7 @@ def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelle
         elif request in cancelled:
             settle(state, request, ran)
             request.finish = C.FINISH_CANCELLED
-            state.leave(request)
+            state.remove(request)
             state.finishing.append(request)
         else:
             continue

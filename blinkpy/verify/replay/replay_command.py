@@ -34,8 +34,8 @@ def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool
     for turn, differences in replay.run():
         for event in () if replay.failed else tracer.events_of(turn):
             if options.trace and options.step in (-1, turn.number) and options.request in (-1, event.request):
-                at_ms, who = (turn.now_ns - begin_ns) / 1e6, f"#{event.request}" if event.request >= 0 else ""
-                print(f"{at_ms:12.3f} ms  turn {turn.number:<8} {who:>8}  {event.kind:<9} {event.text}")
+                at_ms, request = (turn.now_ns - begin_ns) / 1e6, f"#{event.request}" if event.request >= 0 else ""
+                print(f"{at_ms:12.3f} ms  turn {turn.number:<8} {request:>8}  {event.kind:<9} {event.text}")
         if options.step == turn.number:
             _print_turn(turn, replay.state)
         different += bool(differences)

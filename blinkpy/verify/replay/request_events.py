@@ -84,7 +84,7 @@ class EventTracer:
             if slot in self._turn.cancelled:
                 yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
             # a request that ended by itself in the same turn has FINISH_NONE
-            elif same and requests.finish[slot] == S.OWNER_GONE:
+            elif same and requests.finish[slot] == S.NO_OWNER:
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
                 yield Event(request, "finished", self._finish(slot, same))
@@ -162,7 +162,7 @@ class EventTracer:
         for slot in self._active(S.RUNNING):
             before, now = self._stalled[slot] == S.STALLED and self._same(slot), requests.stalled[slot] == S.STALLED
             if before != now:
-                text = f"the completion ring of queue pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
+                text = f"the completion ring of queue pair {int(requests.pair[slot])} {'is full' if now else 'has space again'}"
                 yield Event(int(requests.arrival[slot]), "stalled" if now else "continues", text)
 
     def _starts(self) -> Iterator[Event]:

@@ -9,7 +9,7 @@ from blinkpy.device.portable import device
 from blinkpy.queues import words
 from blinkpy.queues import words as completion
 from blinkpy.queues.words import FRONT_CQ_HEAD, LOGPROB_ENTRIES
-from blinkpy.verify.sim.hostile import WIRE_WORD, deliver, hostile_turn, is_hostile, send, wire_room
+from blinkpy.verify.sim.hostile import WIRE_WORD, deliver, hostile_turn, is_hostile, send, wire_space
 from blinkpy.verify.sim.submissions import REASON_SHIFT, beat, cancel, claim_pair, forget, owns, settle, stamp, submit
 from blinkpy.verify.sim.synthetic_model import (
     EVENT_BREAK,
@@ -122,13 +122,13 @@ def front_turn(limits, queues, sim, turn, pair, command):
         fronts.silent[pair] -= 1
         return 0
     fault = 0
-    if wire_room(fronts, pair) > 8:
+    if wire_space(fronts, pair) > 8:
         beat(fronts, pair)
     if fronts.epoch[pair] == 0:
         settle(limits, queues, sim, turn, pair)
     elif not owns(queues, pair, fronts.epoch[pair]) and (muted or chance(draws, odds.notice)):
         claim_pair(limits, queues, sim, turn, pair)
-    if fronts.epoch[pair] > 0 and wire_room(fronts, pair) > 16:
+    if fronts.epoch[pair] > 0 and wire_space(fronts, pair) > 16:
         if not muted:
             act(limits, queues, sim, turn, pair)
         elif calm and command != words.COMMAND_RUN:  # it does not know of the drain or stop yet
@@ -139,10 +139,10 @@ def front_turn(limits, queues, sim, turn, pair, command):
         if fronts.pace[pair] != FAST and not calm:
             most = draw(draws, 4) if fronts.pace[pair] == SLOW and chance(draws, 200) else 0
         fault = poll(limits, queues, fronts, pair, most)
-    under_way = fronts.wire_tail[pair] - fronts.wire_head[pair]
+    in_progress = fronts.wire_tail[pair] - fronts.wire_head[pair]
     if not muted and chance(draws, odds.delay):
-        under_way = draw(draws, under_way + 1)
-    deliver(limits, queues, sim, pair, under_way)
+        in_progress = draw(draws, in_progress + 1)
+    deliver(limits, queues, sim, pair, in_progress)
     return fault
 
 

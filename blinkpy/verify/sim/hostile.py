@@ -29,7 +29,7 @@ def send(fronts, pair, kind, index, value):
 
 
 @device
-def wire_room(fronts, pair):
+def wire_space(fronts, pair):
     return WIRE - (fronts.wire_tail[pair] - fronts.wire_head[pair])
 
 

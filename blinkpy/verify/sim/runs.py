@@ -131,11 +131,11 @@ def run(
         simulate(seed, 1, each, mode=mode, checks=mode)  # compile, before the clock starts
     report, started = RunReport(seed), time.monotonic()
 
-    def goes_on() -> bool:
+    def continues() -> bool:
         report.seconds = time.monotonic() - started
         return report.calls < steps and report.seconds < seconds and not report.failures
 
-    blocks = _in_one_process(storm, seed, goes_on) if processes == 1 else _in_processes(storm, report, goes_on, processes)
+    blocks = _in_one_process(storm, seed, continues) if processes == 1 else _in_processes(storm, report, continues, processes)
     for cpu_seconds, outcomes in blocks:
         report.cpu_seconds += cpu_seconds
         for each_seed, outcome in outcomes:
@@ -147,38 +147,38 @@ def run(
             report.in_lanes += outcome.calls if storm.lanes_of(each_seed) > 1 else 0
             if outcome.failure is not None:
                 report.failures.append((storm.policy(each_seed), outcome.failure))
-        goes_on()  # updates the time
+        continues()  # updates the time
         if progress is not None:
             progress(report)
     return report
 
 
-def _in_one_process(storm: Storm, seed: int, goes_on: Callable[[], bool]) -> Iterator[Block]:
-    while goes_on():
+def _in_one_process(storm: Storm, seed: int, continues: Callable[[], bool]) -> Iterator[Block]:
+    while continues():
         yield storm.block(seed, 1)
         seed += 1
 
 
-def _in_processes(storm: Storm, report: RunReport, goes_on: Callable[[], bool], processes: int) -> Iterator[Block]:
+def _in_processes(storm: Storm, report: RunReport, continues: Callable[[], bool], processes: int) -> Iterator[Block]:
     """Simulate in forked processes, which inherit compiled code and policies that can't be pickled. A failure
     ends all of them.
     """
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _inherit, (storm,))
-    seed, under_way = report.first_seed, dict[Future[Block], int]()
+    seed, in_progress = report.first_seed, dict[Future[Block], int]()
     try:
-        while not report.failures and (goes_on() or under_way):
-            while goes_on() and len(under_way) < 2 * processes:
-                under_way[pool.submit(_inherited_block, seed, BLOCK)] = seed
+        while not report.failures and (continues() or in_progress):
+            while continues() and len(in_progress) < 2 * processes:
+                in_progress[pool.submit(_inherited_block, seed, BLOCK)] = seed
                 seed += BLOCK
-            done, _ = wait(under_way, STUCK_S, FIRST_COMPLETED)
+            done, _ = wait(in_progress, STUCK_S, FIRST_COMPLETED)
             if not done:
-                first = min(under_way.values())
+                first = min(in_progress.values())
                 yield 0.0, [(first, Outcome(0, Failure(first, storm.turns, 0, fault_at(STUCK, BLOCK))))]
             for future in done:
-                del under_way[future]
+                del in_progress[future]
                 yield future.result()
     finally:
-        if under_way:  # their results are not needed
+        if in_progress:  # their results are not needed
             for child in multiprocessing.active_children():
                 child.kill()
         pool.shutdown(cancel_futures=True)
@@ -297,8 +297,8 @@ def _turn(simulation: Simulation, before: list[int], seen: int) -> Iterator[str]
     limits, state = simulation.world.limits, simulation.world.state
     turn = simulation.turn - 1
     for when, actor, what in simulation.events(seen):
-        who = f"front end {actor}" if actor < limits.pairs else "world"
-        yield f"turn {when}: {who} {what}"
+        party = f"front end {actor}" if actor < limits.pairs else "world"
+        yield f"turn {when}: {party} {what}"
     for slot, (old, new) in enumerate(zip(before, state.requests.status.tolist(), strict=True)):
         if old != new:
             pair, local = divmod(slot, limits.slots_per_pair)

@@ -204,8 +204,8 @@ class Simulation:
         self._one_lane: Simulation | None = None
         if lanes > 1:
             scheduler = scheduler or make_turn(policy)
-            beside = make_world(seed, turns, check_every, records=records, hostile=kind)
-            self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=beside)
+            world = make_world(seed, turns, check_every, records=records, hostile=kind)
+            self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=world)
             self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
             scheduler = in_lanes(scheduler, lanes, seed, races=True)
         if overlapped:

@@ -14,7 +14,7 @@ from blinkpy.verify.sim.hostile import (
     hashes_per_entry,
     prompt_place,
     send,
-    wire_room,
+    wire_space,
 )
 from blinkpy.verify.sim.synthetic_model import (
     EVENT_CANCEL,
@@ -198,8 +198,8 @@ def leads_to_an_end(sim, slot, entry, state, generated):
     own, left, stops = sim.fronts.grammar[slot], entry[submission.WORD_MAX_TOKENS] - generated, False
     for i in range(submission.STOP_IDS):
         stops = stops or (entry[submission.WORD_STOP_IDS + i] >= 0 and generated >= entry[submission.WORD_MIN_TOKENS])
-    may_go_on = sim.grammars.accepting[own, state] != 0 and not stops
-    return sim.fronts.rules[slot] < 0 and sim.grammars.distance[own, state] <= left and not may_go_on
+    may_continue = sim.grammars.accepting[own, state] != 0 and not stops
+    return sim.fronts.rules[slot] < 0 and sim.grammars.distance[own, state] <= left and not may_continue
 
 
 @device
@@ -270,8 +270,8 @@ def fill_entry(limits, sim, pair, place, slot):
     for word in range(submission.SQ_ENTRY_WORDS):
         entry[word] = sim.good[good, word]
     length = fronts.prompt_length[slot]
-    room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
-    most = room if draw(draws, 10) == 0 else min(room, sim.odds.answer)
+    space = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
+    most = space if draw(draws, 10) == 0 else min(space, sim.odds.answer)
     entry[submission.WORD_REQUEST_ID], entry[submission.WORD_REQUEST_ID + 1] = fronts.counter[pair], fronts.epoch[pair]
     entry[submission.WORD_SEED], entry[submission.WORD_SEED + 1] = fronts.seed[slot], 0
     entry[submission.WORD_CACHE_SALT], entry[submission.WORD_CACHE_SALT + 1] = fronts.cache_salt[slot], 0
@@ -360,7 +360,7 @@ def submit(limits, queues, sim, turn, pair):
     """Submit one request. Returns whether there was space for it."""
     fronts, draws = sim.fronts, sim.draws
     slot = free_slot(limits, fronts, pair)
-    if slot < 0 or wire_room(fronts, pair) < 16 or fronts.sq_tail[pair] - queues.pair[pair, PAIR_SQ_HEAD] >= limits.sq_entries:
+    if slot < 0 or wire_space(fronts, pair) < 16 or fronts.sq_tail[pair] - queues.pair[pair, PAIR_SQ_HEAD] >= limits.sq_entries:
         return False
     place = fronts.sq_tail[pair] & (limits.sq_entries - 1)
     fronts.counter[pair] += 1

@@ -37,8 +37,8 @@ INTAKE_EXCEEDED = fault_code("more entries were consumed than the bound of a tur
 INTAKE_IDLE = fault_code("entries wait, but intake consumed none")
 PASSED_OVER = fault_code("intake skipped a pair in its rotation")
 INDEXED_TWICE = fault_code("the index has a page twice: equal tokens after the same page")
-HELD_WRONGLY = fault_code("a step is held although a request needs it")
-HELD_LONG = fault_code("a step is held longer than the pace allows")
+DELAYED_WRONGLY = fault_code("a step is delayed although a request needs it")
+DELAYED_LONG = fault_code("a step is delayed longer than the pace allows")
 STARVES = fault_code("the request with the lowest rank makes no progress")
 
 SEEN_TURNS = 1  # turns after which a visible cancel must have taken effect
@@ -221,7 +221,7 @@ def check_pace(limits, state, sim, now, command):
     exist, and no request may be late. Also records the times of tokens.
     """
     r, observed, batch = state.requests, sim.observed, state.batch
-    held = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
+    delayed = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
     for slot in range(limits.slots):
         generated = r.length[slot] - r.prompt_length[slot]
         if r.status[slot] != S.RUNNING or generated <= 0:
@@ -236,13 +236,13 @@ def check_pace(limits, state, sim, now, command):
     observed.step[PLANNED] = batch.counts[S.ROWS] if ends else 0
     observed.step[INSIDE] = 0 if ends and state.suspended.counts[S.ROWS] == 0 else 1
     for slot in range(limits.slots):
-        if held and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
+        if delayed and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
             pace = limits.best_effort_pace_ns if r.entry[slot, WORD_BEST_EFFORT] != 0 else limits.pace_ns
             late = now >= observed.first_ns[slot] + observed.generated[slot] * pace
             if observed.generated[slot] == 0 or state.counts[S.WAITING_COUNT] > 0 or command != COMMAND_RUN or late:
-                return HELD_WRONGLY
+                return DELAYED_WRONGLY
             if now >= observed.step[ENDED_NS] + pace:
-                return HELD_LONG
+                return DELAYED_LONG
     return 0
 
 

@@ -77,11 +77,11 @@ SMALL = ("--requests", "20", "--num-pages", "2048")
 
 
 def test_the_command_shows_all_placements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rule, told = tmp_path / "first.py", tmp_path / "told.json"
+    rule, reported = tmp_path / "first.py", tmp_path / "told.json"
     rule.write_text("def choose(request, engines):\n    return engines[0]\n")
-    assert cli.main(["check", "fcfs", "--fleet", "2", "--placement", str(rule), *SMALL, "--json", str(told)]) == 0
+    assert cli.main(["check", "fcfs", "--fleet", "2", "--placement", str(rule), *SMALL, "--json", str(reported)]) == 0
     out = capsys.readouterr().out
-    figures = json.loads(told.read_text())["figures"]
+    figures = json.loads(reported.read_text())["figures"]
     assert len(figures) == len(FLEET_WORKLOADS) * 6
     assert out.count("first.py") == out.count("round-robin") == len(FLEET_WORKLOADS)
     assert [f["balance"] for f in figures if f["placement"] == str(rule)] == [2.0] * len(FLEET_WORKLOADS)

@@ -12,7 +12,7 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels import MAX_EXPERTS, MAX_FP8_WIDTH, MAX_GROUP, MAX_HEAD_DIM, MIN_HEAD_DIM
 from blinkpy.kernels.attention.attention_variants import plan_decode
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.fp8_rows import FP8, MOST_HELD, row_pieces, row_warps
+from blinkpy.kernels.fp8_rows import FP8, MOST_COLUMNS, row_pieces, row_warps
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key, shape_of
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
@@ -134,7 +134,7 @@ def test_plans_of_attention_pass_their_check(
 
 
 @settings(max_examples=30)
-@given(st.one_of(st.integers(1, MAX_FP8_WIDTH), st.integers(MOST_HELD - 2, MOST_HELD + 2)), st.booleans())
+@given(st.one_of(st.integers(1, MAX_FP8_WIDTH), st.integers(MOST_COLUMNS - 2, MOST_COLUMNS + 2)), st.booleans())
 def test_programs_hold_the_columns_of_a_row(width: int, whole: bool) -> None:
     block, programs, pieces = row_pieces(width, whole=whole)
     assert not block & (block - 1)

@@ -15,7 +15,7 @@ from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.request_events import Event, EventTracer
 
 
-def told(recording: Recording) -> list[Event]:
+def reported(recording: Recording) -> list[Event]:
     replay = Replay(recording.reader.capture(), fcfs)
     tracer, events = EventTracer(replay.limits, replay.state), []
     for turn, differences in replay.run():
@@ -30,7 +30,7 @@ def texts(events: list[Event], request: int, kind: str) -> list[str]:
 
 def test_a_trace_says_why() -> None:
     case = crowded()
-    events = told(case.recording)
+    events = reported(case.recording)
     assert texts(events, -1, "granted") == ["queue pair 0 to its claimant"]
     assert "14 prompt tokens, at most 10 new, priority 0, rank 0" in texts(events, 0, "accepted")[0]
     assert texts(events, 0, "chunk") == [
@@ -54,7 +54,7 @@ def test_a_trace_says_what_moved_here() -> None:
     for output_tokens in (0, 3):
         case.submit([1, 2, 3, 4, 5], 4, output_tokens=output_tokens)
     case.finish()
-    first, second = (texts(told(case.recording), request, "accepted")[0] for request in (0, 1))
+    first, second = (texts(reported(case.recording), request, "accepted")[0] for request in (0, 1))
     assert "moved" not in first
     assert second.endswith(", moved here from another engine with 3 tokens of output, at the end of its prompt")
 
@@ -71,7 +71,7 @@ def test_a_trace_says_what_best_effort_lacks() -> None:
     for _ in range(40):
         case.turn()
         case.read(0)
-    events = told(case.recording)
+    events = reported(case.recording)
     step, pages = (
         "best effort's share of the step: its 8 tokens are taken",
         "best effort's share of the pages: it needs 2; 8 of 10 are held",
@@ -92,7 +92,7 @@ def test_a_trace_says_when_no_more_may_pass_best_effort() -> None:
     for _ in range(30):
         case.turn()
         case.read(0)
-    events = told(case.recording)
+    events = reported(case.recording)
     assert texts(events, 1, "waits") == ["it yields to latency-sensitive prompts, and the limit of overtakings is reached"]
     assert not texts(events, 2, "waits")
     assert texts(events, 3, "waits") == ["behind #1, which is served first", "all 3 rows are taken"]
@@ -113,7 +113,7 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     case.silent.add(0)
     case.now += 3 * case.limits.lease_ns
     case.turn()
-    events = told(case.recording)
+    events = reported(case.recording)
     assert texts(events, 0, "stalled") == ["the completion ring of queue pair 0 is full"]
     assert texts(events, 0, "continues") == ["the completion ring of queue pair 0 has room again"]
     assert texts(events, -1, "rejected") == ["an entry of queue pair 1: a parameter is out of range"]
@@ -132,7 +132,7 @@ def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() 
     case.silent.add(0)
     case.now += 3 * case.limits.lease_ns
     case.turn()
-    events = told(case.recording)
+    events = reported(case.recording)
     assert [(event.request, event.kind) for event in events if event.kind in ("finished", "dropped")] == [
         (0, "dropped"),
         (1, "finished"),
@@ -148,7 +148,7 @@ def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
     case.turn(3)
     case.cancel(request)
     case.turn()
-    assert [event.kind for event in told(case.recording) if event.request == 0][-1] == "cancelled"
+    assert [event.kind for event in reported(case.recording) if event.request == 0][-1] == "cancelled"
 
 
 def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:
@@ -157,7 +157,7 @@ def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> No
         storm = RecordedStorm(number, 120, record=4096, mode="python")
         storm.ending = COMMAND_RUN  # all requests end
         assert storm.run().failure is None
-        events, counters = told(storm.recording), storm.counters()
+        events, counters = reported(storm.recording), storm.counters()
         counted = Counter(event.kind for event in events)
         for kind, counter in (("accepted", "requests_accepted"), ("finished", "requests_finished"), ("preempted", "preemptions")):
             assert counted[kind] == counters[counter]

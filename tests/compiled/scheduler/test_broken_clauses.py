@@ -130,7 +130,7 @@ TABLE_RANGE 2: r.page_table[2, 1] = 16
 REFERENCES 9: r.page_table[2, 1] = 15
 0 0: r.computed[2] = 8; r.indexed[2] = 2; r.canonical[2] = {S.CHAIN_EVICTED}
 INDEXED_COMPUTED 2: r.indexed[2] = 2; r.canonical[2] = {S.CHAIN_EVICTED}
-INDEXED_HELD 2: r.computed[2] = 8; r.indexed[2] = 3
+INDEXED_BEYOND 2: r.computed[2] = 8; r.indexed[2] = 3
 0 0: r.indexed[4] = 3
 IDLE_STALLED 4: r.stalled[4] = 1
 IDLE_STALLED 3: r.stalled[3] = -1
@@ -303,7 +303,7 @@ CACHE_SLOT 6: b.cache_slots[6] = 20
 CACHE_SLOT 3: b.cache_slots[3] = -1
 SHARED_WRITE 7: index(7); r.num_pages[2] = 3; r.page_table[2, 2] = 7; p.refcount[7] = 2
 """
-CLASSES_AND_ROOM = """
+CLASSES_AND_SPACE = """
 0 0: best_effort(0, 1, 2, 7)
 0 0: c[YIELDED_TURNS] = 1
 0 0: c[YIELDED_TURNS] = 1; best_effort(0, 1, 2, 7)
@@ -314,35 +314,35 @@ YIELDS_NOT 1: c[YIELDED_TURNS] = 2; best_effort(7)
 0 0: c[YIELDED_TURNS] = 1; best_effort(0); b.counts[DECODE_ROWS] = 0
 0 0: best_effort(1)
 0 0: c[YIELDED_TURNS] = -1; best_effort(1)
-ROOM_LEFT 0: rows(0, 7)
-ROOM_LEFT 0: rows(0)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; rows(0, 7)
-ROOM_LEFT 0: best_effort(1); rows(0, 7)
+SPACE_LEFT 0: rows(0, 7)
+SPACE_LEFT 0: rows(0)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; rows(0, 7)
+SPACE_LEFT 0: best_effort(1); rows(0, 7)
 0 0: c[YIELDED_TURNS] = 1; best_effort(1); rows(0, 7)
 0 0: c[YIELDED_TURNS] = 1; best_effort(7); rows(0, 1)
 0 0: c[YIELDED_TURNS] = 1; best_effort(1, 2); rows(0, 7)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(2); rows(0, 7)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(0, 1); rows(7)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(2); rows(0, 7)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(0, 1); rows(7)
 0 0: c[YIELDED_TURNS] = 1; best_effort(1); r.prompt_length[1] = r.length[1] = 6; rows(0, 7)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(1); r.prompt_length[1] = r.length[1] = 5; rows(0, 7)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; best_effort(1); r.prompt_length[1] = r.length[1] = 5; rows(0, 7)
 0 0: c[YIELDED_TURNS] = 1; longer(3); rows(0, 7, 1)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; longer(2); rows(0, 7, 1)
-ROOM_LEFT 0: c[YIELDED_TURNS] = 1; longer(4); rows(0, 1, 7)
-ROOM_LEFT 0: longer(3); rows(0, 7, 1)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; longer(2); rows(0, 7, 1)
+SPACE_LEFT 0: c[YIELDED_TURNS] = 1; longer(4); rows(0, 1, 7)
+SPACE_LEFT 0: longer(3); rows(0, 7, 1)
 0 0: longer(11); rows(0, 7, 1)
-ROOM_LEFT 0: longer(10); rows(0, 7, 1)
+SPACE_LEFT 0: longer(10); rows(0, 7, 1)
 0 0: longer(9); rows(0, 7, 1)
-ROOM_LEFT 0: longer(8); rows(0, 7, 1)
+SPACE_LEFT 0: longer(8); rows(0, 7, 1)
 0 0: longer(7); rows(0, 7, 1)
-ROOM_LEFT 0: longer(6); rows(0, 7, 1)
+SPACE_LEFT 0: longer(6); rows(0, 7, 1)
 0 0: longer(11); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
-ROOM_LEFT 0: longer(9); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
-ROOM_LEFT 0: longer(7); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
+SPACE_LEFT 0: longer(9); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
+SPACE_LEFT 0: longer(7); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
 0 0: best_effort(1); longer(10); rows(0, 7, 1)
 0 0: best_effort(1, 7); longer(8); rows(0, 7, 1)
-ROOM_LEFT 0: best_effort(1); longer(8); rows(0, 7, 1)
-ROOM_LEFT 0: best_effort(7); longer(8); rows(0, 7, 1)
-ROOM_LEFT 0: best_effort(1); longer(10); rows(0, 1)
+SPACE_LEFT 0: best_effort(1); longer(8); rows(0, 7, 1)
+SPACE_LEFT 0: best_effort(7); longer(8); rows(0, 7, 1)
+SPACE_LEFT 0: best_effort(1); longer(10); rows(0, 1)
 0 0: best_effort(1, 7); longer(10); rows(0, 1)
 BEST_EFFORT_BEYOND 0: best_effort(1); longer(11); rows(0, 7, 1)
 BEST_EFFORT_BEYOND 0: best_effort(1, 7); longer(9); rows(0, 7, 1)
@@ -352,7 +352,7 @@ BEST_EFFORT_BEYOND 0: best_effort(1, 7); longer(9); rows(0, 7, 1)
 CUT_STEPS = """
 0 0: pass
 0 0: cut(0, 7, 1)
-ROOM_LEFT 0: cut(7, 1)
+SPACE_LEFT 0: cut(7, 1)
 0 0: cut(0, 7, 1); b.counts[GROUP] = 2
 GROUPS_WRONG 0: cut(0, 7, 1); b.counts[GROUP] = 3
 GROUPS_WRONG 0: cut(0, 7, 1); b.counts[GROUP] = -1
@@ -365,7 +365,7 @@ FLIGHT_WRONG 0: r.stalled[2] = 2
 FLIGHT_WRONG 0: cut(0, 7, 1); r.stalled[2] = 2
 ROW_STALLED 1: cut(0, 7, 1); r.stalled[7] = 1
 0 0: cut(7, 1); b.counts[GROUP] = 1
-ROOM_LEFT 0: r.length[1] = r.prompt_length[1] = 11; best_effort(1); rows(7, 1)
+SPACE_LEFT 0: r.length[1] = r.prompt_length[1] = 11; best_effort(1); rows(7, 1)
 0 0: suspend()
 0 0: suspend(); state.suspended.counts[GROUP] = c[INTERRUPTIONS] = 2
 NESTED 0: suspend(); c[INTERRUPTIONS] = 0
@@ -421,11 +421,11 @@ SNAPSHOT_PINS 0: kept(); n.pins[0] = 0
 SNAPSHOT_PINS 0: kept(); n.pins[0] = 2
 SNAPSHOT_PINS 2: kept(); n.pins[2] = 1
 CHUNK_BEYOND 2: kept(5)
-ROOM_LEFT 0: kept(3)
+SPACE_LEFT 0: kept(3)
 CHUNK_BEYOND 2: kept(); r.snapshot_branch[1] = 7
 0 0: kept(); r.snapshot_branch[1] = 4
 0 0: kept(); r.snapshot_branch[1] = 9
-ROOM_LEFT 0: kept(); r.canonical[1] = CHAIN_EVICTED
+SPACE_LEFT 0: kept(); r.canonical[1] = CHAIN_EVICTED
 0 0: kept(8); r.canonical[1] = CHAIN_EVICTED
 """
 CODES = {name: code for module in (B, P, R, N) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
@@ -587,7 +587,7 @@ def check_clauses(cases: str, limits: Limits) -> None:
 
 def test_each_fault_has_a_clause() -> None:
     every = LISTS + ONE_REQUEST + GRAMMARS_AND_RULES + PAGES + RING + PREFIX_INDEX + QUEUE_PAIRS
-    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_ROOM + CUT_STEPS + SNAPSHOTS
+    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_SPACE + CUT_STEPS + SNAPSHOTS
     assert {expected.split()[0] for expected, *_ in clauses(every)} >= set(CODES)
 
 
@@ -633,7 +633,7 @@ def test_clauses_of_the_tokens_of_a_batch() -> None:
 
 
 def test_clauses_of_classes_and_room() -> None:
-    check_clauses(CLASSES_AND_ROOM, sizes())
+    check_clauses(CLASSES_AND_SPACE, sizes())
 
 
 def test_clauses_of_cut_steps() -> None:
@@ -675,7 +675,7 @@ def test_empty_full_and_narrow_states() -> None:
     for change, share, code in (
         ("pass", 0, 0),  # decodes are no best-effort prompts
         ("best_effort(1); longer(1); rows(0, 1)", 1, B.BEST_EFFORT_BEYOND),
-        ("best_effort(1); longer(1); rows(1)", 1, B.ROOM_LEFT),  # just their share; that others wait is the fault
+        ("best_effort(1); longer(1); rows(1)", 1, B.SPACE_LEFT),  # just their share; that others wait is the fault
     ):
         exec(STATE, known := names(state := make_state(limits := sizes())))
         exec(change, known)

@@ -26,9 +26,9 @@ from blinkpy.scheduler.phases.drafts import (
     longest_match,
 )
 
-ROOM: dict[str, Any] = {"pairs": 1, "slots": 8, "rows": 8, "tokens": 24, "pages": 120, "max_model_len": 64, "cq_entries": 64}
+SPACE: dict[str, Any] = {"pairs": 1, "slots": 8, "rows": 8, "tokens": 24, "pages": 120, "max_model_len": 64, "cq_entries": 64}
 OFF: dict[str, Any] = {"speculative": "off", "speculative_tokens": 7, "speculative_match": 8}
-DRAFTS: dict[str, Any] = ROOM | {"vocab_size": 2, "speculative": "ngram", "speculative_tokens": 4, "speculative_match": 2}
+DRAFTS: dict[str, Any] = SPACE | {"vocab_size": 2, "speculative": "ngram", "speculative_tokens": 4, "speculative_match": 2}
 
 
 def run(case: Case, requests: list[tuple[list[int], int, dict[str, Any]]]) -> tuple[int, int]:
@@ -112,7 +112,7 @@ def test_a_long_prompt_enters_the_index_over_several_turns() -> None:
 
 
 def test_without_drafts_the_state_has_no_memory_for_them() -> None:
-    state = make_case(lanes=1, **ROOM).state
+    state = make_case(lanes=1, **SPACE).state
     assert [array.size for array in state.drafts] == [1] * len(state.drafts)
 
 

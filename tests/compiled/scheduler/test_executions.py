@@ -173,8 +173,8 @@ def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
     """Completion queues of one to four entries for each row: claims are counted beside the fast path, and on it."""
     fast = 0
     for number, wide in product(range(2), (1, 2, 4)):
-        room = {"slots": rows + 1, "cq_entries": max(2, wide * rows), "rows": rows, "pages": 64}
-        sizes = case_sizes(**room, tokens=16, page_size=2, max_model_len=48)
+        space = {"slots": rows + 1, "cq_entries": max(2, wide * rows), "rows": rows, "pages": 64}
+        sizes = case_sizes(**space, tokens=16, page_size=2, max_model_len=48)
         fast += agree(storms(("python", "general"), seed + number, 60, fcfs, chosen=sizes, odds=CALM))[0]
     assert fast > 10
 

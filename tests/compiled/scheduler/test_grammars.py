@@ -13,7 +13,7 @@ from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.lanes import in_lanes
 from blinkpy.device.tables import as_memoryviews
-from blinkpy.dpu.link.queue_pair import NoRoomError
+from blinkpy.dpu.link.queue_pair import NoSpaceError
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import (
     ENDING,
@@ -158,7 +158,7 @@ def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
                     given = {"grammar": grammar, "rules": rules[rng.integers(3)] if rng.random() < 0.4 else None}
                     try:
                         request = case.submit(tokens(int(rng.integers(1, 8)), pair), int(rng.integers(1, 16)), pair, **given)
-                    except NoRoomError as error:
+                    except NoSpaceError as error:
                         full += "grammar arena" in str(error)
                         break
                     sent = next(sent for sent in client.live() if sent.owner is request)

@@ -215,7 +215,7 @@ def group_wrong(draw: random.Random, limits: Limits, state: State) -> None:
         state.batch.counts[S.GROUP] = draw.choice((-1, state.batch.counts[S.GROUPS]))
 
 
-def room_left(draw: random.Random, limits: Limits, state: State) -> None:
+def space_left(draw: random.Random, limits: Limits, state: State) -> None:
     """The last one of several rows that decode is left out."""
     counts = state.batch.counts
     if 1 < counts[S.DECODE_ROWS] == counts[S.ROWS]:
@@ -309,7 +309,7 @@ def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
 CRAFTED = (
     *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
     *(held_twice, shared_unindexed, row_stalled, *[kept_more] * 8, not_in_flight, group_wrong),
-    *(yields_not, room_left, shorter_chunk, token_pageless, shared_write),
+    *(yields_not, space_left, shorter_chunk, token_pageless, shared_write),
     *(*[other_snapshots] * 6, *[snapshot_of_an_end] * 2, branch_before_the_end),
 )
 
@@ -324,8 +324,8 @@ def test_damage_is_found(seed: int) -> None:
         for damage in (*CRAFTED, *[partial(one_word, arrays)] * DAMAGES):
             damage(draw, limits, state)
             fault, (code, place) = check(), next(wrong(limits, state), (0, 0))
-            told = f"{NAMES.get(fault & CODE_MASK, fault)} {fault >> PLACE_SHIFT} for {NAMES.get(code)} {place}"
-            assert fault == fault_at(code, place), f"{told}: {differences(snapshot(state), before)}"
+            reported = f"{NAMES.get(fault & CODE_MASK, fault)} {fault >> PLACE_SHIFT} for {NAMES.get(code)} {place}"
+            assert fault == fault_at(code, place), f"{reported}: {differences(snapshot(state), before)}"
             if code not in found:
                 found.add(code)
                 assert check_compiled(limits, state) == fault
@@ -432,4 +432,4 @@ def test_a_single_token_that_waits_beside_room_is_found(left: int) -> None:
     requests.entry[slot, E.WORD_BEST_EFFORT] = 1
     state.running[0], state.counts[S.RUNNING_COUNT], state.counts[S.YIELDED_TURNS] = slot, 1, 0
     state.batch.row_slots[0], state.batch.query_starts[:2], state.batch.counts[S.GROUPS] = slot, (0, 9), 1
-    assert B.check_room(limits, state, 1, 9, 0, False) == (B.ROOM_LEFT if left else 0)
+    assert B.check_space(limits, state, 1, 9, 0, False) == (B.SPACE_LEFT if left else 0)

@@ -159,10 +159,10 @@ def test_each_bound_at_its_edges() -> None:
             its_options = given if name in places else given | {options.get(name, name): value}
             try:
                 make_limits_by_name(queue, its_facts, **its_options)
-                told = ""
+                reported = ""
             except ConfigError as error:
-                told = str(error)
-            assert bool(told) == (value in wrong) and (not told or named in told), f"{name} {value}: {told!r}"
+                reported = str(error)
+            assert bool(reported) == (value in wrong) and (not reported or named in reported), f"{name} {value}: {reported!r}"
 
 
 @pytest.mark.parametrize("wrong", [[(4, 2), (4, 4)], [(8, 4), (4, 4)], [(4, 4), (8, 2)], [(0, 1)], [(4, 0)]])

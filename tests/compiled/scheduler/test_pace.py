@@ -44,12 +44,12 @@ def follow(case: Case, requests: list[ExpectedRequest], until: Callable[[], bool
 def hold(case: Case, max_tokens: int = HIGHEST) -> ExpectedRequest:
     """A request that has its first tokens, and whose next step is held."""
     request = case.submit(tokens(5), max_tokens)
-    follow(case, [request], lambda: is_held(case))
+    follow(case, [request], lambda: is_delayed(case))
     assert 1 <= len(request.got) < max_tokens
     return request
 
 
-def is_held(case: Case) -> bool:
+def is_delayed(case: Case) -> bool:
     return bool(case.state.pace[S.PACE_DUE_NS] > case.now)
 
 

@@ -198,9 +198,9 @@ OF_A_LIBRARY = "import statistics\nimport textwrap\n\n\n"
 def test_what_a_policy_can_t_say_is_told(tmp_path: Path, expression: str, what: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{OF_A_LIBRARY}def rank(request):\n    return {expression}\n")
-    with pytest.raises(PolicyError) as told:
+    with pytest.raises(PolicyError) as reported:
         guarded_policy(read_policy(f"{file}:rank"))
-    assert what in told.value.text
+    assert what in reported.value.text
 
 
 def test_a_function_of_no_module_is_called_like_any_other(tmp_path: Path) -> None:

@@ -38,16 +38,16 @@ def test_doorbells_and_heads_are_valid_up_to_a_ring_s_length_away(rng: np.random
         (inbox.doorbell, (0, 1, most), (most + 1, half, half + 1, half + most, 2 * half - 1)),
         (inbox.cq_head, (0, 1, unread), (unread + 1, half, half + 1, half + unread, 2 * half - 1)),
     ):
-        for way in (*good, *bad):
+        for move in (*good, *bad):
             pairs.sq_head[0] = pairs.sq_tail[0] = head
             pairs.cq_tail[0], pairs.cq_head[0] = tail, tail - unread
             inbox.doorbell[0], inbox.cq_head[0] = (int(pairs.epoch[0]) << W.EPOCH_SHIFT | at for at in (head, tail - unread))
-            position = (head + way if word is inbox.doorbell else tail - way) & W.POSITION_MASK
+            position = (head + move if word is inbox.doorbell else tail - move) & W.POSITION_MASK
             word[0] = int(pairs.epoch[0]) << W.EPOCH_SHIFT | position
             validate_front_words(case.limits, state, 0, 1)
-            assert pairs.verdict[0] == (0 if way in good else S.REVOKE | S.BROKEN), way
-            if way in good:
-                sent, left = (way, unread) if word is inbox.doorbell else (0, way)
+            assert pairs.verdict[0] == (0 if move in good else S.REVOKE | S.BROKEN), move
+            if move in good:
+                sent, left = (move, unread) if word is inbox.doorbell else (0, move)
                 assert (pairs.sq_tail[0] - pairs.sq_head[0], pairs.cq_tail[0] - pairs.cq_head[0]) == (sent, left)
 
 
@@ -328,9 +328,9 @@ def test_records_of_a_cut_step_tell_its_group_and_whether_another_is_suspended()
         group, groups = state.batch.counts[[S.GROUP, S.GROUPS]].tolist()
         suspended = bool(state.suspended.counts[S.ROWS])
         word = int(recorder.words[position + 5 & case.limits.record_words - 1]) >> 32
-        told = (word & 0xFF, word >> 8 & 0xFF, bool(word >> 16))
-        assert told == ((group, groups) if groups > 1 else (0, 0)) + (suspended,)
-        seen.add(told)
+        reported = (word & 0xFF, word >> 8 & 0xFF, bool(word >> 16))
+        assert reported == ((group, groups) if groups > 1 else (0, 0)) + (suspended,)
+        seen.add(reported)
     assert seen >= {(0, 0, False), (0, 4, False), (1, 4, False), (0, 0, True)}
     case.finish()
 

@@ -161,10 +161,10 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(source)
-    with pytest.raises(ConfigError, match=message) as told:
+    with pytest.raises(ConfigError, match=message) as reported:
         load_policy(f"{tmp_path}/mine.py:rank")
-    assert "\n" not in str(told.value)
-    assert "mine.py" in str(told.value)
+    assert "\n" not in str(reported.value)
+    assert "mine.py" in str(reported.value)
 
 
 @pytest.mark.parametrize(

@@ -265,8 +265,8 @@ def test_a_sane_policy_passes_the_quick_check(tmp_path: Path) -> None:
 
 def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: plots can't be tried here")
-    plot, told = tmp_path / "plot.svg", tmp_path / "told.json"
-    arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(told)]
+    plot, reported = tmp_path / "plot.svg", tmp_path / "told.json"
+    arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(reported)]
     assert cli.main(["check", policy_file(tmp_path, FOLDER_POLICY), *arguments]) == 0
     out = capsys.readouterr().out
     assert "simulated worlds with injected faults: all invariants hold" in out
@@ -278,7 +278,7 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
     for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
         assert f"\n  {policy} " in out
     assert plot.read_text().startswith("<?xml")
-    outcomes = json.loads(told.read_text())["outcomes"]
+    outcomes = json.loads(reported.read_text())["outcomes"]
     assert [len(outcome["waiting_s_samples"]) for outcome in outcomes] == [200] * 4
 
 

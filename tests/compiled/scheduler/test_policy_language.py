@@ -43,7 +43,7 @@ def by_rules(policy: Policy, request: RequestFields, rounds: int = 0) -> Outcome
     return rank, f"line {fault.place.line}: {fault}" if fault else ""
 
 
-def told(policy: Policy, rank: int, word: int) -> Outcome:
+def reported(policy: Policy, rank: int, word: int) -> Outcome:
     if word >> FAULT_SHIFT == 0:
         return rank, ""
     place, what = describe_policy_fault(word >> FAULT_SHIFT, guarded_policy(policy).places)
@@ -53,7 +53,7 @@ def told(policy: Policy, rank: int, word: int) -> Outcome:
 def in_python(policy: Policy, request: RequestFields, rounds: int = 0) -> Outcome:
     faults = memoryview(np.array([rounds], np.int64))
     rank = checked_rank(guarded_policy(policy).function(request, faults, 0), faults, 0)
-    return told(policy, rank, faults[0])
+    return reported(policy, rank, faults[0])
 
 
 def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> list[Outcome]:
@@ -69,7 +69,7 @@ def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> l
 
     ranks, faults = np.zeros(len(requests), np.int64), np.full(len(requests), rounds, np.int64)
     rank_all(np.array(requests, np.int64), ranks, faults)
-    return [told(policy, rank, word) for rank, word in zip(ranks.tolist(), faults.tolist(), strict=True)]
+    return [reported(policy, rank, word) for rank, word in zip(ranks.tolist(), faults.tolist(), strict=True)]
 
 
 CASES: list[tuple[str, str | int]] = [  # body; the fault, or the rank
@@ -222,9 +222,9 @@ def wrapped(x):
 
 @pytest.mark.parametrize(("body", "line", "what"), REFUSED)
 def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
-    with pytest.raises(PolicyError) as told:
+    with pytest.raises(PolicyError) as reported:
         guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{OTHERS}"))
-    assert what in told.value.text == str(told.value) and told.value.place.line == line
+    assert what in reported.value.text == str(reported.value) and reported.value.place.line == line
 
 
 TAKEN = [  # a function, and its rank
@@ -289,9 +289,11 @@ def test_single_forms_have_the_result_that_python_gives(tmp_path: Path) -> None:
 
 
 def test_a_policy_without_a_source_is_told_with_its_place() -> None:
-    with pytest.raises(PolicyError, match="calls <lambda>, which is not a function defined with `def` in a source file") as told:
+    with pytest.raises(
+        PolicyError, match="calls <lambda>, which is not a function defined with `def` in a source file"
+    ) as reported:
         write_guarded(eval(compile("\n\nlambda request: 1", "mine.py", "eval")), RequestFields._fields)
-    assert told.value.place == Place("mine.py", 3)
+    assert reported.value.place == Place("mine.py", 3)
 
 
 def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -18,8 +18,16 @@ from blinkpy.scheduler.policies import fcfs, short_prompts
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, serve
 
-ROOM: dict[str, Any] = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 24, "pages": 120, "max_model_len": 200, "intake_entries": 8}
-CUT: dict[str, Any] = ROOM | {"step_groups": 4, "cut_step_tokens": 8}
+SPACE: dict[str, Any] = {
+    "pairs": 1,
+    "slots": 12,
+    "rows": 6,
+    "tokens": 24,
+    "pages": 120,
+    "max_model_len": 200,
+    "intake_entries": 8,
+}
+CUT: dict[str, Any] = SPACE | {"step_groups": 4, "cut_step_tokens": 8}
 NONE = ()
 
 
@@ -98,7 +106,7 @@ def test_short_steps_and_those_without_best_effort_prompts_are_not_cut() -> None
     case.submit(tokens(8, 4), 3, best_effort=1)
     assert step(case) == (0, 3, {0: 1, 1: 1, 2: 8}), "of 16 tokens, padding included; the largest has 24, and 4 groups"
     case.finish()
-    off = make_case(fcfs, 1, **ROOM)
+    off = make_case(fcfs, 1, **SPACE)
     off.submit(tokens(60), 3, best_effort=1)
     assert step(off) == whole(r0=24)
     assert len(off.state.suspended.token_ids) == 1

@@ -15,7 +15,7 @@ from blinkpy.scheduler.policies import FAIR_BEST_EFFORT, RequestFields, fair, fc
 from blinkpy.scheduler.tenant_service import EXPECTED_OUTPUT, TOKEN_SERVICE
 from blinkpy.verify.policy_check.waiting_bounds import TenantLoad, tenant_shares
 
-ROOM = {"pairs": 1, "slots": 16, "rows": 1, "tokens": 16, "pages": 60, "max_model_len": 60, "intake_entries": 16}
+SPACE = {"pairs": 1, "slots": 16, "rows": 1, "tokens": 16, "pages": 60, "max_model_len": 60, "intake_entries": 16}
 
 
 def order(case: Case, names: dict[object, str]) -> str:
@@ -26,7 +26,7 @@ def order(case: Case, names: dict[object, str]) -> str:
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_flood_of_one_tenant_delays_no_other_one(lanes: int) -> None:
     """Both have requests of one size; one tenant has sent many before."""
-    case, names = make_case(fair, lanes, **ROOM), dict[object, str]()
+    case, names = make_case(fair, lanes, **SPACE), dict[object, str]()
     for n in range(8):
         names[case.submit(tokens(8, n), 2, tenant=1)] = "a"
     case.turn(2)
@@ -36,7 +36,7 @@ def test_a_flood_of_one_tenant_delays_no_other_one(lanes: int) -> None:
 
 
 def test_a_weight_is_a_share() -> None:
-    case, names = make_case(fair, 1, **ROOM), dict[object, str]()
+    case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     for n in range(12):
         for tenant, weight in ((1, 100), (2, 300)) if n < 4 else ((2, 300),):
             names[case.submit(tokens(8, n + 20 * tenant), 2, tenant=tenant, tenant_weight=weight)] = " ab"[tenant]
@@ -46,7 +46,7 @@ def test_a_weight_is_a_share() -> None:
 
 def test_who_comes_back_has_no_credit() -> None:
     """One tenant was served alone for long; then both come, and have equal shares."""
-    case, names = make_case(fair, 1, **ROOM), dict[object, str]()
+    case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     case.submit(tokens(4), 1, tenant=2)
     for n in range(12):
         case.submit(tokens(30, n), 2, tenant=1)
@@ -63,7 +63,7 @@ def test_who_comes_back_has_no_credit() -> None:
 def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
     """The counter equals the served tokens exactly: of requests that ended, were cancelled while running, or never
     ran."""
-    case = make_case(fair, 1, **ROOM)
+    case = make_case(fair, 1, **SPACE)
     first = case.submit(tokens(10), 40, tenant=7)
     never = case.submit(tokens(20, 1), 30, tenant=7)
     case.turn(4)
@@ -87,7 +87,7 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
 def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
     """Two slots, so two counts. A tenant's count goes to others while its request runs; then it returns to the same
     place, and the first request's correction exceeds its count."""
-    case = make_case(fcfs, 3, **{**ROOM, "slots": 2, "rows": 2})
+    case = make_case(fcfs, 3, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10)
     case.turn(2)
     for tenant, weight in ((2, 1), (3, 10_000), (1, 10_000)):
@@ -104,7 +104,7 @@ def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
 
 def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
     """Two slots, so two counts; the first tenant's goes to another one while its request runs."""
-    case = make_case(fcfs, 1, **{**ROOM, "slots": 2, "rows": 2})
+    case = make_case(fcfs, 1, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10_000)
     case.turn(2)
     for tenant in 2, 3:
@@ -126,14 +126,14 @@ def test_classes_are_served_within_the_bound() -> None:
         return fair(RequestFields(0, 0, 1, 1, 0, 0, 0, 0, 0, best_effort, service))
 
     assert rank(FAIR_BEST_EFFORT - 1, 0) < rank(0, 1) < rank(FAIR_BEST_EFFORT + 1, 0)
-    case, names = make_case(fair, 1, **ROOM), dict[object, str]()
+    case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     for n in range(4):
         names[case.submit(tokens(40, n), 2, tenant=1, best_effort=1)] = "b"
     for n in range(4):
         names[case.submit(tokens(40, 10 + n), 2, tenant=1)] = "s"
     assert order(case, names) == "ssssbbbb"
     # A weight of 0.01: a prompt of 40 tokens is as 4,000, so 25 of them are the bound.
-    case, names = make_case(fair, 1, **ROOM), dict[object, str]()
+    case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     names[case.submit(tokens(50), 2, tenant=9)] = "x"
     case.turn(2)
     names[case.submit(tokens(3), 1, tenant=1, best_effort=1)] = "b"

@@ -50,24 +50,24 @@ def test_states_at_random(rng: np.random.Generator) -> None:
         passed, enters = int(rng.integers(5)), [slot for slot in left if not effort[slot]][:1]
         passes = bool(enters) and any(effort[slot] for slot in left[: left.index(enters[0])])
         enters = [] if passes and passed >= limits.yield_steps else enters
-        slot, told = next_to_pass(limits, views, passed, 0, 1)
-        assert (slot, told and slot >= 0) == (enters[0] if enters else -1, passes and bool(enters))
+        slot, reported = next_to_pass(limits, views, passed, 0, 1)
+        assert (slot, reported and slot >= 0) == (enters[0] if enters else -1, passes and bool(enters))
         if line:
             own = (r.rank[line[0]], r.arrival[line[0]])
             first = [slot for slot in free if not effort[slot] and (r.rank[slot], r.arrival[slot]) < own]
             ahead = {*first, *(slot for slot in free if missing[slot] == 1)}
             assert tokens_ahead(views, line[0], 0, 1) == sum(missing[slot] for slot in ahead)
         apart = [slot for slot in free if effort[slot] and missing[slot] > 1]
-        prompts, room = sum(missing[slot] for slot in apart), 12 - sum(missing[slot] == 1 for slot in free)
+        prompts, space = sum(missing[slot] for slot in apart), 12 - sum(missing[slot] == 1 for slot in free)
         others = sum(missing[slot] for slot in free) - prompts
-        assert budget_left(limits, views, 24, 0, 1) == (24 - others - min(prompts, room), room - prompts)
+        assert budget_left(limits, views, 24, 0, 1) == (24 - others - min(prompts, space), space - prompts)
         for paused, only in ((False, False), (False, True), (True, False), (True, True)):
             able = [s for s in running if r.stalled[s] != S.IN_FLIGHT and (r.stalled[s] == S.STALLED or not paused)]
             able = [slot for slot in able if effort[slot] or not only]
             key = {s: (r.stalled[s], 0 if r.stalled[s] else r.rank[s], r.arrival[s]) for s in able}
             assert preemption_victim(views, paused, only, 0, 1) == max(able, key=key.__getitem__, default=-1)
             seen.add((paused, only, bool(able)))
-        seen |= {("there", there), ("enters", bool(enters), passes), ("apart", prompts > room)}
+        seen |= {("there", there), ("enters", bool(enters), passes), ("apart", prompts > space)}
     assert len(seen) == 16
 
 

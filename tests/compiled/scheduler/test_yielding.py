@@ -20,7 +20,7 @@ from blinkpy.scheduler.policies import BEST_EFFORT_US, SHIPPED, RequestFields, f
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
-ROOM = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
+SPACE = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
 LIMITS = {"best_effort_pages": 0.4}  # of a storm, beside the smallest share of a step
 
 
@@ -34,7 +34,7 @@ def step(case: Case) -> dict[int, int]:
 
 
 def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_keep_their_pages() -> None:
-    case = make_case(fcfs, **ROOM)
+    case = make_case(fcfs, **SPACE)
     case.submit(tokens(3), 30)
     assert step(case) == {0: 3}
     case.submit(tokens(60), 2, best_effort=1)
@@ -69,7 +69,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
 
     Chunks of a long prompt after the first get half of it: 4 tokens.
     """
-    case = make_case(short_prompts, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case = make_case(short_prompts, sensitive_step_tokens=8, **SPACE | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
     case.submit(tokens(150, 1), 2)
@@ -88,7 +88,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
 
 def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class() -> None:
     """Whatever its rank: first come, first served here."""
-    case = make_case(fcfs, **ROOM | {"tokens": 64})
+    case = make_case(fcfs, **SPACE | {"tokens": 64})
     for n, best_effort in enumerate((0, 1, 0, 1, 0)):
         case.submit(tokens(4, n), 3, best_effort=best_effort)
     assert [step(case) for _ in range(2)] == [{0: 4, 2: 4, 4: 4}, {0: 1, 2: 1, 4: 1, 1: 4, 3: 4}]
@@ -98,7 +98,7 @@ def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) -> None:
     """Then no request enters before it, although there is room, until best-effort prompts don't yield."""
-    case = make_case(fcfs, 1, yield_steps=bound, **ROOM | {"tokens": 64, "rows": 8})
+    case = make_case(fcfs, 1, yield_steps=bound, **SPACE | {"tokens": 64, "rows": 8})
     case.submit(tokens(4), 30)
     assert step(case) == {0: 4}
     waits = case.submit(tokens(4, 1), 3, best_effort=1)
@@ -115,7 +115,7 @@ def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) 
 
 def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
     """It has its pages, so it is not others that keep it waiting."""
-    case = make_case(fcfs, 1, yield_steps=1, best_effort_pages=0.06, **ROOM | {"tokens": 64})
+    case = make_case(fcfs, 1, yield_steps=1, best_effort_pages=0.06, **SPACE | {"tokens": 64})
     case.submit(tokens(20), 9, best_effort=1)
     assert step(case) == {0: 20}
     for n, best_effort in ((1, 1), (2, 0), (3, 0)):
@@ -130,7 +130,7 @@ def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
 def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.random.Generator) -> None:
     """One of it waits at all times, before all others by rank: it comes behind yield_steps of these at most. Rows are few."""
     bound, longest = int(rng.integers(1, 5)), int(rng.integers(4, 30))
-    case = make_case(priority, 1, yield_steps=bound, **ROOM | {"rows": int(rng.integers(2, 6))})
+    case = make_case(priority, 1, yield_steps=bound, **SPACE | {"rows": int(rng.integers(2, 6))})
     kinds, entered, passed = list[int](), set[int](), [0]
     while len(passed) < 8:
         waiting = case.state.requests.entry[case.state.requests.status == S.WAITING, WORD_BEST_EFFORT].tolist()
@@ -151,7 +151,7 @@ def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.ra
 
 
 def test_without_best_effort_the_order_and_the_size_of_steps_are_the_usual_ones() -> None:
-    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **SPACE | {"tokens": 24})
     case.submit(tokens(3), 30)
     assert step(case) == {0: 3}
     case.submit(tokens(40, 1), 2)
@@ -163,7 +163,7 @@ def test_without_best_effort_the_order_and_the_size_of_steps_are_the_usual_ones(
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int) -> None:
     """Latency-sensitive prompts never end. Of bound + 1 steps best-effort ones have a part in one; both get to their ends."""
-    case = make_case(short_prompts, 1, yield_steps=bound, **ROOM)
+    case = make_case(short_prompts, 1, yield_steps=bound, **SPACE)
     case.submit(tokens(40), 2, best_effort=1)
     case.submit(tokens(30, 1), 2, best_effort=1)
     step(case)
@@ -181,7 +181,7 @@ def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int)
 
 def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
     """Running requests are no longer prompts, and still no other request is admitted."""
-    case, turns = make_case(short_prompts, 1, yield_steps=2, **ROOM), 0
+    case, turns = make_case(short_prompts, 1, yield_steps=2, **SPACE), 0
     waits = case.submit(tokens(1), 1, best_effort=1)
     while not waits.ended:
         case.submit(tokens(1, turns), 1)
@@ -216,7 +216,7 @@ def test_a_step_of_best_effort_prompts_is_short_and_a_latency_sensitive_one_has_
 
 def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_rest() -> None:
     """It is so in one of yield_steps + 1 turns, which best effort needs to get on. Shares, in the order of arrival."""
-    case = make_case(fcfs, 1, yield_steps=0, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
+    case = make_case(fcfs, 1, yield_steps=0, best_effort_step_tokens=12, **SPACE | {"tokens": 40})
     case.submit(tokens(2), 40)
     assert step(case) == {0: 2}
     case.submit(tokens(30, 1), 2, best_effort=1)
@@ -230,7 +230,7 @@ def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_
 
 def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_to_who_comes_with_it() -> None:
     """Both are admitted in one turn. The first one lacks more than a whole step, but takes no more of it than its share."""
-    case = make_case(fcfs, 1, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 24})
+    case = make_case(fcfs, 1, best_effort_step_tokens=12, yield_steps=0, **SPACE | {"tokens": 24})
     case.submit(tokens(40), 2, best_effort=1)
     case.submit(tokens(6, 2), 2)
     assert step(case) == {0: 12, 1: 6}
@@ -239,7 +239,7 @@ def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_
 
 def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
     """Later requests get the pages that the first ones leave, however many are considered together."""
-    case = make_case(fcfs, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 40})
+    case = make_case(fcfs, best_effort_step_tokens=12, yield_steps=0, **SPACE | {"tokens": 40})
     for n, length in enumerate((4, 5, 30)):
         case.submit(tokens(length, n), 2, best_effort=1)
     assert [step(case) for _ in range(2)] == [{0: 4, 1: 5, 2: 3}, {0: 1, 1: 1, 2: 10}]
@@ -247,7 +247,7 @@ def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
 
 
 def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() -> None:
-    case = make_case(fcfs, 1, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
+    case = make_case(fcfs, 1, best_effort_step_tokens=12, **SPACE | {"tokens": 40})
     for n in range(3):
         case.submit(tokens(30, n), 2, best_effort=1)
     assert step(case) == {0: 12}
@@ -260,7 +260,7 @@ def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() 
 def test_a_share_of_the_step_that_holds_too_little_or_too_much_is_refused() -> None:
     for share, what in ((11, "at least twice max_num_seqs"), (41, "at most max_num_batched_tokens")):
         with pytest.raises(ConfigError, match=what):
-            make_case(fcfs, 1, best_effort_step_tokens=share, **ROOM | {"tokens": 40})
+            make_case(fcfs, 1, best_effort_step_tokens=share, **SPACE | {"tokens": 40})
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -457,7 +457,7 @@ def test_the_default_policy_prefers_latency_sensitive_requests_within_a_bound() 
 
 
 def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> None:
-    case = make_case(fcfs, 1, best_effort_pages=0.25, **ROOM | {"tokens": 40, "pages": 40, "max_model_len": 40})
+    case = make_case(fcfs, 1, best_effort_pages=0.25, **SPACE | {"tokens": 40, "pages": 40, "max_model_len": 40})
     for length in (24, 22, 3):
         case.submit(tokens(length, length), 3, best_effort=1)
     assert step(case) == {0: 24}
@@ -466,7 +466,7 @@ def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> 
 
 def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() -> None:
     """The begun request lacks 7 of its 8 tokens; the next one gets the last."""
-    case = make_case(fcfs, 1, best_effort_step_tokens=8, yield_steps=0, **ROOM | {"tokens": 24, "rows": 4})
+    case = make_case(fcfs, 1, best_effort_step_tokens=8, yield_steps=0, **SPACE | {"tokens": 24, "rows": 4})
     case.submit(tokens(15), 2, best_effort=1)
     assert step(case) == {0: 8}
     case.submit(tokens(5, 1), 2)
@@ -476,7 +476,7 @@ def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() 
 
 
 def test_who_goes_first_may_take_the_budget_to_its_last_token() -> None:
-    case = make_case(fcfs, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case = make_case(fcfs, 1, sensitive_step_tokens=8, **SPACE | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
     case.submit(tokens(16, 1), 2)

@@ -36,7 +36,7 @@ EXPECTED = {
 def test_attacks_reach_their_limits(tmp_path: Path) -> None:
     """All at the same time; the server serves during them and afterwards."""
     seen: dict[str, Counter[str]] = {name: Counter() for name in EXPECTED}
-    with FakeEngine() as engine, serving(engine, write_model(tmp_path), api_key="k", body_room_mib=64) as server:
+    with FakeEngine() as engine, serving(engine, write_model(tmp_path), api_key="k", body_budget_mib=64) as server:
         site, until = Site(server.port, "k", engine.segment_name, 0, SCALE), time.monotonic() + LONGEST_S
         server.client.headers["authorization"] = "Bearer k"
 

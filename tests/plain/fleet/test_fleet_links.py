@@ -55,12 +55,12 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
     for _ in range(200):
         words[:] = [draw.randrange(1 << 20) for _ in words]
         words[COUNTER["requests_accepted"]] *= draw.random() < 0.5
-        link.pair, link._held = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
+        link.pair, link._deferred = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
         meter = link._load
         meter.outstanding, meter.unseen = draw.randrange(1000), draw.randrange(1000)
         unseen = meter.unseen * (words[COUNTER["requests_accepted"]] == meter.words[COUNTER["requests_accepted"]])
         now += 2 * LOAD_S
-        spare = link.pair.free_slots - len(link._held)
+        spare = link.pair.free_slots - len(link._deferred)
         accepted = words[COUNTER["requests_accepted"]] or 1
         waiting = words[GAUGE["requests_waiting"]] * words[COUNTER["prompt_tokens"]] // accepted
         free, running = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]], words[GAUGE["requests_running"]]
@@ -104,18 +104,18 @@ def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
     assert link.is_idle()
     link.pair = made_pair(4)
     assert link.is_idle()
-    link._held = [None]
+    link._deferred = [None]
     assert not link.is_idle(), "who waits for room in the arenas would be forgotten"
-    link._held, link.pair.in_flight = [], 1
+    link._deferred, link.pair.in_flight = [], 1
     assert not link.is_idle()
 
 
 def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
     link, starts = made_link(), SimpleNamespace(restarts=7, retry_s=lambda: 42)
     link.vacate()
-    assert (link.leaving, link.vacant) == (True, True)
+    assert (link.removed, link.vacant) == (True, True)
     link.occupy(EngineEntry("second", made_link, starts))
-    assert (link.label, link._connect, link.leaving, link.vacant) == ("second", made_link, False, False)
+    assert (link.label, link._connect, link.removed, link.vacant) == ("second", made_link, False, False)
     assert (link.restarts(), link.unavailable("").retry_s) == (7, 42)
 
 
@@ -128,7 +128,7 @@ def test_a_busy_engine_that_is_listed_again_stays() -> None:
     first.pair, pair.in_flight = pair, 1
     for listed, leaves in ((entries[1:], True), (entries, False), (entries[1:], True), (entries[::-1], False)):
         fleet.set_engines(listed)
-        assert (first.leaving, first.vacant, first.status() is None) == (leaves, False, not leaves)
+        assert (first.removed, first.vacant, first.status() is None) == (leaves, False, not leaves)
         assert first in fleet.links
 
 
@@ -169,21 +169,21 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
 
 def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
     """Not while a move waits for an engine, since moves come first; then immediately, without a completion or a poll."""
-    draw, heard, timers = random.Random(seed), list[int](), list[Any]()
+    draw, received, timers = random.Random(seed), list[int](), list[Any]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     for _ in range(50):
         fleet: Any = Engines([EngineEntry("a", gone)], metrics)
-        fleet.on_room = lambda fleet=fleet: heard.append(len(fleet.moves))
+        fleet.on_space = lambda fleet=fleet: received.append(len(fleet.moves))
         fleet.moves._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
         generations = [SimpleNamespace(open=draw.random() < 0.7, flight=Flight(ANY, ANY)) for _ in range(draw.randrange(1, 4))]
         fleet.moves._settle = lambda move: draw.random() < 0.5  # it has an engine, or has ended
         fleet.take_back(generations, ANY)
         while timers:
             fleet.slots_freed()  # as a link does, behind completions
-            assert heard == []
+            assert received == []
             timers.pop()()
-        assert len(fleet.moves) == 0 and heard == [0]
-        heard.clear()
+        assert len(fleet.moves) == 0 and received == [0]
+        received.clear()
 
 
 def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
@@ -224,16 +224,16 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
     assert refused.value.status == 429
 
 
-@pytest.mark.parametrize(("expected", "told"), [((7, 3, 20), 3), ((7, None), 1), ((4,), 4), ((), 1)])
-def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[int | None, ...], told: int) -> None:
+@pytest.mark.parametrize(("expected", "reported"), [((7, 3, 20), 3), ((7, None), 1), ((4,), 4), ((), 1)])
+def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[int | None, ...], reported: int) -> None:
     """None: no process here starts that engine, so it may be ready at any time."""
     starts: Any = [None if seconds is None else SimpleNamespace(retry_s=lambda s=seconds: s) for seconds in expected]
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     fleet = Engines([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)
-    assert fleet.unavailable("None serves.").retry_s == told
+    assert fleet.unavailable("None serves.").retry_s == reported
     with pytest.raises(ApiError) as caught:
         fleet.require()
-    assert (caught.value.status, caught.value.retry_s) == (503, told)
+    assert (caught.value.status, caught.value.retry_s) == (503, reported)
 
 
 @pytest.mark.parametrize("granted", [0, 1, 3])

@@ -27,7 +27,7 @@ from support.waiting import wait_for
 from blinkpy.dpu.admission import admission
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import MOST_TENANTS
-from blinkpy.dpu.admission.tenant import NOBODY, Tenant
+from blinkpy.dpu.admission.tenant import ANONYMOUS, Tenant
 from blinkpy.dpu.admission.tenant_table import COUNTERS, GAUGES, ROWS, TABLE_BYTES, TenantTable
 from blinkpy.dpu.api_errors import ApiError
 
@@ -42,7 +42,7 @@ class Stage:
         self.admission = make_admission(path, lambda: self.free, lambda: self.now, table, **options)
 
     def enter(self, name: str = "", prompt: int = 10, most: int = 20, slots: int = 1, best_effort: int = 0) -> Ticket:
-        tenant = self.admission.tenants[name] if name else NOBODY
+        tenant = self.admission.tenants[name] if name else ANONYMOUS
         ticket = self.admission.enter(tenant, prompt, most, slots, 0, best_effort)
         self.submit(ticket)
         return ticket
@@ -58,7 +58,7 @@ class Stage:
         """It has generated tokens, and its slots are free again."""
         ticket.generations[0].tokens = generated
         self.free += ticket.granted - ticket.reserved
-        self.admission.leave(ticket)
+        self.admission.remove(ticket)
 
     def has(self, name: str, column: str) -> float:
         return self.admission.table.total(self.admission.tenants[name].number, column)
@@ -109,7 +109,7 @@ async def test_tokens_of_best_effort_that_wait_have_a_limit_of_their_own(keys: P
     running = stage.enter("a")
     large = stage.enter("a", prompt=10, most=100, best_effort=1)
     stage.refused("b", "max_flex_waiting_tokens", prompt=1, most=1, best_effort=1)
-    stage.admission.leave(large)
+    stage.admission.remove(large)
     waits = [stage.enter(name, prompt=10, most=30, best_effort=1) for name in "ab"]
     stage.refused("b", "max_flex_waiting_tokens", prompt=1, most=1, best_effort=1)
     urgent = stage.enter("b", prompt=10, most=100)
@@ -169,7 +169,7 @@ async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
     with pytest.raises(ApiError, match="The end"):
         stage.enter("b")
     assert stage.admission._queue.requests == 0
-    stage.admission.leave(waits)
+    stage.admission.remove(waits)
     stage.end(running)
     assert stage.enter("b").inside, "what was accepted before may still run"
 
@@ -182,16 +182,16 @@ async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> No
         running = [stage.enter("a") for _ in range(4)]
         large = stage.enter("b", prompt=640, most=800, slots=64)
         small, entered = [stage.enter(other) for _ in range(8)], list[int]()
-        told = list[int]()
+        reported = list[int]()
         while large.granted < large.slots:
             if running:
                 stage.end(running.pop(0))
             else:
                 stage.free += 1  # a choice of the large one has ended
-                stage.admission.let_in()
+                stage.admission.admit()
             await asyncio.sleep(0)
             if large.reserved:
-                large.more = functools.partial(told.append, 1)
+                large.more = functools.partial(reported.append, 1)
                 stage.submit(large)
             for ticket in small:
                 if ticket.reserved:
@@ -200,7 +200,7 @@ async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> No
                     running.append(ticket)
         assert len(entered) == 8
         assert max(entered) < 64, "others enter while it waits for slots"
-        assert told, "it gets its further slots"
+        assert reported, "it gets its further slots"
         assert stage.has("b", "requests_in_flight") >= 64
 
 
@@ -226,7 +226,7 @@ async def test_one_tenant_never_holds_all_slots(keys: Path, tmp_path: Path) -> N
         if ticket in stage.admission._running:
             stage.submit(ticket)
             stage.end(ticket)
-    assert (stage.admission._held, stage.free) == ({}, 64)
+    assert (stage.admission._used_slots, stage.free) == ({}, 64)
     alone = Stage("", slots=64)
     alone.admission._slots = lambda: 64
     assert all(alone.enter().inside for _ in range(64))
@@ -302,8 +302,8 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
             except ApiError as error:
                 refused[error.code] += 1
         elif live:
-            let_in = [ticket for ticket in live if ticket.reserved]
-            ticket = let_in[0] if let_in and rng.random() < 0.3 else live[int(rng.integers(len(live)))]
+            admit = [ticket for ticket in live if ticket.reserved]
+            ticket = admit[0] if admit and rng.random() < 0.3 else live[int(rng.integers(len(live)))]
             live.remove(ticket)
             generated = int(rng.integers(0, 20 * ticket.slots))
             if ticket.generations:
@@ -311,7 +311,7 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
                 stage.end(ticket, generated)
             else:  # it waits, or was let in and never takes its slots
                 served[ticket.tenant.name] += ticket.prompt_tokens * ticket.granted / ticket.slots
-                stage.admission.leave(ticket)
+                stage.admission.remove(ticket)
         waiting = [ticket for ticket in live if ticket in stage.admission._waiting and not ticket.granted]
         live = [ticket for ticket in live if ticket.inside or ticket in waiting]  # others gave way
         tokens = sum(ticket.tokens for ticket in waiting)
@@ -368,7 +368,7 @@ async def test_waiting_tokens_are_exact(tmp_path: Path) -> None:
     waiting = [stage.enter("a", most=30), stage.enter("a", most=30)]
     stage.refused("a", "waiting_tokens", most=1)
     waiting.append(stage.enter("c", most=40))
-    stage.admission.leave(waiting.pop(0))
+    stage.admission.remove(waiting.pop(0))
     waiting += [stage.enter("c", most=30)]
     error = stage.refused("c", "max_waiting_tokens", most=1)
     assert "100" in error.message
@@ -434,13 +434,13 @@ async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> Non
     running = stage.enter("a", prompt=10)
     gone = stage.enter("a", prompt=90)
     stage.refused("a", "tokens_per_minute")
-    stage.admission.leave(gone)
+    stage.admission.remove(gone)
     assert stage.has("a", "tokens") == 10
     left = stage.enter("a", prompt=90)
     assert not left.inside and left.turn is not None
     left.turn.cancel()  # its client is gone, and all that wait are refused before it is told so
     stage.admission.refuse_all(ApiError(503, "gone"))
-    stage.admission.leave(left)
+    stage.admission.remove(left)
     assert stage.has("a", "tokens") == 10
     assert not stage.enter("a", prompt=90).inside
     stage.end(running)
@@ -514,7 +514,7 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
     one.admission.sweep()
     two.refused("a", "tokens_per_minute")
     one.end(waits[0], 20)
-    two.admission.let_in()
+    two.admission.admit()
     assert waits[1].inside, "what another worker gives free is found at the next look"
     numbers = [tenant.number for tenant in two.admission.tenants.values()]
     for number, name in itertools.product(numbers, (*GAUGES, *COUNTERS)):
@@ -667,7 +667,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
             ticket = entered(*request)
             for connection in list(server.server.connections.open):
                 connection.transport.abort()
-                connection.gone = True  # as its protocol hears in this turn of the event loop
+                connection.disconnected = True  # as its protocol hears in this turn of the event loop
             return ticket
 
         monkeypatch.setattr(service, "enter", leaving)
@@ -695,8 +695,8 @@ def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monke
 
 
 def test_a_drain_answers_those_who_wait_at_once(folder, keys) -> None:
-    way = {"api_keys": str(keys), "shutdown_s": 60}
-    with FakeEngine() as engine, ThreadPoolExecutor(20) as pool, serving(engine, folder, **way) as server:
+    options = {"api_keys": str(keys), "shutdown_s": 60}
+    with FakeEngine() as engine, ThreadPoolExecutor(20) as pool, serving(engine, folder, **options) as server:
         engine.hold = True
         running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
         soon(lambda: len(engine.submitted) == SIZES.slots)

@@ -33,7 +33,7 @@ class Wire:
     def __init__(self) -> None:
         self.writes, self.unread, self.transport = list[bytes](), 0, self
         self.write, self.get_write_buffer_size = self.writes.append, lambda: self.unread
-        self.is_closing, self.gone = lambda: False, False
+        self.is_closing, self.disconnected = lambda: False, False
 
     def taken(self) -> list[Part]:
         """The bytes written since the last call, in whole HTTP chunks."""

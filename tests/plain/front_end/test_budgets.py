@@ -21,7 +21,7 @@ from support.waiting import wait_for
 from blinkpy.config import Config, options
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.memory_bound import worker_memory_bytes
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.http.wire.connection import CHUNK_BYTES, Connection
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
@@ -104,8 +104,8 @@ def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) ->
 def test_limits_are_options_and_have_metrics() -> None:
     known = {item.name for _, item in options("frontend")}
     assert set(LIMITS) <= known
-    told_otherwise = {"close_timeout_s", "send_timeout_s", "max_connections", "max_lag_ms"}
-    assert {case.limit for case in CASES} | told_otherwise == set(LIMITS)
+    elsewhere = {"close_timeout_s", "send_timeout_s", "max_connections", "max_lag_ms"}
+    assert {case.limit for case in CASES} | elsewhere == set(LIMITS)
     assert {f"refused_{name}" for name in LIMITS} <= COUNTERS.keys()
 
 
@@ -125,7 +125,7 @@ def test_a_connection_too_many_is_told_and_counted(folder) -> None:
 def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None:
     """A request for many log probabilities ends with an error; another whole answer is complete."""
     asked = {"max_tokens": 4000, "logprobs": 20}
-    with attacked(folder, answer_room_mib=2) as (server, victim):
+    with attacked(folder, answer_budget_mib=2) as (server, victim):
         begin = victim.events
         answer = server.complete([7], n=4, **asked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_answers")
@@ -142,7 +142,7 @@ def test_bodies_without_an_end_hold_up_neither_small_requests_nor_streams(folder
     piece = b"%x\r\n%b\r\n" % (1 << 16, b" " * (1 << 16))
     stop = threading.Event()
 
-    with attacked(folder, body_room_mib=16) as (server, victim):
+    with attacked(folder, body_budget_mib=16) as (server, victim):
 
         def pour() -> None:
             while not stop.is_set():
@@ -151,24 +151,24 @@ def test_bodies_without_an_end_hold_up_neither_small_requests_nor_streams(folder
                     while not stop.is_set():
                         sock.sendall(piece)
 
-        room = server.server.connections.bodies
+        budget = server.server.connections.bodies
         threads = [threading.Thread(target=pour, daemon=True) for _ in range(4)]
         try:
             for thread in threads:
                 thread.start()
             begin = victim.events
-            wait_for(lambda: room.used > 0)
+            wait_for(lambda: budget.used > 0)
             for _ in range(3):
                 with connected(server) as small:
                     small.sendall(completion_bytes(prompt=[7], max_tokens=1))
                     assert small.recv(65536).startswith(b"HTTP/1.1 200")
             wait_for(lambda: victim.events >= begin + EVENTS)
-            assert room.used <= room.limit
+            assert budget.used <= budget.limit
         finally:
             stop.set()
             for thread in threads:
                 thread.join(30)
-        wait_for(lambda: room.used == 0)
+        wait_for(lambda: budget.used == 0)
 
 
 def test_small_chunks_that_come_one_by_one_are_fine(folder, monkeypatch) -> None:
@@ -207,27 +207,27 @@ def test_the_number_of_chunks_counts_beyond_what_they_bring(small: bool, folder)
 
 def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
     gone: list[str] = []
-    room = ByteRoom(100, lambda: ApiError(503, "full"), largest=True)
+    budget = ByteBudget(100, lambda: ApiError(503, "full"), largest=True)
     for holder, size in (("old", 10), ("large", 60), ("new", 20), ("new", 35)):
-        room.hold(holder, size, lambda error, holder=holder: gone.append(holder))
-    assert (gone, room.used, room.given_up) == (["large"], 45, 1)
-    room.hold("old", 99, lambda error: gone.append("old"))
-    assert (gone, room.used) == (["large", "old"], 35)
+        budget.hold(holder, size, lambda error, holder=holder: gone.append(holder))
+    assert (gone, budget.used, budget.given_up) == (["large"], 45, 1)
+    budget.hold("old", 99, lambda error: gone.append("old"))
+    assert (gone, budget.used) == (["large", "old"], 35)
 
 
 def test_who_holds_most_in_all_gives_way_however_it_is_split(rng) -> None:
     """Against lists: the owner with the most bytes, and of its holders the oldest, or the largest."""
     for largest in (False, True):
         gone, held = list[int](), dict[int, tuple[int, str]]()
-        room = ByteRoom(1000, lambda: ApiError(503, "full"), largest=largest)
+        budget = ByteBudget(1000, lambda: ApiError(503, "full"), largest=largest)
         for number in range(500):
             owner, size = "abc"[int(rng.integers(3))], int(rng.integers(1, 300))
             if rng.random() < 0.3 and held:
                 name = next(iter(held))
-                room.release(name)
+                budget.release(name)
                 del held[name]
             held[number] = size, owner
-            room.hold(number, size, lambda error, number=number, gone=gone: gone.append(number), owner)
+            budget.hold(number, size, lambda error, number=number, gone=gone: gone.append(number), owner)
             expected = list[int]()
             while sum(size for size, _ in held.values()) > 1000:
                 totals = {one: sum(size for size, its in held.values() if its == one) for one in "abc"}
@@ -240,13 +240,13 @@ def test_who_holds_most_in_all_gives_way_however_it_is_split(rng) -> None:
                 expected.append(victim)
                 del held[victim]
             assert gone == expected
-            assert room.used == sum(size for size, _ in held.values())
+            assert budget.used == sum(size for size, _ in held.values())
             gone.clear()
 
 
 def test_scores_of_prompts_are_counted_before_the_engine_makes_them(folder) -> None:
     """Many prompts with many log probabilities each would fill the memory while they come."""
-    with attacked(folder, answer_room_mib=1) as (server, victim):
+    with attacked(folder, answer_budget_mib=1) as (server, victim):
         begin = victim.events
         asked = {"max_tokens": 1, "prompt_logprobs": 20}
         answer = server.complete([[7] * 100 for _ in range(4)], **asked)
@@ -259,23 +259,23 @@ def test_scores_of_prompts_are_counted_before_the_engine_makes_them(folder) -> N
 
 def test_streams_that_are_not_read_have_a_room_together(folder) -> None:
     """Each is within its own bound: beyond that of all the oldest of the client with the most are closed."""
-    with attacked(folder, unread_room_mib=1, max_output_backlog=1 << 20) as (server, victim), contextlib.ExitStack() as stack:
-        room = server.server.connections.unread
+    with attacked(folder, unread_budget_mib=1, max_output_backlog=1 << 20) as (server, victim), contextlib.ExitStack() as stack:
+        budget = server.server.connections.unread
         for _ in range(6):
             sock = stack.enter_context(connected(server))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(completion_bytes(prompt=[7], max_tokens=60_000, stream=True, logprobs=20))
-        wait_for(lambda: room.given_up + count_of(server, "unread_given_up") >= 1, 120)
+        wait_for(lambda: budget.given_up + count_of(server, "unread_given_up") >= 1, 120)
         begin = victim.events
         wait_for(lambda: victim.events >= begin + EVENTS)
-        assert room.used <= room.limit
+        assert budget.used <= budget.limit
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"max_connections": 8192}, {"max_header_bytes": 1 << 17}, {"body_room_mib": 1024}, {"unread_room_mib": 512},
-        {"answer_room_mib": 512}, {"grammar_cache_mib": 512}, {"slots": 4096}, {"max_waiting_tokens": 1 << 30},
+        {"max_connections": 8192}, {"max_header_bytes": 1 << 17}, {"body_budget_mib": 1024}, {"unread_budget_mib": 512},
+        {"answer_budget_mib": 512}, {"grammar_cache_mib": 512}, {"slots": 4096}, {"max_waiting_tokens": 1 << 30},
     ],
 )  # fmt: skip
 def test_the_bound_of_a_worker_s_memory_follows_its_options(changed: dict[str, int]) -> None:

@@ -110,8 +110,8 @@ def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
     first = f"{{% for m in messages %}}{shown}{{% endfor %}}"
     assert prompt(first, tokenizer, [system, developer, user]) == "[system:system\n\ndeveloper][user:user]"
     for late in (system, developer):
-        told = f"[system:system][user:user][user:{late['role']}]"
-        assert prompt(first, tokenizer, [system, user, late]) == told
+        reported = f"[system:system][user:user][user:{late['role']}]"
+        assert prompt(first, tokenizer, [system, user, late]) == reported
         assert prompt(first, tokenizer, [system, user, late, user]) == f"[system:system][user:user][user:{late['role']}\n\nuser]"
     unknown = "{% for m in messages if m.role != 'developer' %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
     assert prompt(unknown, tokenizer, [developer, user, developer]) == "[system:developer][user:user][system:developer]"

@@ -28,7 +28,7 @@ from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.http.wire import connection, connections
-from blinkpy.dpu.http.wire.door import AT_ONCE
+from blinkpy.dpu.http.wire.listener import AT_ONCE
 from blinkpy.dpu.metrics import Metrics
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -132,12 +132,12 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 
 
 def test_room_for_connections_ends_where_all_are_served() -> None:
-    room = connections.Connections(FrontendOptions(max_connections=3), 1, Metrics(), Mock())
+    budget = connections.Connections(FrontendOptions(max_connections=3), 1, Metrics(), Mock())
     for _ in range(200):
-        if room.may_enter():
-            room.enter(Mock())
-        room.fresh.clear()  # its headers have come
-    kept = len(room.open)
+        if budget.may_enter():
+            budget.enter(Mock())
+        budget.fresh.clear()  # its headers have come
+    kept = len(budget.open)
     assert kept == 3 + descriptors.SPARE_CONNECTIONS
 
 
@@ -152,50 +152,50 @@ def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: b
 def test_a_full_server_closes_who_has_no_request_and_never_who_has_just_come() -> None:
     """New connections have a moment for their first bytes; received bytes are read; of the other connections,
     the larger group loses one."""
-    room = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
+    budget = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
     young, unread = client("a", time.monotonic() + 1e9), client("a", asked=True)
     silent, idle, slow = ([client("a") for _ in range(12)] for _ in range(3))
     for one in (young, unread, *silent, *idle, *slow, client("b")):
-        room.enter(one)
+        budget.enter(one)
     for one in idle:
-        room.understood(one)
-    for one in (*slow, next(reversed(room.open))):
-        room.busy(one)
+        budget.understood(one)
+    for one in (*slow, next(reversed(budget.open))):
+        budget.busy(one)
     for one in slow:
-        room.linger(one)
-    while len(room.open) < 40:
-        room.enter(client("a", asked=True))
+        budget.linger(one)
+    while len(budget.open) < 40:
+        budget.enter(client("a", asked=True))
     closed = []
     for _ in range(36):
-        assert room.may_enter()
+        assert budget.may_enter()
         closed.append(next(one for one in (*silent, *idle, *slow) if one.abort.called and one not in closed))
-        room.enter(new := client("a"))
-        room.busy(new)
+        budget.enter(new := client("a"))
+        budget.busy(new)
     assert set(closed[:24]) == {*silent, *idle} and set(closed[24:]) == set(slow)
     assert [one for one in closed if one in silent] == silent and [one for one in closed if one in idle] == idle
     assert not young.abort.called and not unread.abort.called
 
 
 def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
-    room = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
+    budget = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
     greedy = [client("greedy", is_answering=number == 3) for number in range(4)]
     other = client("stranger")
     for one in (*greedy, other):
-        room.enter(one)
-        room.busy(one)
-    room.own(other, Asker("honest"))
-    assert room.make_way(other)
+        budget.enter(one)
+        budget.busy(one)
+    budget.own(other, Asker("honest"))
+    assert budget.close_another(other)
     assert [one.refuse.called for one in greedy] == [False, False, True, False], "the newest without an answer"
-    assert not room.make_way(greedy[0]), "it has most itself"
+    assert not budget.close_another(greedy[0]), "it has most itself"
     greedy[0].is_answering = greedy[1].is_answering = True
-    assert not room.make_way(other), "answers have begun"
+    assert not budget.close_another(other), "answers have begun"
     for many, few in itertools.product(range(1, 6), repeat=2):  # with the new one
-        room = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
+        budget = connections.Connections(FrontendOptions(max_connections=4), 1, Metrics(), Mock())
         clients = [client("greedy", is_answering=False) for _ in range(many)] + [client("other") for _ in range(few)]
         for one in clients:
-            room.enter(one)
-            room.busy(one)
-        assert room.make_way(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
+            budget.enter(one)
+            budget.busy(one)
+        assert budget.close_another(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:
@@ -359,7 +359,7 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
         monkeypatch.setattr(service, "prepare", prepare_then_leave)
         monkeypatch.setattr(service, "submit", noted)
         sock.sendall(completion_bytes(prompt=[70, 71], max_tokens=100, stream=stream))
-        wait_for(lambda: left and left[0].gone)
+        wait_for(lambda: left and left[0].disconnected)
         wait_for(lambda: server.server.app.running == 0 or submitted)
         monkeypatch.undo()
         assert server.complete([70], max_tokens=100).status_code == 200

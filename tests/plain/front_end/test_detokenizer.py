@@ -236,8 +236,8 @@ def test_special_tokens_of_older_checkpoints(tmp_path, form: str, lists_added: b
         assert special_token(ours.config, "eos_token") == theirs.eos_token, entries
         template = load_template(folder, ours.config, "", 1000)
         assert template is not None
-        told = [{"role": "user", "content": "x"}]
-        assert template.render(told) == theirs.apply_chat_template(told, tokenize=False), entries
+        reported = [{"role": "user", "content": "x"}]
+        assert template.render(reported) == theirs.apply_chat_template(reported, tokenize=False), entries
 
 
 def test_of_several_ends_the_tokenizers_own_is_appended_and_kept(tmp_path, caplog) -> None:

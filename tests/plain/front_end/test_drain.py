@@ -333,17 +333,17 @@ def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> N
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         connections = server.server.connections.open
-        told = 'refused_close_timeout_s_total{worker="0"} 1'
-        wait_for(lambda: told in server.client.get("/metrics").text)
+        reported = 'refused_close_timeout_s_total{worker="0"} 1'
+        wait_for(lambda: reported in server.client.get("/metrics").text)
         ours = sock.getsockname()
         wait_for(lambda: all(one.client != ours for one in list(connections)))
 
 
 def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
-    limits = {"send_timeout_s": 1.0, "unread_room_mib": 1}
+    limits = {"send_timeout_s": 1.0, "unread_budget_mib": 1}
     with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, **limits) as server:
-        room, socks = server.server.connections.unread, []
+        budget, socks = server.server.connections.unread, []
         for _ in range(60):
             sock = socket.socket()
             socks.append(sock)
@@ -351,9 +351,9 @@ def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, 
             sock.connect(("127.0.0.1", server.port))
             sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
         wait_for(lambda: 'unread_given_up_total{worker="0"} 0' not in server.client.get("/metrics").text)
-        assert room.used <= room.limit
+        assert budget.used <= budget.limit
         assert server.complete([7], max_tokens=1).status_code == 200
-        wait_for(lambda: room.used == 0)
+        wait_for(lambda: budget.used == 0)
         assert 'refused_send_timeout_s_total{worker="0"} 0' not in server.client.get("/metrics").text
         for sock in socks:
             sock.close()

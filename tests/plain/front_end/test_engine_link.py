@@ -16,7 +16,7 @@ from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet import engines, moves
 from blinkpy.dpu.fleet.engines import CONNECT_POLL_S, Engines
 from blinkpy.dpu.link.link_thread import CHECK_S
-from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoSpaceError
 from blinkpy.dpu.poll_pace import POLL_S
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.words import HAS_TOKEN, STATE_DRAINING, STATE_READY
@@ -136,7 +136,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -> None:
-    draw, link, log, rooms = random.Random(seed), stage.link, stage.log, list[int]()
+    draw, link, log, free_slots = random.Random(seed), stage.link, stage.log, list[int]()
     for turn in range(400):
         stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
         choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.choice((1, 2, 4, 8)))]
@@ -178,9 +178,9 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(both)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         stage.timers.clear()
-        stage.owner.on_room = lambda turn=turn: rooms.append(turn)
+        stage.owner.on_space = lambda turn=turn: free_slots.append(turn)
         link._poll()
-        assert (log.taken(), rooms[-1:] == [turn]) == (expected, came != []), turn
+        assert (log.taken(), free_slots[-1:] == [turn]) == (expected, came != []), turn
         assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(both))]
         assert stage.timers == ([turn + 1.25] if stage.pair.in_flight else [])
         assert (link._poll_timer is None) == (not stage.timers)
@@ -252,10 +252,10 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     owner = Choice(stage.log, "a")
     poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
     stage.pair.poll = lambda *most: poll()
-    told = list[ApiError]()
-    stage.owner.on_failure = told.append
+    reported = list[ApiError]()
+    stage.owner.on_failure = reported.append
     stage.link._poll()
-    assert stage.log.taken() == [("poll",), *stage.lost("a")] and [error.status for error in told] == [503]
+    assert stage.log.taken() == [("poll",), *stage.lost("a")] and [error.status for error in reported] == [503]
     assert caplog.messages == [f"queue pair lost: {BROKEN}"]
     stage.link._poll()
     stage.link._lose(LOST)
@@ -271,15 +271,15 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     assert stage.timers == []
 
 
-@pytest.mark.parametrize("where", ["poll", "submit", "on_room"])
+@pytest.mark.parametrize("where", ["poll", "submit", "on_space"])
 def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stage, where: str) -> None:
     """While completions are taken, while waiting requests are submitted, or while slots are granted."""
     error, link = RuntimeError("nobody foresaw this"), stage.link
     failing = stage.log.noted(where, error)
     link._watched = SimpleNamespace(failed=stage.log.noted("failed"))  # type: ignore[assignment]
-    link._held = [(Choice(stage.log, "a"), np.zeros(1, np.int32), None)]  # type: ignore[list-item]
-    if where == "on_room":
-        stage.owner.on_room = failing
+    link._deferred = [(Choice(stage.log, "a"), np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    if where == "on_space":
+        stage.owner.on_space = failing
     else:
         setattr(stage.pair, where, lambda *_: failing())
     link._poll()
@@ -290,11 +290,11 @@ def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stag
 @pytest.mark.parametrize("error", [UNAVAILABLE, LOST])
 def test_who_waits_is_told_why_the_engine_takes_nothing(stage: Stage, error: Exception) -> None:
     choice = Choice(stage.log, "a")
-    stage.link._held = [(choice, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.link._deferred = [(choice, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     stage.pair.submit = stage.log.noted("submit", error)
     stage.pair.submit = lambda *_, submit=stage.pair.submit: submit()
     stage.link._poll()
-    assert stage.log == [("submit",), ("fail", "a", 503, sentence(error))] and stage.link._held == []
+    assert stage.log == [("submit",), ("fail", "a", 503, sentence(error))] and stage.link._deferred == []
 
 
 @pytest.mark.parametrize("error", [None, UNAVAILABLE, LOST, BROKEN])
@@ -354,11 +354,11 @@ def test_who_waits_for_a_leader_goes_with_a_request_that_is_refused(stage: Stage
         return submit(prompt, sampling, owner)
 
     stage.pair.submit = refusing
-    stage.link._held = [(other, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.link._deferred = [(other, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     with pytest.raises((ApiError, ValueError)):
         stage.link.submit([(choice, np.zeros(1, np.int32), None) for choice in (first, behind, second)])  # type: ignore[misc]
     assert ("cancel", "first") in stage.log and not first.open
-    assert [choice for choice, _, _ in stage.link._held] == [other]
+    assert [choice for choice, _, _ in stage.link._deferred] == [other]
 
 
 def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
@@ -377,10 +377,10 @@ def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, fir
     """Not a request that waits for a leader, or was cancelled."""
     waits, comes = Choice(stage.log, "a"), Choice(stage.log, "b")
     waits.open, waits.leader = lives, comes if led else None
-    stage.link._held = [(waits, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
-    assert stage.link.room() == (0 if first else 8)
+    stage.link._deferred = [(waits, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    assert stage.link.free_slots() == (0 if first else 8)
     stage.link.submit([(comes, np.zeros(1, np.int32), None)])  # type: ignore[list-item]
-    assert (("submit", "b", None) in stage.log) != first and len(stage.link._held) == 1 + first
+    assert (("submit", "b", None) in stage.log) != first and len(stage.link._deferred) == 1 + first
 
 
 def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
@@ -395,20 +395,20 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
         if owner is second:
             raise ValueError("the engine takes no grammars")
         if owner is first and full[0]:
-            raise NoRoomError("the prompt arena is full")
+            raise NoSpaceError("the prompt arena is full")
         return submit(prompt, sampling, owner)
 
     stage.pair.submit, stage.pair.free_slots, stage.pair.in_flight = submitting, 3, 0
     work: list[Any] = [(choice, np.zeros(1, np.int32), None) for choice in choices]
     with pytest.raises(ValueError, match="no grammars"):
         stage.link.submit([work[2], work[1]])
-    assert ("cancel", "c") in stage.log and not third.open and stage.link._held == []
+    assert ("cancel", "c") in stage.log and not third.open and stage.link._deferred == []
     stage.link.submit([work[0]])
     stage.link.submit([work[1]])
     full[0] = False
     stage.log.clear()
     stage.link._poll()
-    assert ("fail", "b", 400) in stage.log and stage.link._held == []
+    assert ("fail", "b", 400) in stage.log and stage.link._deferred == []
     assert ("submit", "a", None) in stage.log
 
 
@@ -425,10 +425,10 @@ def test_a_link_that_fails_under_who_waits_loses_each_once(stage: Stage) -> None
 
     stage.pair.submit = submitting
     work: list[Any] = [(choice, np.zeros(1, np.int32), None) for choice in choices]
-    stage.link._held = list(work)
+    stage.link._deferred = list(work)
     with pytest.raises(TransportError):
-        stage.link._submit_held(stage.pair)  # type: ignore[arg-type]
-    assert stage.link._held == work[1:] and ("submit", "a", None) in stage.log
+        stage.link._submit_deferred(stage.pair)  # type: ignore[arg-type]
+    assert stage.link._deferred == work[1:] and ("submit", "a", None) in stage.log
 
 
 def test_grammars_that_were_written_and_that_were_there_are_counted(stage: Stage) -> None:
@@ -451,7 +451,7 @@ def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> N
     def full(prompt: Any, sampling: Any, owner: Any) -> Any:
         if owner is first and left[0]:
             left[0] -= 1
-            raise NoRoomError("the prompt arena is full")
+            raise NoSpaceError("the prompt arena is full")
         submitted.append(owner)
         return submit(prompt, sampling, owner)
 
@@ -491,10 +491,10 @@ def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> Non
     never.request = None
     stage.link.cancel(never)
     stage.pair.live = lambda: [choice.request for choice in choices]
-    error, told = ApiError(503, "x"), list[ApiError]()
-    stage.owner.on_failure = told.append
+    error, reported = ApiError(503, "x"), list[ApiError]()
+    stage.owner.on_failure = reported.append
     stage.owner.fail_all(error)
-    assert told == [error]  # for requests that wait for a slot
+    assert reported == [error]  # for requests that wait for a slot
     assert stage.log.taken() == [("cancel", "a"), ("fail", "a", 503, "x"), ("cancel", "b"), ("fail", "b", 503, "x")]
 
 
@@ -599,8 +599,8 @@ def test_what_the_link_thread_finds_is_handled_on_the_loop(stage: Stage) -> None
 
 def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the link thread, whose end by an exception ends the worker."""
-    told, loop, started = list[Any](), SimpleNamespace(), list[str]()
-    loop.call_soon_threadsafe = lambda *call: told.append(call)
+    reported, loop, started = list[Any](), SimpleNamespace(), list[str]()
+    loop.call_soon_threadsafe = lambda *call: reported.append(call)
     watched = SimpleNamespace(start=lambda name, work: (work and work.close(), started.append(name)), failed="failed")
     for module in (engine_link, engines, moves):
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
@@ -608,7 +608,7 @@ def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest
     assert (stage.link._loop, started) == (loop, ["the report of progress", "the link to the engine"])
     assert stage.log == [("thread.start",)]
     stage.thread.on_failure(LOST)
-    assert told == [("failed", "the link thread", LOST)]
+    assert reported == [("failed", "the link thread", LOST)]
     loop.call_soon_threadsafe = lambda *call: (_ for _ in ()).throw(RuntimeError("Event loop is closed"))
     stage.thread.on_failure(LOST)
 
@@ -636,20 +636,20 @@ def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
         ended: list[tuple] = []
         assert stage.link.pair is None
         if attached:
-            told = ("fail", "a", 503, "The server is shutting down.")
-            ended += [("cancel", "a"), told, ("timer.cancel",), ("thread.remove", True), ("pair.close",), *DETACHED]
+            reported = ("fail", "a", 503, "The server is shutting down.")
+            ended += [("cancel", "a"), reported, ("timer.cancel",), ("thread.remove", True), ("pair.close",), *DETACHED]
         assert stage.log.taken() == [*ended, ("thread.close",)]
 
 
 def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
     stage.link.pair = None
-    assert stage.link.room() == 0
+    assert stage.link.free_slots() == 0
 
 
 def test_who_is_held_fails_before_others_hear_that_all_have(stage: Stage) -> None:
-    held: Any = Choice(stage.log, "held")
-    stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
-    stage.owner.on_failure = lambda error: stage.log.append(("told", len(stage.link._held)))
+    deferred: Any = Choice(stage.log, "held")
+    stage.link._deferred = [(deferred, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.owner.on_failure = lambda error: stage.log.append(("told", len(stage.link._deferred)))
     stage.owner.fail_all(ApiError(503, "x"))
     assert stage.log == [("fail", "held", 503, "x"), ("told", 0)]
 
@@ -667,9 +667,9 @@ def test_readiness_needs_an_engine_that_serves_and_proof_of_life(stage: Stage) -
 
 def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
     """At each notification, all requests have failed, in flight or waiting."""
-    flying, held = Choice(stage.log, "flying"), Choice(stage.log, "held")
+    flying, deferred = Choice(stage.log, "flying"), Choice(stage.log, "held")
     stage.pair.abandon = lambda: [flying.request]
-    stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.link._deferred = [(deferred, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     stage.owner.on_failure = stage.log.noted("told")
     stage.link._lose(LOST)
     assert [each[:2] for each in stage.log[-3:]] == [("fail", "flying"), ("fail", "held"), ("told", stage.log[-1][1])]

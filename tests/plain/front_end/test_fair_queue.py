@@ -131,10 +131,10 @@ def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) ->
                     queue.pass_through(ticket)
                 else:
                     queue.push(ticket)
-                    queue.let_in(ticket)
+                    queue.admit(ticket)
         for queue in queues:
             while (first := queue.first(anybody)) is not None:
-                (queue.let_in if first.number % 3 else queue.remove)(first)  # some give up
+                (queue.admit if first.number % 3 else queue.remove)(first)  # some give up
         assert vars(queues[0]) == vars(queues[1])
 
 
@@ -160,7 +160,7 @@ def test_classes_take_turns_within_a_bound(rng) -> None:
             assert ticket.best_effort == (max(classes) if ahead == MOST_AHEAD else min(classes))
             peers = [one for one in waiting if one.best_effort == ticket.best_effort]
             assert ticket is min(peers, key=lambda one: (queue._served[one.tenant.name], one.number))
-            queue.let_in(ticket)
+            queue.admit(ticket)
             ahead = 0 if ticket.best_effort or not any(one.best_effort for one in waiting) else min(ahead + 1, MOST_AHEAD)
 
 

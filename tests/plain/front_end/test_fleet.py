@@ -278,12 +278,12 @@ def test_a_whole_answer_moves_and_metrics_and_log_tell(folder: Path, caplog: pyt
         assert continued.prompt[:3] == [7, 8, 9] and len(continued.prompt) > 8
         assert continued.entry["max_tokens"] == 103 - len(continued.prompt)
 
-        def told() -> list[int | None]:
+        def reported() -> list[int | None]:
             lines = [record for record in list(caplog.records) if record.name == "blinkpy.access"]
             return [getattr(line, FIELDS).get("moves") for line in lines]
 
-        wait_for(lambda: len(told()) == 2, 60, "both requests' lines, which may come after their answers")
-        assert told() == [None, 1], "the access log tells of the second request's move"
+        wait_for(lambda: len(reported()) == 2, 60, "both requests' lines, which may come after their answers")
+        assert reported() == [None, 1], "the access log tells of the second request's move"
         text = server.client.get("/metrics").text
         assert f'blinkpy_each_engine_up{{engine="{gone.segment_name}"}} 0\n' in text
         assert f'blinkpy_each_engine_up{{engine="{stays.segment_name}"}} 1\n' in text

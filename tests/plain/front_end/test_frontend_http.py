@@ -346,9 +346,9 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
 def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
     """An error that was raised has the frames that it came through: none of them may lead back to it."""
     kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, Connection)
-    ways = {"no room": {"max_waiting_tokens": 0}, "waited long": {"max_waiting_s": 1}, "body late": {"body_timeout_s": 0.1}}
+    options = {"no room": {"max_waiting_tokens": 0}, "waited long": {"max_waiting_s": 1}, "body late": {"body_timeout_s": 0.1}}
     late = COMPLETIONS_HEAD + b"content-length: 5\r\nconnection: close\r\n\r\n{"
-    with serving(engine, folder, **ways.get(fate, {})) as server, ThreadPoolExecutor(8) as pool:
+    with serving(engine, folder, **options.get(fate, {})) as server, ThreadPoolExecutor(8) as pool:
         engine.hold = fate != "reset later"
         if fate in ("no room", "waited long"):
             for _ in range(engine.sizes.slots):
@@ -392,9 +392,9 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
 
 
 def test_an_error_that_many_are_told_keeps_nothing_of_them() -> None:
-    told = ApiError(503, "no", param="x", code="c", retry_s=7, limit="l", allow="GET")
+    reported = ApiError(503, "no", param="x", code="c", retry_s=7, limit="l", allow="GET")
     for _ in range(3):
         with pytest.raises(ApiError) as caught:
-            raise told.again()
-        assert vars(caught.value) == vars(told) and caught.value.args == told.args
-    assert told.__traceback__ is None
+            raise reported.again()
+        assert vars(caught.value) == vars(reported) and caught.value.args == reported.args
+    assert reported.__traceback__ is None

@@ -234,7 +234,7 @@ async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
     await asyncio.gather(*honest)
     assert "greedy" in order
     await asyncio.gather(*greedy, return_exceptions=True)
-    assert (places.used, places.waiting, places.bytes, places._held) == (0, 0, 0, {})
+    assert (places.used, places.waiting, places.bytes, places._places) == (0, 0, 0, {})
     with pytest.raises(FullError):
         async with places.place(HONEST, 1001):
             pass

@@ -32,10 +32,10 @@ STREAMED = 3000  # tokens; a minute with steps of 20 ms
 ONE = QueueSizes(2, 8, 8, 64, 512, 128)
 
 
-def options(engine: FakeEngine, door: Path, **more: Any) -> Config:
+def options(engine: FakeEngine, path: Path, **more: Any) -> Config:
     values = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 1, "log_level": "error", "keep_alive_s": 1}
     values |= {"engine_timeout_ms": 60_000, "max_lag_ms": 60_000}  # a busy machine lags behind
-    return Config().with_options({"name": engine.segment_name, "handover": str(door), **values, **more})
+    return Config().with_options({"name": engine.segment_name, "handover": str(path), **values, **more})
 
 
 @dataclass
@@ -79,23 +79,23 @@ def said(stream: str) -> str:
 
 
 def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_path: Path) -> None:
-    stop, statuses, told, refused = threading.Event(), list[int](), list[str](), list[str]()
+    stop, statuses, reported, refused = threading.Event(), list[int](), list[str](), list[str]()
 
     def ask(url: str, keeps: bool) -> None:
         with httpx.Client(base_url=url, timeout=20) as client:
             while not stop.is_set():
                 if keeps:
                     answer = complete(client)
-                    told.append(answer.headers.get("connection", ""))
+                    reported.append(answer.headers.get("connection", ""))
                 else:
                     answer = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
                 statuses.append(answer.status_code)
                 if answer.status_code != 200:
                     refused.append(answer.text)
 
-    door = tmp_path / "door"
+    path = tmp_path / "handover"
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(5) as clients:
-        stays = options(engine, door, keep_alive_s=60)  # so that none is idle for so long, on a busy machine either
+        stays = options(engine, path, keep_alive_s=60)  # so that none is idle for so long, on a busy machine either
         first = start(stays, folder)
         assert first.ready.wait(60)
         engine.hold = True
@@ -116,17 +116,17 @@ def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_
             one.result(60)
         assert begun.result(60).text.endswith("data: [DONE]\n\n")
         assert set(statuses) == {200}, refused[:3]
-        assert "close" in told, "kept connections were not told to end"
-        assert door.is_socket()
+        assert "close" in reported, "kept connections were not told to end"
+        assert path.is_socket()
         second.supervisor.stop()
         assert second.code.result(60) == 0
-        assert not door.exists()
+        assert not path.exists()
 
 
 def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Path) -> None:
     """Not before: its client may be about to ask."""
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
-        config = options(engine, tmp_path / "door", keep_alive_s=60)
+        config = options(engine, tmp_path / "handover", keep_alive_s=60)
         first = start(config, folder)
         assert first.ready.wait(60)
         stays = httpx.Limits(keepalive_expiry=None)  # else the client itself closes it when the successor takes 5 s to start
@@ -163,7 +163,7 @@ def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> 
     facts = FACTS._replace(max_model_len=100_000, num_pages=100_000)
     slow = {"header_timeout_s": 1, "body_timeout_s": 1, "keep_alive_s": 60}
     with FakeEngine(sizes=MANY, facts=facts, step_s=0.02) as engine, front_ends() as start, ThreadPoolExecutor(10) as clients:
-        config = options(engine, tmp_path / "door", **slow)
+        config = options(engine, tmp_path / "handover", **slow)
         first = start(config, folder)
         assert first.ready.wait(60)
         url, stream = f"{first.url}/v1/completions", {"prompt": [70, 71, 72], "max_tokens": STREAMED, "stream": True}
@@ -199,7 +199,7 @@ def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> 
 def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_path: Path) -> None:
     """After handover_s the front end that was replaced ends, and the other one serves."""
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(1) as clients:
-        config = options(engine, tmp_path / "door", handover_s=1)
+        config = options(engine, tmp_path / "handover", handover_s=1)
         first = start(config, folder)
         assert first.ready.wait(60)
         engine.hold = True
@@ -218,10 +218,10 @@ def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_pa
 def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:
     """As all queue pairs are the first one's. It accepts no connection."""
     with FakeEngine(sizes=ONE) as engine, front_ends() as start:
-        first = start(options(engine, tmp_path / "door"), folder)
+        first = start(options(engine, tmp_path / "handover"), folder)
         assert first.ready.wait(60)
         wait_for(lambda: all(pair.attached for pair in engine.pairs))
-        second = start(options(engine, tmp_path / "door"), folder)
+        second = start(options(engine, tmp_path / "handover"), folder)
         while not second.code.done():
             answer = httpx.post(f"{first.url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
             assert answer.status_code == 200, answer.text
@@ -229,12 +229,12 @@ def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: P
         assert not second.ready.is_set()
         for _ in range(10):
             assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
-        assert (tmp_path / "door").is_socket()
+        assert (tmp_path / "handover").is_socket()
 
 
 def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) -> None:
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
-        config = options(engine, tmp_path / "door")
+        config = options(engine, tmp_path / "handover")
         first = start(config, folder)
         assert first.ready.wait(60)
         for _ in range(3):
@@ -250,10 +250,10 @@ def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) 
 )
 def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
-        first = start(options(engine, tmp_path / "door"), folder)
+        first = start(options(engine, tmp_path / "handover"), folder)
         assert first.ready.wait(60)
         with pytest.raises(ConfigError, match=f"handover: the running front end {message}"):
-            inherit(options(engine, tmp_path / "door", **change))
+            inherit(options(engine, tmp_path / "handover", **change))
         assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
 
 
@@ -262,7 +262,7 @@ def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monke
     owners = {12345: False, 1000: True, 0: True}
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
-        config = options(engine, tmp_path / "door")
+        config = options(engine, tmp_path / "handover")
         first = start(config, folder)
         assert first.ready.wait(60)
         for owner, may in owners.items():
@@ -277,8 +277,8 @@ def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monke
 
 
 def test_who_is_first_finds_nobody(tmp_path: Path) -> None:
-    config = Config().with_options({"handover": str(tmp_path / "door")})
+    config = Config().with_options({"handover": str(tmp_path / "handover")})
     assert inherit(config) is inherit(Config()) is None
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "door"))
-    assert inherit(config) is None, "nobody listens at the door that was left behind"
+        dead.bind(str(tmp_path / "handover"))
+    assert inherit(config) is None, "no process listens at the old socket"

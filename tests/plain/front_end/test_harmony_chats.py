@@ -144,8 +144,8 @@ def test_a_conversation_goes_on(gpt_oss: Served) -> None:
     second = {"id": "second", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     both = first | {"content": "I'll look.", "tool_calls": [*first["tool_calls"], second]}
     results = [{"role": "tool", "tool_call_id": call["id"], "content": call["id"]} for call in reversed(both["tool_calls"])]
-    told = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}]
-    gpt_oss.chat(f"{FINAL}x", messages=[*told, *ASK, both, *results], tools=TOOLS)
+    reported = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}]
+    gpt_oss.chat(f"{FINAL}x", messages=[*reported, *ASK, both, *results], tools=TOOLS)
     prompt = gpt_oss.prompt()
     ident = first["tool_calls"][0]["id"]
     assert prompt.endswith(
@@ -157,7 +157,7 @@ def test_a_conversation_goes_on(gpt_oss: Served) -> None:
     )
     assert "# Instructions\nBe brief.\n\nBe kind.\n" in prompt
     assert "// \ntype get_time" in prompt, "a tool without a description"
-    gpt_oss.chat(f"{FINAL}x", messages=[*ASK, told[1]])
+    gpt_oss.chat(f"{FINAL}x", messages=[*ASK, reported[1]])
     assert "<|start|>user<|message|>Be kind.<|end|>" in gpt_oss.prompt(), "the template writes instructions at the beginning only"
     stray = [*ASK, both, results[0] | {"tool_call_id": "other"}]
     assert "'other'" in gpt_oss.refused(messages=stray, tools=TOOLS)[1]

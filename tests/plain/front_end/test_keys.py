@@ -27,7 +27,7 @@ from support.waiting import wait_for
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.keys_file import KEYS_OF_ONE, MOST_BYTES, MOST_TENANTS, KeyRing, TenantTable, keys_of, read_keys
-from blinkpy.dpu.admission.tenant import NOBODY, Tenant
+from blinkpy.dpu.admission.tenant import ANONYMOUS, Tenant
 from blinkpy.dpu.http.answers import Choice, Usage, at_once
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.tools.message_parser import Expected
@@ -206,7 +206,7 @@ def test_the_service_tier_that_a_key_gets(tmp_path: Path) -> None:
     assert settled["barred"] == ["flex"] * 3 + [None, "flex"]
     assert settled["urgent"] == ["priority"] * 4 + [None]
     assert settled["batch"] == ["flex"] * 3 + ["priority", "flex"]
-    assert [NOBODY.settle_tier(one) for one in asked] == settled["free"]
+    assert [ANONYMOUS.settle_tier(one) for one in asked] == settled["free"]
 
 
 def test_salts_are_apart_and_stable() -> None:
@@ -221,7 +221,7 @@ def test_salts_are_apart_and_stable() -> None:
     assert first == salts(b"1", "a", "b")
     assert len(set(first + salts(b"2", "a", "b"))) == 12
     assert all(0 < salt < 2**63 for salt in first)
-    assert [NOBODY.cache_salt(own) for own in (0, 5)] == [0, 5]
+    assert [ANONYMOUS.cache_salt(own) for own in (0, 5)] == [0, 5]
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def served(tmp_path_factory) -> Iterator[tuple[RunningServer, Victim]]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) -> None:
     """It stays open if the next request is answered."""
-    (server, victim), (sent, statuses, goes_on) = served, CASES[case]
+    (server, victim), (sent, statuses, continues) = served, CASES[case]
     begin, answers = victim.events, b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
         sock.sendall(sent)
@@ -225,8 +225,8 @@ def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) 
         except (ConnectionResetError, BrokenPipeError):
             pass  # it had closed before
     found = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)]
-    assert found == statuses + [200] * goes_on, answers
-    assert (b'"version"' in answers) == goes_on
+    assert found == statuses + [200] * continues, answers
+    assert (b'"version"' in answers) == continues
     wait_for(lambda: victim.events >= begin + EVENTS)
 
 

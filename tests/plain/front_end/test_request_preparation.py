@@ -32,7 +32,7 @@ from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits, check_shape
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
@@ -326,36 +326,36 @@ def thread_seconds(server: RunningServer) -> float:
 
 def test_room_goes_to_those_who_come_and_go() -> None:
     made, gone = [], []
-    room = ByteRoom(100, lambda: (made.append(ApiError(503, "full")), made[-1])[1])
+    budget = ByteBudget(100, lambda: (made.append(ApiError(503, "full")), made[-1])[1])
     for name in "abc":
-        room.hold(name, 30, lambda error, name=name: gone.append((name, error)))
-    room.hold("b", 35, lambda error: gone.append(("b", error)))
-    assert (room.used, gone) == (95, [])
-    room.hold("d", 10, lambda error: gone.append(("d", error)))
-    assert (room.used, room.given_up, gone) == (75, 1, [("a", made[0])])
-    room.release("b")
-    room.release("b")
-    assert room.used == 40
-    room.hold("c", 200, lambda error: gone.append(("c", error)))
-    assert (room.used, room.given_up, gone[-1]) == (10, 2, ("c", made[1]))
+        budget.hold(name, 30, lambda error, name=name: gone.append((name, error)))
+    budget.hold("b", 35, lambda error: gone.append(("b", error)))
+    assert (budget.used, gone) == (95, [])
+    budget.hold("d", 10, lambda error: gone.append(("d", error)))
+    assert (budget.used, budget.given_up, gone) == (75, 1, [("a", made[0])])
+    budget.release("b")
+    budget.release("b")
+    assert budget.used == 40
+    budget.hold("c", 200, lambda error: gone.append(("c", error)))
+    assert (budget.used, budget.given_up, gone[-1]) == (10, 2, ("c", made[1]))
     assert made[0] is not made[1], "an error that is raised twice keeps what both had"
     closing = ApiError(503, "closing")
-    room.clear(lambda: closing)
-    assert (room.used, room.given_up, gone[-1]) == (0, 2, ("d", closing)), "that one did not give way for want of room"
+    budget.clear(lambda: closing)
+    assert (budget.used, budget.given_up, gone[-1]) == (0, 2, ("d", closing)), "that one did not give way for want of room"
 
 
 @pytest.mark.parametrize("largest", [False, True])
 def test_who_holds_more_and_more_is_as_old_as_before(largest: bool, rng: np.random.Generator) -> None:
     """A budget, compared with a list of its holders in the order in which they began."""
-    room, gone = ByteRoom(100, lambda: ApiError(503, "full"), largest), list[int]()
+    budget, gone = ByteBudget(100, lambda: ApiError(503, "full"), largest), list[int]()
     held = list[tuple[int, int]]()  # name, size
     for _ in range(1000):
         name, size = int(rng.integers(8)), int(rng.integers(1, 60))
         if rng.random() < 0.2:
-            room.release(name)
+            budget.release(name)
             held = [one for one in held if one[0] != name]
             continue
-        room.hold(name, size, lambda error, name=name: gone.append(name))
+        budget.hold(name, size, lambda error, name=name: gone.append(name))
         known = [(other, size if other == name else its) for other, its in held]
         held = known if name in dict(held) else [*held, (name, size)]
         wanted = list[int]()
@@ -363,7 +363,7 @@ def test_who_holds_more_and_more_is_as_old_as_before(largest: bool, rng: np.rand
             out = max(held, key=lambda one: one[1]) if largest else held[0]
             held.remove(out)
             wanted.append(out[0])
-        assert (gone, room.used) == (wanted, sum(its for _, its in held))
+        assert (gone, budget.used) == (wanted, sum(its for _, its in held))
         gone.clear()
 
 
@@ -406,25 +406,25 @@ def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
     """The slowest request is dropped, and clients that send whole requests are served."""
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
-    with serving(engine, folder, body_room_mib=2, max_body_bytes=1 << 20) as server:
+    with serving(engine, folder, body_budget_mib=2, max_body_bytes=1 << 20) as server:
         socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
-        room = server.server.connections.bodies
+        budget = server.server.connections.bodies
         for i, sock in enumerate(socks):
             sock.sendall(head + b" " * 300_000)
-            wait_for(lambda i=i: room.used + 300_000 * room.given_up == 300_000 * (i + 1))
+            wait_for(lambda i=i: budget.used + 300_000 * budget.given_up == 300_000 * (i + 1))
             assert server.complete([7], max_tokens=1).status_code == 200
         for sock in socks[:2]:
             answer = sock.recv(65536)
             assert answer.startswith(b"HTTP/1.1 503")
             assert b"retry-after" in answer
             assert b"too_many_bodies" in answer
-        assert room.used == 900_000
+        assert budget.used == 900_000
         wait_for(lambda: 'blinkpy_bodies_given_up_total{worker="0"} 2' in server.client.get("/metrics").text)
         socks[4].sendall(b" " * 100_000)
         assert socks[4].recv(65536).startswith(b"HTTP/1.1 400"), "it has arrived: an empty body"
         for sock in socks:
             sock.close()
-        wait_for(lambda: room.used == 0)
+        wait_for(lambda: budget.used == 0)
 
 
 @pytest.mark.parametrize("fate", ["too large", "no JSON", "too many"])
@@ -443,7 +443,7 @@ def test_nothing_keeps_a_body_that_came_to_nothing(engine, folder, fate) -> None
                 return sock.recv(1000)
             return b""
 
-    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 20) as server, ThreadPoolExecutor(4) as pool:
+    with serving(engine, folder, body_budget_mib=64, max_body_bytes=1 << 20) as server, ThreadPoolExecutor(4) as pool:
         if fate == "too many":
             server.server.app.service._queue._large.most_waiting = 0
         list(pool.map(one, range(4)))
@@ -465,13 +465,13 @@ def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
     """Its error keeps no frame that has it; and each error is a new one."""
     errors: list[ApiError] = []
 
-    class Seen(ByteRoom):
+    class Seen(ByteBudget):
         def hold(self, holder, size, give_up, owner="") -> None:
             super().hold(holder, size, lambda error: (errors.append(error), give_up(error)), owner)
 
-    with serving(engine, folder, body_room_mib=1, max_body_bytes=1 << 20) as server:
-        room = server.server.connections
-        room.bodies = Seen(500_000, room.bodies.error)
+    with serving(engine, folder, body_budget_mib=1, max_body_bytes=1 << 20) as server:
+        budget = server.server.connections
+        budget.bodies = Seen(500_000, budget.bodies.error)
         head = COMPLETIONS_HEAD + b"content-length: 1000000\r\n\r\n"
         with contextlib.ExitStack() as stack:
             for _ in range(5):

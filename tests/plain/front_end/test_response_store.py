@@ -40,8 +40,8 @@ def test_a_conversation_goes_on_by_its_id(storing: Served) -> None:
         for second in whole_and_streamed(storing, "No.", input=ASK, previous_response_id=first.id, instructions="Be long."):
             assert second.previous_response_id == first.id
             prompt = storing.prompt()
-            told = ("system\nBe long.", "user\nHello", "assistant\n", "Yes.", "user\nHi")
-            assert [prompt.index(text) for text in told] == sorted(prompt.index(text) for text in told)
+            reported = ("system\nBe long.", "user\nHello", "assistant\n", "Yes.", "user\nHi")
+            assert [prompt.index(text) for text in reported] == sorted(prompt.index(text) for text in reported)
             assert "Be brief." not in prompt
         whole_and_streamed(storing, "Well.", input="And?", previous_response_id=second.id)
         assert all(text in storing.prompt() for text in ("Hello", "Yes.", "user\nHi", "No.", "And?"))

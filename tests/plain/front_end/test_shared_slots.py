@@ -69,7 +69,7 @@ def test_a_tenant_s_request_for_all_slots_completes_though_some_are_for_others(e
         assert [answer.status_code for answer in answers] == [200, 200]
         assert all(len(answer.json()["choices"]) == slots for answer in answers)
         server.idle()
-        assert server.server.app.service.admission._held == {}
+        assert server.server.app.service.admission._used_slots == {}
 
 
 def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, folder) -> None:

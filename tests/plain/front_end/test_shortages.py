@@ -278,16 +278,16 @@ def test_a_front_end_that_can_start_no_worker_gives_up(folder: Path, monkeypatch
 
 def test_the_door_of_a_handover_waits_for_a_descriptor(tmp_path: Path) -> None:
     with socket.socket() as listening:
-        door = HandoverListener(str(tmp_path / "door"), [listening])
-        listener = door._listener
+        handover = HandoverListener(str(tmp_path / "handover"), [listening])
+        listener = handover._listener
         for name in (*OF_START, "ENOBUFS", "ECONNABORTED"):
-            door._listener = Mock(accept=Mock(side_effect=lack(name)))
-            assert not door.look()
-        door._listener = listener
-        with socket.socket(socket.AF_UNIX) as knocking:
-            knocking.connect(str(tmp_path / "door"))
-            wait_for(lambda: door.look() or door._successor is not None)
-        door.close()
+            handover._listener = Mock(accept=Mock(side_effect=lack(name)))
+            assert not handover.look()
+        handover._listener = listener
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.connect(str(tmp_path / "handover"))
+            wait_for(lambda: handover.look() or handover._successor is not None)
+        handover.close()
 
 
 @pytest.mark.parametrize("output", ["a full disk", "a reader that is gone"])

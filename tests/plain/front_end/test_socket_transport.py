@@ -13,7 +13,7 @@ import pytest
 from support.in_loop import in_loop
 
 from blinkpy.dpu.admission.gate import Asker, Gate
-from blinkpy.dpu.http.wire.door import Door
+from blinkpy.dpu.http.wire.listener import Listener
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import HIGH_WATER, SocketTransport
 from blinkpy.dpu.metrics import Metrics
@@ -185,7 +185,7 @@ async def test_without_descriptors_a_client_is_refused_and_the_next_one_is_serve
     events, gate, opened, may_enter = SocketEvents(), Gate(1.0, Metrics()), list[socket.socket](), [True]
     listening = ScarceSocket()
     listening.bind(("127.0.0.1", 0))
-    door = Door([listening], events, gate, lambda sock, peer: opened.append(sock), lambda: may_enter[0])
+    listener = Listener([listening], events, gate, lambda sock, peer: opened.append(sock), lambda: may_enter[0])
     address = listening.getsockname()
     listening.scarce = 1
     with socket.create_connection(address) as refused:
@@ -198,6 +198,6 @@ async def test_without_descriptors_a_client_is_refused_and_the_next_one_is_serve
         assert not opened
         may_enter[0] = True
         await until(lambda: len(opened) == 1)
-    door.close()
+    listener.close()
     events.close()
     opened[0].close()

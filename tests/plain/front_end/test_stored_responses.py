@@ -29,8 +29,8 @@ def not_found(served: Served, response_id: str, **options: Any) -> str:
     for method, more in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
         answer = served.server.client.request(method, f"/v1/responses/{response_id}{more}", **options)
         error = answer.json()["error"]
-        told = (answer.status_code, error["type"], error["param"], error["code"])
-        assert told == (404, "not_found_error", "response_id", "response_not_found")
+        reported = (answer.status_code, error["type"], error["param"], error["code"])
+        assert reported == (404, "not_found_error", "response_id", "response_not_found")
         found.add(error["message"])
     (message,) = found
     return str(message)

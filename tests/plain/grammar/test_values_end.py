@@ -17,16 +17,16 @@ from blinkpy.dpu.grammar.number_ranges import DIGITS
 SCHEMAS = 60
 Sampler = Callable[[Walker, int, np.random.Generator], int]
 SAMPLERS: dict[str, Sampler] = {
-    "lowest": lambda walker, state, rng: min(walker.ways[state]),
-    "highest": lambda walker, state, rng: max(walker.ways[state]),
-    "uniform": lambda walker, state, rng: walker.ways[state][rng.integers(len(walker.ways[state]))],
+    "lowest": lambda walker, state, rng: min(walker.bytes_of[state]),
+    "highest": lambda walker, state, rng: max(walker.bytes_of[state]),
+    "uniform": lambda walker, state, rng: walker.bytes_of[state][rng.integers(len(walker.bytes_of[state]))],
 }
 
 
 def walk(walker: Walker, sampler: Sampler, rng: np.random.Generator, most: int) -> bytes:
     """The text of a sampler that ends the output only if no byte continues it."""
     text, state = bytearray(), 0
-    while walker.ways[state]:
+    while walker.bytes_of[state]:
         byte = sampler(walker, state, rng)
         text.append(byte)
         state = walker.rows[state][byte]

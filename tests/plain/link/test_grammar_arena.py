@@ -15,7 +15,7 @@ from support.waiting import wait_for
 from blinkpy.dpu.link import grammar_arena
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.grammar_arena import GrammarArena
-from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import InFlightRequest, NoSpaceError, QueuePair
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.layout import HEADER, LayoutError, QueueLayout, read_header, write_header
 from blinkpy.queues.request_parameters import RequestParameters
@@ -228,7 +228,7 @@ def test_what_was_not_submitted_was_not_written(engine, pair_and_writes, rng: np
     engine.consume_nothing = True
     for _ in range(PROMPTS // 100):
         pair.submit(np.ones(100, np.int32), RequestParameters(max_tokens=1))
-    with pytest.raises(NoRoomError, match="the prompt arena is full"):
+    with pytest.raises(NoSpaceError, match="the prompt arena is full"):
         pair.submit(np.ones(100, np.int32), RequestParameters(max_tokens=1), grammar=grammar)
     assert writes.grammars() == 0
     engine.consume_nothing = False
@@ -247,7 +247,7 @@ def test_a_grammar_that_an_entry_names_is_not_written_over(engine, pair_and_writ
     assert len(first.words()) + len(second.words()) > ARENA
     engine.consume_nothing = True
     pair.cancel(submit(pair, first))
-    with pytest.raises(NoRoomError, match="the grammar arena is full"):
+    with pytest.raises(NoSpaceError, match="the grammar arena is full"):
         submit(pair, second)
     engine.consume_nothing = False
     wait_for(lambda: len(engine.submitted) == 1)

@@ -79,8 +79,8 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
-@pytest.mark.parametrize("way", ["dmabuf", "peermem", "host"])
-def test_memory_is_registered(descriptor, way) -> None:
+@pytest.mark.parametrize("queue_memory", ["dmabuf", "peermem", "host"])
+def test_memory_is_registered(descriptor, queue_memory) -> None:
     """A dma-buf by offset, other memory by address."""
     words, end = np.array([5, -6], np.int64), End()
     start = int(words.ctypes.data)
@@ -89,22 +89,22 @@ def test_memory_is_registered(descriptor, way) -> None:
         "peermem": (PeerMemory(ADDRESS, read_word), ("memory", ADDRESS + 4096, 8192, 5), Region(ADDRESS + 4096, 11, 8192)),
         "host": (HostMemory(start), ("memory", start + 4096, 8192, 5), Region(start + 4096, 11, 8192)),
     }
-    memory, made, region = memories[way]
+    memory, made, region = memories[queue_memory]
     assert memory.register(end, 4096, 8192, 5) == region
     assert end.made == [made]
-    assert [memory.read_word(0), memory.read_word(8)] == ([5, -6] if way == "host" else [0, 56])
+    assert [memory.read_word(0), memory.read_word(8)] == ([5, -6] if queue_memory == "host" else [0, 56])
 
 
 WAYS_OUT = {"dmabuf": "open kernel modules.*or use host", "peermem": "nvidia-peermem, or use host"}
 
 
 @pytest.mark.parametrize(
-    ("way", "error"),
+    ("queue_memory", "error"),
     [*(("dmabuf", error) for error in pair_memory.NO_DMABUF), *(("peermem", error) for error in pair_memory.NO_PEER_MEMORY)],
 )
-def test_what_to_do_without_a_way_is_said(descriptor, way, error) -> None:
-    memory = DmaBufMemory(descriptor, read_word) if way == "dmabuf" else PeerMemory(ADDRESS, read_word)
-    with pytest.raises(TransportError, match=f"--queue-memory {way} .*{os.strerror(error)}.*{WAYS_OUT[way]}"):
+def test_what_to_do_without_a_way_is_said(descriptor, queue_memory, error) -> None:
+    memory = DmaBufMemory(descriptor, read_word) if queue_memory == "dmabuf" else PeerMemory(ADDRESS, read_word)
+    with pytest.raises(TransportError, match=f"--queue-memory {queue_memory} .*{os.strerror(error)}.*{WAYS_OUT[queue_memory]}"):
         memory.register(End(error), 0, 4096, 5)
 
 
@@ -126,14 +126,14 @@ def test_other_errors_are_not_taken_for_a_missing_way(descriptor, error) -> None
         ({"device": "cuda", "transport": "rdma", "control": "host"}, "needs --control gpu"),
     ],
 )
-@pytest.mark.parametrize("way", ["dmabuf", "peermem"])
-def test_options_that_do_not_fit_are_refused(way, options, needed) -> None:
-    with pytest.raises(ConfigError, match=f"^--queue-memory {way} {needed}"):
-        make_engine(Config().with_options({"queue_memory": way, **options}))
+@pytest.mark.parametrize("queue_memory", ["dmabuf", "peermem"])
+def test_options_that_do_not_fit_are_refused(queue_memory, options, needed) -> None:
+    with pytest.raises(ConfigError, match=f"^--queue-memory {queue_memory} {needed}"):
+        make_engine(Config().with_options({"queue_memory": queue_memory, **options}))
 
 
 @pytest.mark.parametrize(
-    ("way", "changed", "problem"),
+    ("queue_memory", "changed", "problem"),
     [
         ("dmabuf", {}, ""),
         ("peermem", {}, ""),
@@ -145,11 +145,11 @@ def test_options_that_do_not_fit_are_refused(way, options, needed) -> None:
         ("peermem", {"peer_memory": False}, "not loaded"),
     ],
 )
-def test_what_a_machine_lacks_is_named(way, changed, problem) -> None:
+def test_what_a_machine_lacks_is_named(queue_memory, changed, problem) -> None:
     pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
     from blinkpy.engine.link.pair_placement import pair_memory_problem
 
-    found = pair_memory_problem(way, **{"rdma": 1, "dmabuf": 1, "ordering": 200, "peer_memory": True} | changed)
+    found = pair_memory_problem(queue_memory, **{"rdma": 1, "dmabuf": 1, "ordering": 200, "peer_memory": True} | changed)
     assert problem in found
     assert bool(found) == bool(problem)
 

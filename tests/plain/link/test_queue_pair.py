@@ -14,7 +14,7 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.grammar_arena import Arena
-from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoSpaceError, QueuePair
 from blinkpy.queues import words as completion
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK
@@ -109,7 +109,7 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypat
             )
             try:
                 sent.append((pair.submit(prompt, parameters), prompt, parameters))
-            except NoRoomError:
+            except NoSpaceError:
                 break
         for request, token, flags in pair.poll():
             got.setdefault(request, []).append((token, flags))
@@ -159,7 +159,7 @@ def test_busy_when_the_arenas_are_full_and_nothing_is_overwritten(engine, pair) 
     longest = FACTS.max_model_len - 1
     for i in range(SIZES.prompt_tokens // longest):
         pair.submit(np.full(longest, i, np.int32), RequestParameters(max_tokens=1))
-    with pytest.raises(NoRoomError, match="arena"):
+    with pytest.raises(NoSpaceError, match="arena"):
         pair.submit(np.full(longest, 99, np.int32), RequestParameters(max_tokens=1))
     engine.consume_nothing = False
     drain(pair)

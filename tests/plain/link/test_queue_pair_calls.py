@@ -9,7 +9,7 @@ from support.automata import random_automaton
 from support.front_end.fake_engine import FACTS
 
 from blinkpy.dpu.link import queue_pair
-from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoSpaceError, QueuePair
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
@@ -116,16 +116,16 @@ def test_a_claim_is_followed_by_heartbeats_until_it_is_granted(time: Time) -> No
     time.then = then
     pair.attach(1.0)
     beats = [("write_word", W.FRONT_HEARTBEAT, beat) for beat in (2, 3, 4, 5, 6)]
-    told = [("ring_doorbell", stamp(7)), ("write_word", W.FRONT_CQ_HEAD, stamp(510))]
-    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 5), *beats, *told]
+    reported = [("ring_doorbell", stamp(7)), ("write_word", W.FRONT_CQ_HEAD, stamp(510))]
+    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 5), *beats, *reported]
     assert (pair.epoch, time.sleeps) == (5, [queue_pair.CLAIM_POLL_S] * 3)
     pair.heartbeat()
-    assert transport.taken() == [("write_word", W.FRONT_HEARTBEAT, 7), *told]
+    assert transport.taken() == [("write_word", W.FRONT_HEARTBEAT, 7), *reported]
     answers.append(EngineWords(8, 511, 6, 1))
     pair.attach(1.0)
     beats = [("write_word", W.FRONT_HEARTBEAT, beat) for beat in (8, 9, 10)]
-    told = [("ring_doorbell", stamp(8, 6)), ("write_word", W.FRONT_CQ_HEAD, stamp(511, 6))]
-    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 6), *beats, *told], "nothing more of the epoch before"
+    reported = [("ring_doorbell", stamp(8, 6)), ("write_word", W.FRONT_CQ_HEAD, stamp(511, 6))]
+    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 6), *beats, *reported], "nothing more of the epoch before"
 
 
 def test_a_claim_that_is_not_granted_fails_in_time(time: Time) -> None:
@@ -276,7 +276,7 @@ def test_the_longest_prompt_fits_and_room_comes_back_when_it_was_read(tokens: in
             pair.submit(np.zeros(length, np.int32), RequestParameters())
     pair.submit(np.zeros(longest, np.int32), RequestParameters())
     pair.submit(np.zeros(1, np.int32), RequestParameters()) if tokens > longest else None
-    with pytest.raises(NoRoomError, match="arena is full"):
+    with pytest.raises(NoSpaceError, match="arena is full"):
         pair.submit(np.zeros(longest, np.int32), RequestParameters())
     transport.words = transport.words._replace(sq_head=pair._sq_tail)
     pair.submit(np.zeros(longest, np.int32), RequestParameters())
@@ -292,7 +292,7 @@ def test_the_room_of_who_has_ended_comes_back_at_once() -> None:
     transport = Noted(QueueSizes(1, 4, 4, 512, 40, 12))
     pair = attached(transport)
     request = pair.submit(np.zeros(40, np.int32), RequestParameters())
-    with pytest.raises(NoRoomError, match="arena is full"):
+    with pytest.raises(NoSpaceError, match="arena is full"):
         pair.submit(np.zeros(40, np.int32), RequestParameters())
     at = pair._cq_position
     transport.ring[at % 512] = pack_completion(request.slot, 1, HAS_TOKEN | FINISH_LENGTH, lap_of(at, 512))
@@ -306,9 +306,9 @@ def test_hashes_run_short_and_undo_what_was_taken() -> None:
     pair.submit(np.zeros(40, np.int32), RequestParameters())
     before = pair._prompts.tail, pair._hashes.tail
     assert before == (40, 10)
-    for refused, error in ((RequestParameters(), NoRoomError), (RequestParameters(seed=2**70), ValueError)):
-        with pytest.raises(error, match="the hash arena is full" if error is NoRoomError else "does not fit"):
-            pair.submit(np.zeros(12 if error is NoRoomError else 8, np.int32), refused)
+    for refused, error in ((RequestParameters(), NoSpaceError), (RequestParameters(seed=2**70), ValueError)):
+        with pytest.raises(error, match="the hash arena is full" if error is NoSpaceError else "does not fit"):
+            pair.submit(np.zeros(12 if error is NoSpaceError else 8, np.int32), refused)
         assert (pair._prompts.tail, pair._hashes.tail, pair.in_flight) == (*before, 1)
 
 
@@ -316,7 +316,7 @@ def test_ids_end_and_slots_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = attached(Noted())
     for _ in range(4):
         pair.submit(np.ones(1, np.int32), RequestParameters())
-    with pytest.raises(NoRoomError, match="all slots are in use"):
+    with pytest.raises(NoSpaceError, match="all slots are in use"):
         pair.submit(np.ones(1, np.int32), RequestParameters())
     monkeypatch.setattr(queue_pair, "REQUEST_LIMIT", 4)
     with pytest.raises(EngineLostError, match="the request ids of this epoch are used up"):
@@ -442,30 +442,30 @@ def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.ran
         sizes = dataclasses.replace(SIZES, prompt_tokens=512)
         facts = FACTS._replace(grammar_share=share, grammar_words=slot, grammar_arena=arena)
         try:
-            QueuePair(Noted(sizes, facts)).require_room(*parts)
+            QueuePair(Noted(sizes, facts)).require_space(*parts)
         except ValueError as error:
             return str(error)
         return ""
 
-    room = "but the engine's limit is"
+    limit = "but the engine's limit is"
     for slot, arena in ((0, 400), (400, 0)):
         for parts, size, what in (
             ((grammar,), words, "grammar takes {} bytes as an automaton"),
             ((None, rules), more, "token rules take {} bytes"),
         ):
             assert refused(2, slot or size, arena or size, *parts) == ""
-            told = f"the {what.format(4 * size)}, {room} {4 * size - 4}"
-            assert refused(2, slot or size - 1, arena or size - 1, *parts) == told
+            reported = f"the {what.format(4 * size)}, {limit} {4 * size - 4}"
+            assert refused(2, slot or size - 1, arena or size - 1, *parts) == reported
     assert refused(2, 400, words + more, grammar, rules) == ""
-    told = f"the grammar and the token rules take {4 * (words + more)} bytes, {room} {4 * (words + more) - 4}"
-    assert refused(2, 400, words + more - 1, grammar, rules) == told
+    reported = f"the grammar and the token rules take {4 * (words + more)} bytes, {limit} {4 * (words + more) - 4}"
+    assert refused(2, 400, words + more - 1, grammar, rules) == reported
     assert refused(1, 400, 400, grammar, rules) == "the engine has memory for a grammar or token rules, but not for both"
     assert refused(1, 400, 400, grammar) == refused(1, 400, 400, None, rules) == refused(0, 0, 0, None) == ""
     assert refused(0, 400, 400, grammar) == "the engine does not support grammars"
     assert refused(0, 400, 400, None, rules) == "the engine does not support token rules"
     other = TokenRules(FACTS.vocab_size + 1, {1: 1.0})
-    told = f"the token rules are for {FACTS.vocab_size + 1} tokens, but the model has {FACTS.vocab_size}"
-    assert refused(2, 400, 400, None, other) == told
+    reported = f"the token rules are for {FACTS.vocab_size + 1} tokens, but the model has {FACTS.vocab_size}"
+    assert refused(2, 400, 400, None, other) == reported
 
 
 def test_an_engine_that_has_ended_is_lost_at_once_and_a_claim_that_fails_leaves_no_pair(time: Time) -> None:

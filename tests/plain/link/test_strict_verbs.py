@@ -59,7 +59,7 @@ def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch:
         monkeypatch.setattr(listener, "_word", lambda queue_pair, index: words.get(index, 0))
         for words[PAIR_ATTACHED], later_s, kept in ((1, 1000 * lease_s, True), (0, 2 * lease_s, True), (0, 0.01, False)):
             clock.now += later_s
-            listener._free_gone()
+            listener._free_absent()
             assert (pair in listener._grants) == kept
         assert len(strict_verbs.QP.all) == 1, "the front end's own"
 

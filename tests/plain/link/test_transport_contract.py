@@ -76,7 +76,7 @@ class Linked:
 
 
 # A grant to somebody else.
-FULL: Any = SimpleNamespace(owner=1, since=0.0, epoch=0, heard=0.0, end=SimpleNamespace(close=lambda: None))
+FULL: Any = SimpleNamespace(owner=1, since=0.0, epoch=0, received=0.0, end=SimpleNamespace(close=lambda: None))
 
 
 def sizes_of(draw: random.Random) -> QueueSizes:
@@ -431,11 +431,13 @@ def test_who_starts_front_ends_is_told_of_the_key(verbs: None, tmp_path: Path, c
     key = tmp_path / "the key"
     key.write_bytes(b"k" * 40)
     key.chmod(0o600)
-    ways: list[dict[str, Any]] = [{}, {"link_key_file": str(key)}, {"insecure_link": True}]
-    for way, flags in zip(ways, ("", f" --link-key-file '{key}'", " --insecure-link"), strict=True):
-        with contextlib.closing(listen(Config().with_options({"transport": "rdma", "listen": "127.0.0.1:0", **way}))) as listener:
+    cases: list[dict[str, Any]] = [{}, {"link_key_file": str(key)}, {"insecure_link": True}]
+    for options, flags in zip(cases, ("", f" --link-key-file '{key}'", " --insecure-link"), strict=True):
+        with contextlib.closing(
+            listen(Config().with_options({"transport": "rdma", "listen": "127.0.0.1:0", **options}))
+        ) as listener:
             assert listener.flags == f"--transport rdma --engine 127.0.0.1:{listener.address[1]}{flags}"
-        assert ("every process that reaches 127.0.0.1" in caplog.text) == ("insecure_link" in way)
+        assert ("every process that reaches 127.0.0.1" in caplog.text) == ("insecure_link" in options)
 
 
 @pytest.mark.parametrize(("limits", "owner"), [({}, 0), ({"max_qp_wr": 100}, 1234), ({"max_cqe": 90}, 1)])

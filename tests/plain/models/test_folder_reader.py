@@ -43,7 +43,7 @@ OPENERS = {
     "dpu.fleet.placement_rules": "a placement of the operator",
     "dpu.fork_server.forked_jobs": "/proc",
     "dpu.http.metrics_page": "a page of the package",
-    "dpu.http.wire.door": "the null device",
+    "dpu.http.wire.listener": "the null device",
     "dpu.link.connect_rdma": "anonymous memory",
     "dpu.link.connect_shm": "shared memory",
     "dpu.supervisor": "shared memory",

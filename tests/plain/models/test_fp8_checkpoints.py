@@ -68,9 +68,9 @@ def static(tmp_path: Path, rng: np.random.Generator) -> Path:
 def changed(keys: str, value: Any) -> dict[str, Any]:
     """The section of a checkpoint that is supported, but for one value, by the names on the way to it."""
     section = copy.deepcopy(SCHEMES["channel"][0])
-    *way, last = keys.split(".")
+    *path, last = keys.split(".")
     inner = section
-    for key in way:
+    for key in path:
         inner = inner[key]
     inner[last] = value
     return section

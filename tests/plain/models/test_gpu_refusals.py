@@ -142,13 +142,13 @@ def test_what_the_gpu_can_do(gpu, folder, made, options) -> None:
 
 
 def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(gpu, folder, monkeypatch) -> None:
-    monkeypatch.setattr(pair_placement, "placement_problem", lambda way: "")
+    monkeypatch.setattr(pair_placement, "placement_problem", lambda queue_memory: "")
     gpu(**SMALL)
     # 2**26 tokens of 4 bytes in each of 4 arenas, and less than 2 MiB a pair for rings, records and page hashes.
     options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024, "grammar_slots": 0}
-    for way in ("dmabuf", "peermem"):
+    for queue_memory in ("dmabuf", "peermem"):
         with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.0[01] GiB, "):
-            make_engine(config(folder, queue_memory=way, **options)).start()
+            make_engine(config(folder, queue_memory=queue_memory, **options)).start()
     with pytest.raises(ConfigError, match="does not fit") as caught:
         make_engine(config(folder, queue_memory="host", **options)).start()
     assert "queue pairs" not in str(caught.value)

@@ -16,13 +16,13 @@ from blinkpy.serving import load_choices
 TESTS = Path(__file__).parents[2]
 FRONT = "plain/front_end"
 BUDGETS = f"{FRONT}/test_budgets.py::test_beyond_a_limit_one_is_told_which_and_others_are_served"
-ADMISSION, DOOR = f"{FRONT}/test_admission.py", "plain/link/test_handshake_door.py"
+ADMISSION, HANDSHAKE = f"{FRONT}/test_admission.py", "plain/link/test_handshake_server.py"
 UNREAD = f"{FRONT}/test_connections.py::test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not"
 
 # Options of front ends, queues and engines, and the test in which each alone binds.
 CASES = {
-    "answer_room_mib": f"{FRONT}/test_budgets.py::test_whole_answers_have_a_room_together_and_the_largest_goes",
-    "body_room_mib": f"{FRONT}/test_request_preparation.py::test_unfinished_bodies_have_a_room_together",
+    "answer_budget_mib": f"{FRONT}/test_budgets.py::test_whole_answers_have_a_room_together_and_the_largest_goes",
+    "body_budget_mib": f"{FRONT}/test_request_preparation.py::test_unfinished_bodies_have_a_room_together",
     "body_timeout_s": BUDGETS,
     "close_timeout_s": UNREAD,
     "cq_entries": "end_to_end/test_standing_loop.py::test_streams_outlive_a_loop_that_is_blocked_for_longer_than_the_lease",
@@ -68,7 +68,7 @@ CASES = {
     "shutdown_s": f"{FRONT}/test_frontend_engine.py::test_shutdown_ends_what_takes_too_long",
     "slots": f"{FRONT}/test_frontend_http.py::test_no_slot_is_429_where_none_may_wait_and_others_go_on",
     "sq_entries": "plain/project/test_config.py::test_values_are_checked_wherever_they_come_from",
-    "unread_room_mib": f"{FRONT}/test_budgets.py::test_streams_that_are_not_read_have_a_room_together",
+    "unread_budget_mib": f"{FRONT}/test_budgets.py::test_streams_that_are_not_read_have_a_room_together",
     "worker_hang_s": f"{FRONT}/test_drain.py::test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not",
 }
 # Limits of a tenant in the file of --api-keys, and of the port for handshakes.
@@ -79,11 +79,11 @@ TENANT_CASES = {
     "priorities": f"{FRONT}/test_keys.py::test_priorities_that_a_key_may_send",
     "service_tiers": f"{FRONT}/test_keys.py::test_the_service_tier_that_a_key_gets",
 }
-DOOR_CASES = {
-    "MOST_HANDSHAKES": f"{DOOR}::test_each_bound_on_handshakes_binds_alone",
-    "MOST_OF_ADDRESS": f"{DOOR}::test_each_bound_on_handshakes_binds_alone",
-    "HANDSHAKE_S": f"{DOOR}::test_a_deadline_counts_for_all_that_one_says",
-    "MESSAGE_LIMIT": f"{DOOR}::test_nonsense_is_refused_with_a_reason",
+HANDSHAKE_CASES = {
+    "MOST_HANDSHAKES": f"{HANDSHAKE}::test_each_bound_on_handshakes_binds_alone",
+    "MOST_OF_ADDRESS": f"{HANDSHAKE}::test_each_bound_on_handshakes_binds_alone",
+    "HANDSHAKE_S": f"{HANDSHAKE}::test_a_deadline_counts_for_all_that_one_says",
+    "MESSAGE_LIMIT": f"{HANDSHAKE}::test_nonsense_is_refused_with_a_reason",
 }
 # Names under which tests know an option.
 ALSO = {
@@ -140,12 +140,12 @@ def test_limits_of_tenants_have_cases() -> None:
 
 def test_limits_of_handshakes_have_cases() -> None:
     bounds = {name for name in vars(handshake_server) if re.match(r"MOST_|HANDSHAKE_S$|\w+_LIMIT$", name)}
-    assert bounds == set(DOOR_CASES)
+    assert bounds == set(HANDSHAKE_CASES)
 
 
-@pytest.mark.parametrize("limit", [*CASES, *TENANT_CASES, *DOOR_CASES])
+@pytest.mark.parametrize("limit", [*CASES, *TENANT_CASES, *HANDSHAKE_CASES])
 def test_cases_exist_and_are_about_their_limits(limit: str) -> None:
-    path, _, test = ({**CASES, **TENANT_CASES, **DOOR_CASES})[limit].partition("::")
+    path, _, test = ({**CASES, **TENANT_CASES, **HANDSHAKE_CASES})[limit].partition("::")
     assert test in functions_of(path), f"{path} has no {test}"
     shared = "".join(file.read_text(encoding="utf-8") for file in (TESTS / "support").rglob("*.py"))
     assert re.search(rf"\b({limit}|{ALSO.get(limit, limit)})\b", functions_of(path)[test] + shared)

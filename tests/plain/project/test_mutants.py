@@ -41,7 +41,7 @@ class Nobody:
         return len(self._running)
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         return not self._running
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Any, *arguments: Any) -> None:
@@ -95,12 +95,12 @@ def answers(cpu_s: float, origin: str, function: Callable[..., Any], *arguments:
 
     processes = served or Processes(1)
     processes.start("key", cpu_s, origin, function, *arguments)
-    assert not processes.has_room
+    assert not processes.has_space
     found: list[Any] = []
     while processes:
         found += processes.ended()
     ((key, answer, died_of, *_),) = found
-    assert key == "key" and processes.has_room
+    assert key == "key" and processes.has_space
     return answer, died_of
 
 

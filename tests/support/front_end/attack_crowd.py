@@ -111,11 +111,11 @@ class AttackCrowd:
                 except OSError:  # the backlog is full
                     break
             for sock, number in list(acting.items()):
-                goes_on = False
+                continues = False
                 with contextlib.suppress(OSError):
-                    goes_on = act(sock, number)
+                    continues = act(sock, number)
                 acting[sock] = number + 1
-                if not goes_on:
+                if not continues:
                     sock.close()
                     del acting[sock]
             time.sleep(PAUSE_S)

@@ -200,7 +200,7 @@ class FakeEngine(threading.Thread):
                 pair.owed.append((slot, 0, C.FINISH_CANCELLED))
                 self.cancels += 1
 
-    def _room(self, index: int, pair: Pair) -> int:
+    def _space(self, index: int, pair: Pair) -> int:
         head = int(self.views.front[index, W.FRONT_CQ_HEAD])
         unread = (pair.cq_tail - (head & W.POSITION_MASK)) & W.POSITION_MASK
         return self.sizes.cq_entries - unread if head >> W.EPOCH_SHIFT == pair.epoch else 0
@@ -215,13 +215,13 @@ class FakeEngine(threading.Thread):
         self.views.pair[index, W.PAIR_CQ_TAIL] = pair.cq_tail
 
     def _generate(self, index: int, pair: Pair) -> None:
-        room, counters = self._room(index, pair), self.views.engine
-        while pair.owed and room:
+        space, counters = self._space(index, pair), self.views.engine
+        while pair.owed and space:
             self._publish(index, pair, *pair.owed.popleft())
-            room -= 1
+            space -= 1
         running = [] if self.hold else list(pair.requests.items())
-        self.stalls += len(running) > room
-        for slot, request in running[:room]:
+        self.stalls += len(running) > space
+        for slot, request in running[:space]:
             entry = request.entry
             token = self.says(request)
             request.made += 1

@@ -43,10 +43,10 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
          "        self.unseen = 0\n        self.read_at = 0.0\n"),
     ],
     "engines": [
-        ("an engine that leaves is let go with its requests", "link.leaving and link.is_idle()", "link.leaving"),
+        ("an engine that leaves is let go with its requests", "link.removed and link.is_idle()", "link.removed"),
         ("places of engines that left are not used again", "            if free:\n", "            if False:\n"),
         ("an engine that comes back while it leaves goes on leaving",
-         "link.leaving = link", "link.leaving = link.leaving or link"),
+         "link.removed = link", "link.removed = link.removed or link"),
         ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._all))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("who waits is refused when one engine of several is lost",
@@ -60,8 +60,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
     "engine_link": [
         ("phases are counted from the last engine on",
          "generation.submitted = generation.submitted or time", "generation.submitted = time"),
-        ("what waits for room is lost with its engine",
-         "for request in lost] + self._take_held()", "for request in lost]"),
+        ("what waits for space is lost with its engine",
+         "for request in lost] + self._take_deferred()", "for request in lost]"),
     ],
 }
 # fmt: on
@@ -80,7 +80,7 @@ _BETWEEN_SCHEDULERS = (
 WORLD_BUGS = (
     *(bug for bug in FLEET_BUGS if bug.what.startswith(_BETWEEN_SCHEDULERS)),
     Bug("what a lost engine had goes nowhere", "engine_link",
-        "back = [request.owner for request in lost] + self._take_held()", "back = self._take_held()"),
+        "back = [request.owner for request in lost] + self._take_deferred()", "back = self._take_deferred()"),
     Bug("a new owner begins before the completions of its own epoch", "queue_pair",
         "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, max(0, words.cq_tail - 1))"),
     *(bug for bug in SCHEDULER_BUGS

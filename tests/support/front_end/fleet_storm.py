@@ -154,7 +154,7 @@ class ScriptedPair:
         if self.state != STATE_READY:
             raise self._errors.EngineUnavailableError("the engine is draining")
         if not self.free_slots or self._draw.random() < 0.1:
-            raise self._errors.NoRoomError("the prompt arena is full")
+            raise self._errors.NoSpaceError("the prompt arena is full")
         if sampling.seed is None:
             sampling = sampling.changed(seed=self._draw.getrandbits(62))
         request = Asked(prompt.tolist(), sampling, grammar, rules, owner, cached_tokens=self._draw.randrange(len(prompt)))
@@ -268,7 +268,7 @@ class Storm:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._instances = count(), count(1)
         self.clients: list[Client] = []
-        self.told: dict[int, set[tuple[int, ...]]] = {}  # prompts that the placement heard of, by the engine's instance
+        self.reported: dict[int, set[tuple[int, ...]]] = {}  # prompts that the placement heard of, by the engine's instance
         self.failures: list[BaseException] = []
 
     def run(self, steps: int) -> "Storm":
@@ -311,11 +311,11 @@ class Storm:
         metrics: Any = SimpleNamespace(
             count=counting, gauge=lambda *_: None, inter_token_latency=silent, time_to_first_token=silent, request_duration=silent
         )
-        told, fleet_of = self.told, self
+        reported, fleet_of = self.reported, self
 
         class Noting(module.Placement):  # type: ignore[name-defined, misc]
             def sent(self, engine: int, prompt: Any, salt: int) -> None:
-                told.setdefault(fleet_of.fleet._all[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
+                reported.setdefault(fleet_of.fleet._all[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
                 super().sent(engine, prompt, salt)
 
         vars(module)["Placement"] = Noting
@@ -337,7 +337,7 @@ class Storm:
         return SimpleNamespace(cancel=lambda: None)
 
     def _attach(self, link: Any) -> None:
-        if not link.leaving:
+        if not link.removed:
             link.pair = ScriptedPair(self.draw, next(self._instances), self.modules["link.queue_pair"])
 
     def _pass(self, seconds: float) -> None:
@@ -379,7 +379,7 @@ class Storm:
         """As the watch over the list of engines does, repeatedly."""
         self.fleet.set_engines(self._listed)
         listed = {entry.label for entry in self._listed}
-        self.require(listed == {link.label for link in self.fleet.links if not link.leaving}, "not the engines that are listed")
+        self.require(listed == {link.label for link in self.fleet.links if not link.removed}, "not the engines that are listed")
         self.require(len(self.fleet._all) <= LABELS, "places of engines that left are not used again")
 
     def _lose(self, link: Any) -> None:
@@ -422,7 +422,7 @@ class Storm:
             work.append((made, prompt, sampling))
             clients.append(client)
             leader = leader or (made if led else None)
-        if len(work) > self.fleet.room():
+        if len(work) > self.fleet.free_slots():
             return
         try:
             self.fleet.submit(work)
@@ -439,8 +439,8 @@ class Storm:
         """Engines, and queues of waiting requests, with its location."""
         links = [link for link in self.fleet.links if link.pair is not None]
         live = sum(request.owner is generation and not request.cancelled for link in links for request in link.pair.requests)
-        held = [each[0] for link in self.fleet.links for each in link._held]
-        lines = held + [move.generation for move in self.fleet.moves._waiting]
+        deferred = [each[0] for link in self.fleet.links for each in link._deferred]
+        lines = deferred + [move.generation for move in self.fleet.moves._waiting]
         return live + sum(each is generation and each.open for each in lines)
 
     def _check(self) -> None:
@@ -464,7 +464,7 @@ class Storm:
             self.require(generation.submitted == client.submitted, "phases are not counted from the first engine on")
         moving, ready = len(self.fleet.moves._waiting), [link for link in self.fleet.links if link.status() is None]
         spare = sum(link.pair.free_slots for link in ready) - moving
-        self.require(self.fleet.room() <= max(0, spare), "others get the slots that choices without an engine wait for")
+        self.require(self.fleet.free_slots() <= max(0, spare), "others get the slots that choices without an engine wait for")
         self._check_links()
 
     def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
@@ -482,12 +482,12 @@ class Storm:
             asked = self._asked(link.pair)
             costs = sum(len(prompt) + max_tokens for prompt, max_tokens in asked)
             self.require(link.load().tokens_in_flight == costs, f"{link.load().tokens_in_flight} tokens in flight, not {costs}")
-            told = self.told.get(link.pair.facts.instance, set())
-            heard = all(tuple(prompt) in told for prompt, _ in asked)
-            self.require(heard, "a placement does not hear what an engine got")
+            reported = self.reported.get(link.pair.facts.instance, set())
+            received = all(tuple(prompt) in reported for prompt, _ in asked)
+            self.require(received, "a placement does not hear what an engine got")
             if prompt and self.fleet._has_placement() and link.status() is None:
                 known = self.fleet._placement._record.match(np.array(prompt, np.int32), 0)[link.index]
-                most = max((_common(prompt, other) for other in told), default=0)
+                most = max((_common(prompt, other) for other in reported), default=0)
                 self.require(known <= most, "a placement takes an engine for the one before it")
 
     def _finish(self) -> None:
@@ -506,10 +506,10 @@ class Storm:
         for client in self.clients:
             self._judge(client)
         for link in self.fleet.links:
-            self.require(not link.leaving, "an engine leaves for ever")
-            self.require(not link.pair.requests and not link._held, "something is left behind")
+            self.require(not link.removed, "an engine leaves for ever")
+            self.require(not link.pair.requests and not link._deferred, "something is left behind")
             self.require(link.load().tokens_in_flight == 0, f"{link.load().tokens_in_flight} tokens are outstanding for ever")
-        self.require(self.fleet.room() == SLOTS * len(self.fleet.links), "room is lost")
+        self.require(self.fleet.free_slots() == SLOTS * len(self.fleet.links), "room is lost")
 
     def _judge(self, client: Client) -> None:
         generation, (text, logprobs, finish) = client.generation, client.expected()

@@ -79,7 +79,7 @@ class FrontMachine(RuleBasedStateMachine):
             sent = ExpectedRequest(self.case.limits, *self._request(draw), self.case.pieces)
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar, sent.rules)
-            except self.client.NoRoomError:
+            except self.client.NoSpaceError:
                 assert client.in_flight, "busy with nothing"
                 return
             except self.client.EngineUnavailableError:
@@ -247,9 +247,9 @@ class FrontMachine(RuleBasedStateMachine):
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
         own = draw.randint(0, min(2, length))
         prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
-        room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
+        space = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
         sampling = RequestParameters(
-            max_tokens=draw.randint(1, room),
+            max_tokens=draw.randint(1, space),
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
             priority=draw.randint(-1, 1),

@@ -25,8 +25,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
          "StreamUsage(options.continuous_usage_stats is True, options.include_usage is True)"),
         ("salts are stripped", "hashlib.sha256(value.encode())", "hashlib.sha256(value.strip().encode())"),
         ("a bias goes to the next token", "found[int(key)] = number", "found[int(key) + 1] = number"),
-        ("one token less fits than the context holds", "if room < 1 or limit > room:", "if room < 1 or limit >= room:"),
-        ("one token more fits than the context holds", "if room < 1 or limit > room:", "if room < 1 or limit > room + 1:"),
+        ("one token less fits than the context holds", "if space < 1 or limit > space:", "if space < 1 or limit >= space:"),
+        ("one token more fits than the context holds", "if space < 1 or limit > space:", "if space < 1 or limit > space + 1:"),
     ],
     "request_parameters": [("all choices have one seed", "(self.seed + i - low)", "(self.seed - low)")],
     "generation": [

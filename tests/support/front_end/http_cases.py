@@ -109,7 +109,7 @@ class CaseMaker:
         body: dict[str, Any] = {}
         text = f"{self.made} {self.text()}"
         messages = [{"role": "user", "content": text}]
-        goes_on = self._conversation(path, body, messages)
+        continues = self._conversation(path, body, messages)
         if path == CHAT:
             body |= {"n": self.draw.randint(1, 3)} if self.some(0.4) else {}
             if self.some(0.4):
@@ -125,7 +125,7 @@ class CaseMaker:
             if self.some(0.3):
                 body["metadata"] = {"a": self.text(2)}
         if self.model.plain:
-            prompts = [self.model.chat_prompt(messages, [], {}, goes_on=goes_on)]
+            prompts = [self.model.chat_prompt(messages, [], {}, continues=continues)]
             case = Case(path, body, self._tenant(), prompts, [], [], plain=True)
             case.speeches = [[self._speech(self.text(12)) for _ in range(case.choices)]]
             body.pop("include_reasoning", None)
@@ -151,8 +151,8 @@ class CaseMaker:
                 body |= {} if parallel is None else {"parallel_tool_calls": parallel}
                 body |= {"tool_choice": choice} if choice else {}
             tools = [] if choice == "none" else tools
-        prompts = [self.model.chat_prompt(messages, tools, values, goes_on=goes_on)]
-        case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values and not goes_on)
+        prompts = [self.model.chat_prompt(messages, tools, values, continues=continues)]
+        case = Case(path, body, self._tenant(), prompts, [], [], thinking=not values and not continues)
         if tools and self.some(0.7):
             case.broken = self.some(0.5 if path == MESSAGES else 0.25)
             case.calls = [
@@ -168,7 +168,7 @@ class CaseMaker:
         messages: of the question; becomes the whole conversation as text."""
         question = messages[0]["content"]
         given: list[dict[str, Any]] = [{"role": "user", "content": question}]
-        goes_on = False
+        continues = False
         if self.some(0.4) and not self.model.plain:
             said, count = self.text(3).strip() or "Well.", self.draw.randint(1, 2)
             thoughts, summary = (self._texts() if self.some(0.7) else [] for _ in range(2))
@@ -178,20 +178,20 @@ class CaseMaker:
             messages.append({"role": "assistant", "content": f"{reasoning}{said}{calls}"})
             ended = path == MESSAGES and self.some(0.3)  # with the calls
             results = [] if ended else [(self._texts(), path == MESSAGES and self.some(0.3)) for _ in range(count)]
-            messages += [{"role": "tool", "content": "Error: " * wrong + "\n".join(told)} for told, wrong in results]
+            messages += [{"role": "tool", "content": "Error: " * wrong + "\n".join(reported)} for reported, wrong in results]
             thanked = self._texts()
             messages += [] if ended else [{"role": "user", "content": "\n".join(thanked)}]
             given += self._turn(path, said, thoughts, summary, count, results, thanked)
         elif path == MESSAGES and self.some(0.2):
-            goes_on, said = True, self.text(3).strip() or "Well."
+            continues, said = True, self.text(3).strip() or "Well."
             given.append({"role": "assistant", "content": said})
             messages.append({"role": "assistant", "content": said})
         body["input" if path == RESPONSES else "messages"] = question if path == RESPONSES and len(given) == 1 else given
         if path == MESSAGES and self.some(0.3):
-            told = self._texts()
-            body["system"] = self._blocks(told)
-            messages.insert(0, {"role": "system", "content": "\n\n".join(told)})
-        return goes_on
+            reported = self._texts()
+            body["system"] = self._blocks(reported)
+            messages.insert(0, {"role": "system", "content": "\n\n".join(reported)})
+        return continues
 
     def _texts(self) -> list[str]:
         return [f"{self.draw.randint(0, 99)}{self.text(3)}x" for _ in range(self.draw.randint(1, 3))]
@@ -222,8 +222,8 @@ class CaseMaker:
             items += [{"role": "assistant", "content": self._blocks([said], "output_text")}]
             items += [{"type": "function_call", "call_id": one, "name": "get_time", "arguments": "{}"} for one in ids]
             items += [
-                {"type": "function_call_output", "call_id": one, "output": self._blocks(told, "input_text")}
-                for one, (told, _) in zip(ids, results, strict=True)
+                {"type": "function_call_output", "call_id": one, "output": self._blocks(reported, "input_text")}
+                for one, (reported, _) in zip(ids, results, strict=True)
             ]
             return [*items, {"role": "user", "content": self._blocks(thanked, "input_text")}]
         if path == CHAT:
@@ -231,11 +231,11 @@ class CaseMaker:
             calls = [{"id": one, "type": "function", "function": function} for one in ids]
             turn: dict[str, Any] = {"role": "assistant", "content": said, "tool_calls": calls}
             turn |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-            told = [
+            reported = [
                 {"role": "tool", "tool_call_id": one, "content": "\n".join(some)}
                 for one, (some, _) in zip(ids, results, strict=True)
             ]
-            return [turn, *told, {"role": "user", "content": "\n".join(thanked)}]
+            return [turn, *reported, {"role": "user", "content": "\n".join(thanked)}]
         blocks = [{"type": "thinking", "thinking": one, "signature": ""} for one in thoughts]
         uses = [{"type": "tool_use", "id": one, "name": "get_time", "input": {}} for one in ids]
         found: list[dict[str, Any]] = [{"role": "assistant", "content": [*blocks, {"type": "text", "text": said}, *uses]}]
@@ -310,23 +310,23 @@ class CaseMaker:
     def _ends(self, case: Case) -> None:
         """Stop strings, stop ids and limits: they may cut a text anywhere, but no call."""
         draw, body = self.draw, case.body
-        room = min(self.model.context - len(prompt) for prompt in case.prompts)
-        body |= {"max_tokens": room} if case.path == MESSAGES else {}
+        space = min(self.model.context - len(prompt) for prompt in case.prompts)
+        body |= {"max_tokens": space} if case.path == MESSAGES else {}
         spoken = [speech for speeches in case.speeches for speech in speeches]
         longest = max(map(len, spoken))
         if case.calls:
-            body |= {case.limit_field: max(1, draw.choice([room, longest - 1, longest - 20]))} if self.some(0.3) else {}
+            body |= {case.limit_field: max(1, draw.choice([space, longest - 1, longest - 20]))} if self.some(0.3) else {}
             if self.some(0.3):
                 stop = draw.choice(["city", '"}', "</tool_call>", "END", "arg"])
                 body |= {"stop_sequences": [stop]} if case.path == MESSAGES else {"stop": stop}
             return
         if self.some(0.6):
-            body[case.limit_field] = draw.choice([1, 2, longest - 1 or 1, longest, longest + 1, min(room, 40), room])
+            body[case.limit_field] = draw.choice([1, 2, longest - 1 or 1, longest, longest + 1, min(space, 40), space])
         if body.get("echo") and self.some(0.3):
             body["max_tokens"] = 0
         if self.some(0.2) and 0 < body.get(case.limit_field, 0) <= 60 and case.path != MESSAGES:
             body["ignore_eos"] = True
-        limit = max(1, room if body.get(case.limit_field) is None else body[case.limit_field])
+        limit = max(1, space if body.get(case.limit_field) is None else body[case.limit_field])
         if self.some(0.3) and case.path != MESSAGES:
             body["min_tokens"] = min(limit, draw.choice([0, 1, 3, longest, draw.randint(0, longest)]))
         if self.some(0.4):

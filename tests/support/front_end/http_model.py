@@ -196,17 +196,17 @@ class Model:
         return list(self.encoder.encode(given, add_special_tokens=body.get("add_special_tokens") is not False).ids)
 
     def chat_prompt(
-        self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any], *, goes_on: bool
+        self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any], *, continues: bool
     ) -> list[int]:
         """By the template. messages: with their calls as text, and results of the role `tool`. tools: as chats have them.
-        goes_on: the answer continues the last text."""
+        continues: the answer continues the last text."""
         texts = [
             ("user", f"<tool_response>{m['content']}</tool_response>") if m["role"] == "tool" else (m["role"], m["content"])
             for m in messages
         ]
         said = "".join(f"<|start|>{role}\n{text}<|end|>\n" for role, text in texts)
-        end = "" if goes_on else "<|start|>assistant:" if self.plain else "<|start|>assistant\n<think>\n"
-        said = said.removesuffix("<|end|>\n") if goes_on else said
+        end = "" if continues else "<|start|>assistant:" if self.plain else "<|start|>assistant\n<think>\n"
+        said = said.removesuffix("<|end|>\n") if continues else said
         if self.plain:
             return list(self.encoder.encode(f"{said}{end}", add_special_tokens=False).ids)
         text = ""
@@ -214,5 +214,5 @@ class Model:
             lines = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
             text = f"<|start|>system\nTools:\n{lines}Answer with <tool_call>{{...}}</tool_call>.<|end|>\n"
         text += f"{said}{end}"
-        text += "\n</think>\n\n" if values.get("enable_thinking") is False and not goes_on else ""
+        text += "\n</think>\n\n" if values.get("enable_thinking") is False and not continues else ""
         return list(self.encoder.encode(text, add_special_tokens=False).ids)

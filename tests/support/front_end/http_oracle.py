@@ -111,13 +111,13 @@ class HttpOracle:
     def refuse(self, case: Case) -> None:
         """The case with one token more than the context holds: an error that names the field, and nothing for the engine."""
         self.engine.begin(case)
-        room = min(CONTEXT - len(prompt) for prompt in case.prompts)
-        body = case.body | {case.limit_field: room + 1}
+        space = min(CONTEXT - len(prompt) for prompt in case.prompts)
+        body = case.body | {case.limit_field: space + 1}
         response = self.server.client.post(case.path, json=body, headers=bearer(case.tenant))
         error = response.json()["error"]
         if case.path == MESSAGES:  # has no names of fields
             assert (response.status_code, error["type"], self.engine.taken) == (400, "invalid_request_error", []), response.text
-            assert f"{room + 1} in the completion" in error["message"], response.text
+            assert f"{space + 1} in the completion" in error["message"], response.text
             return
         assert (response.status_code, error["param"]) == (400, case.limit_field), response.text
         assert (error["code"], self.engine.taken) == ("context_length_exceeded", []), response.text

@@ -162,7 +162,7 @@ class SchedulerStorm(Storm):
         client, module = WorldClient(sent), self.modules["generation"]
         made = module.Generation(0, len(prompt), Texts(), (), self.now, client, sampling.logprobs, None)
         made.grammar, made.rules, client.generation = grammar, token_rules, made
-        if self.fleet.room() < 1:
+        if self.fleet.free_slots() < 1:
             return
         try:
             self.fleet.submit([(made, np.array(prompt, np.int32), sampling)])
@@ -196,7 +196,7 @@ class SchedulerStorm(Storm):
         for client in self.clients:
             self._judge(client)
         for link in self.fleet.links:
-            self.require(not link.pair.requests and not link._held, "something is left behind")
+            self.require(not link.pair.requests and not link._deferred, "something is left behind")
             self.require(link.load().tokens_in_flight == 0, "tokens are outstanding for ever")
             self.require(link.pair.stray_completions == 0, "a completion has no request")
             self.require(not self._cases[link.index].state.pages.refcount.any(), "pages are held for nobody")

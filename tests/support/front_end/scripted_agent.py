@@ -63,11 +63,11 @@ def steps_of(text: str) -> list[str]:
 def answer_to(prompt: str) -> str:
     """The model's answer to a prompt of the template THINKING_BY_ITSELF."""
     parts = [part.removesuffix("\n").removesuffix("<|end|>") for part in prompt.split("<|start|>")[1:]]
-    told = max((i for i, part in enumerate(parts) if part.startswith("user\n") and LINE.search(part)), default=None)
-    if told is None:
+    reported = max((i for i, part in enumerate(parts) if part.startswith("user\n") and LINE.search(part)), default=None)
+    if reported is None:
         return "Nothing to do."
-    results = [found[1] for part in parts[told + 1 :] if (found := RESULT.match(part))]
-    steps = steps_of(parts[told])
+    results = [found[1] for part in parts[reported + 1 :] if (found := RESULT.match(part))]
+    steps = steps_of(parts[reported])
     if len(results) >= len(steps):
         return f"The tool said: {results[-1].strip()[:MOST_RESULT]}" if results else "Done."
     step, begun = steps[len(results)], parts[-1].removeprefix("assistant\n")

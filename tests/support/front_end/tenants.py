@@ -31,8 +31,8 @@ def bearer(name: str) -> dict[str, str]:
 
 
 def make_admission(
-    path: Path | str, room: Callable[[], int], clock: Callable[[], float], table: TenantTable | None = None, **options: Any
+    path: Path | str, free_slots: Callable[[], int], clock: Callable[[], float], table: TenantTable | None = None, **options: Any
 ) -> Admission:
     """Of a worker with a keys file ("": none)."""
     keys = KeysFile(str(path), "", False, SECRET)
-    return Admission(AdmissionOptions(**options), keys, table or TenantTable(), Metrics(), room, clock)
+    return Admission(AdmissionOptions(**options), keys, table or TenantTable(), Metrics(), free_slots, clock)

@@ -28,8 +28,8 @@ def run(engine: Engine, budget_s: float = 0) -> None:
     torch.cuda.synchronize()
 
     def wait() -> None:
-        side, told = torch.cuda.Stream(), Path(os.environ["BLINKPY_TEST_FAULT"])
-        while not told.exists():
+        side, reported = torch.cuda.Stream(), Path(os.environ["BLINKPY_TEST_FAULT"])
+        while not reported.exists():
             time.sleep(0.01)
         with torch.cuda.stream(side):
             values[bad]

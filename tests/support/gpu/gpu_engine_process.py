@@ -46,7 +46,7 @@ def engine_process(config: Config) -> Iterator[tuple[subprocess.Popen[str], Queu
         process.stdout.close()
 
 
-def tell(process: subprocess.Popen[str], word: str) -> None:
+def report(process: subprocess.Popen[str], word: str) -> None:
     process.stdin.write(word + "\n")
     process.stdin.flush()
 

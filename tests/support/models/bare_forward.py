@@ -16,19 +16,20 @@ from blinkpy.models.weights.decoder_weights import Weights
 class BareForward:
     """A dense decoder without biases, norms of heads, windows and experts: the shape of Llama.
 
-    keys, values: per layer [rows, kv_heads, room, head_dim], whose first `length` tokens are the context so far.
+    keys, values: per layer [rows, kv_heads, capacity, head_dim], whose first `length` tokens are the context so far.
     """
 
-    def __init__(self, model: DecoderDescription, weights: Weights, rows: int, room: int):
+    def __init__(self, model: DecoderDescription, weights: Weights, rows: int, capacity: int):
         plain = Layer(Attention(model.heads, model.kv_heads, model.head_dim, model.attention.rope), Mlp(model.mlp_size))
         if set(model.layers) != {plain} or model.attention.rope.rotary_dim != model.head_dim:
             raise ValueError(f"{model.name} with these options is not a plain Llama")
         self.model, self.weights = model, weights
         self.keys, self.values = (
-            [torch.zeros(rows, model.kv_heads, room, model.head_dim, dtype=weights.dtype) for _ in model.layers] for _ in range(2)
+            [torch.zeros(rows, model.kv_heads, capacity, model.head_dim, dtype=weights.dtype) for _ in model.layers]
+            for _ in range(2)
         )
         self.cos, self.sin = (
-            torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, model.attention.rope.tables(room))
+            torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, model.attention.rope.tables(capacity))
         )
 
     @torch.inference_mode()

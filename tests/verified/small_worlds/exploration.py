@@ -55,10 +55,10 @@ def explore(world: SmallWorld, longest: int) -> Explored:
     numbers: dict[Hashable, int] = {world.key(): 0}
     new: list[tuple[int, Any, tuple[Any, ...]]] = [(0, world.save(), ())]  # states of this length, and the way to each
     after: list[list[int]] = []  # by state: where each of its events leads
-    ways = Counter({0: 1})  # sequences of this length, by their last state
+    counts = Counter({0: 1})  # sequences of this length, by their last state
     while found.longest < longest and not found.complete:
         states, new = new, []
-        for number, saved, way in states:
+        for number, saved, path in states:
             assert number == len(after)
             after.append([])
             for event in _events_of(world, saved):
@@ -68,18 +68,18 @@ def explore(world: SmallWorld, longest: int) -> Explored:
                     key = world.key()
                     if key not in numbers:
                         numbers[key] = len(numbers)
-                        new.append((numbers[key], world.save(), (*way, event)))
+                        new.append((numbers[key], world.save(), (*path, event)))
                         world.settle()
                 except Exception as error:
-                    raise WrongError(f"{type(error).__name__}: {error}, after {[*way, event]}") from error
+                    raise WrongError(f"{type(error).__name__}: {error}, after {[*path, event]}") from error
                 after[number].append(numbers[key])
                 found.transitions += 1
         longer: Counter[int] = Counter()
-        for number, count in ways.items():
+        for number, count in counts.items():
             for following in after[number]:
                 longer[following] += count
-        ways, found.longest = longer, found.longest + 1
-        found.sequences += ways.total()
+        counts, found.longest = longer, found.longest + 1
+        found.sequences += counts.total()
         found.states, found.complete = len(numbers), not new
     return found
 

@@ -94,7 +94,7 @@ class PairWorld:
 
     def key(self) -> Hashable:
         state, views, client = self.state, self.views, self.client
-        heard = views.front[0, W.FRONT_HEARTBEAT] != state.pairs.heartbeat[0]
+        received = views.front[0, W.FRONT_HEARTBEAT] != state.pairs.heartbeat[0]
         counts = np.delete(state.counts, (S.TURNS, S.STEPS))
         front = np.delete(views.front, W.FRONT_HEARTBEAT, axis=1)
         shared = views.pair, front, views.cq, views.sq, views.prompt, views.hashes, views.cancel, counts
@@ -108,7 +108,7 @@ class PairWorld:
         silent = min(self.now - int(state.pairs.heartbeat_ns[0]), self.limits.lease_ns + 1)
         arrays = b"".join(np.ascontiguousarray(array).tobytes() for array in (*self._arrays, *shared))
         digest = hashlib.blake2b(arrays + python.encode()).digest()
-        return digest, bool(heard), silent, self.bucket, self.owners, self.excused
+        return digest, bool(received), silent, self.bucket, self.owners, self.excused
 
     # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class PairWorld:
         free = client.free_slots and not hashed
         try:
             client.submit(np.array(prompt, np.int32), request.sampling, request)
-        except self._modules.NoRoomError:
+        except self._modules.NoSpaceError:
             assert not free, "there is room"
             return
         assert free, "there is no room"

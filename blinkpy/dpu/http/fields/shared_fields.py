@@ -314,11 +314,11 @@ def token_limit(request: Request, prompt_length: int, context: int) -> int:
     prompt_length, context: in tokens. Raises ApiError if the context is too short.
     """
     prompt = request.conversation_field if request.messages is not None else "prompt"
-    room = context - prompt_length
-    limit = max(1, request.max_tokens) if request.max_tokens is not None else room
-    if room < 1 or limit > room:
+    space = context - prompt_length
+    limit = max(1, request.max_tokens) if request.max_tokens is not None else space
+    if space < 1 or limit > space:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
-        at_fault = prompt if room < 1 or request.max_tokens is None else request.limit_field
+        at_fault = prompt if space < 1 or request.max_tokens is None else request.limit_field
         message = f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in"
         raise bad_request(f"{message} the prompt{asked}.", at_fault, "context_length_exceeded")
     if request.parameters.min_tokens > limit:

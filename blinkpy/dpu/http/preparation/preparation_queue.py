@@ -55,9 +55,9 @@ THREAD_BYTES = 1 << 16
 AT_ONCE = max(1, min(4, os.cpu_count() or 1))  # threads, and processes
 
 
-def body_room(options: FrontendOptions) -> int:
+def body_budget(options: FrontendOptions) -> int:
     """Bytes of bodies that may arrive at a time, and again wait in a queue: half the option, but at least one body."""
-    return max(options.body_room_mib << 19, options.max_body_bytes)
+    return max(options.body_budget_mib << 19, options.max_body_bytes)
 
 
 class PreparationQueue:
@@ -69,7 +69,7 @@ class PreparationQueue:
         self._reader, self._metrics = reader, metrics
         self._threads = started_threads(AT_ONCE, "prepare")
         self._forks = JobForks(config, folder)
-        half = body_room(options)
+        half = body_budget(options)
         self._middling = Places(AT_ONCE, options.max_preparing, half)
         # Jobs in processes are long, so one owner may not have all places.
         self._large = Places(2 * AT_ONCE, options.max_preparing, half, of_one=AT_ONCE)

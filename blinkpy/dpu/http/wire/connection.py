@@ -47,7 +47,7 @@ class Connection:
         self.asker = Asker("", 1.0, stranger=True)  # whose work the next request is
         self.client = ""  # address and port
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
-        self.gone = False
+        self.disconnected = False
         self.opened = time.monotonic()  # s
         self.exchange: Exchange | None = None  # the request whose body arrives
         self.pending = deque[Exchange]()  # without a complete answer: the current request, and pipelined ones
@@ -94,8 +94,8 @@ class Connection:
             self.transport.abort()
 
     def connection_lost(self) -> None:
-        self.gone = True
-        self.all.leave(self)
+        self.disconnected = True
+        self.all.remove(self)
         self._stop_timer()
         self._disconnect()
         self.resume_writing()
@@ -122,13 +122,13 @@ class Connection:
         writable, self._writable = self._writable, None
         if writable is not None and not writable.done():
             writable.set_result(None)
-        if not self.gone:
+        if not self.disconnected:
             self.resume_reading(SLOW)
-            self._go_on()
+            self._ask_turn()
 
     async def writable(self) -> None:
         """Wait until the client has read most of the written data, or has disconnected."""
-        while self.write_paused and not self.gone:
+        while self.write_paused and not self.disconnected:
             if self._writable is None:
                 self._writable = self.loop.create_future()
             await self._writable
@@ -146,9 +146,9 @@ class Connection:
 
     # ---- turns ------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _ask_turn(self) -> None:
         """Ask the gate for a turn to answer the next request, if one is complete."""
-        if not self._asked and not self.gone and self.pending and self._served is None:
+        if not self._asked and not self.disconnected and self.pending and self._served is None:
             self._asked = True
             self.all.gate.ask(self.asker, self._turn, later=True)
 
@@ -165,7 +165,7 @@ class Connection:
     def answered(self, exchange: Exchange) -> None:
         """The answer of the request that is served has been written."""
         self.all.answered += 1
-        if self.gone or self._served is not exchange:
+        if self.disconnected or self._served is not exchange:
             return
         self.pending.popleft()
         self._served = None
@@ -185,7 +185,7 @@ class Connection:
                 self._set_timer(self.options.keep_alive_s, self.transport.close)
             else:
                 self._set_timer(self.options.header_timeout_s, self._give_up_headers)
-        self._go_on()
+        self._ask_turn()
 
     # ---- the parser -------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class Connection:
             return
         exchange = Exchange(self, self.parser.get_method(), path, version, self.headers)
         exchange.query = self.url.partition(b"?")[2].decode("latin-1")
-        exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.leaving
+        exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.retiring
         exchange.expects_continue = self._expects_continue and version != "1.0"  # HTTP/1.0 does not know the status
         self.exchange = exchange
         self.pending.append(exchange)
@@ -390,7 +390,7 @@ class Connection:
         """Whether an answer has begun."""
         return any(exchange.started for exchange in self.pending)
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Close after the next answer, unless it has begun, since its client may expect to send another request."""
         for exchange in list(self.pending)[-1:]:
             if not exchange.started:

@@ -11,7 +11,7 @@ from blinkpy.config import AccessOptions, FrontendOptions
 from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.metrics import Metrics
 
@@ -80,10 +80,10 @@ class Connections:
         self.waiting: dict[Connection, None] = {}
         self.lingering: dict[Connection, None] = {}
         self._owned = Counter[str]()  # connections of each owner
-        self.bodies = ByteRoom(body_bytes, too_many_bodies)
-        self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
-        self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
-        self.leaving = False  # each connection closes after its next answer
+        self.bodies = ByteBudget(body_bytes, too_many_bodies)
+        self.unread = ByteBudget(options.unread_budget_mib << 20, too_much_unread)
+        self.answers = ByteBudget(options.answer_budget_mib << 20, too_many_answers, largest=True)
+        self.retiring = False  # each connection closes after its next answer
         self.answered = 0  # requests
         self.set_date()
 
@@ -123,10 +123,10 @@ class Connections:
 
     def _drop(self, connection: Connection) -> None:
         self.metrics.refused("max_connections")
-        self.leave(connection)
+        self.remove(connection)
         connection.abort()
 
-    def make_way(self, connection: Connection) -> bool:
+    def close_another(self, connection: Connection) -> bool:
         """Close another connection, so that this one, which has a request, may stay: one without a request, or, with a 503, the
         newest of the owner with most connections. Returns False if that is this connection's owner, or if all its answers have
         begun."""
@@ -137,7 +137,7 @@ class Connections:
             return False
         for other in reversed(self.open):
             if other.asker.name == largest and not other.is_answering:
-                self.leave(other)
+                self.remove(other)
                 other.refuse(too_many_connections())
                 return True
         return False
@@ -172,7 +172,7 @@ class Connections:
         if not self._owned[name]:
             del self._owned[name]
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """A connection has ended, or is about to."""
         if connection in self.open:
             del self.open[connection]

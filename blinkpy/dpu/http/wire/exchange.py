@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from blinkpy.dpu.admission.tenant import NOBODY
+from blinkpy.dpu.admission.tenant import ANONYMOUS
 from blinkpy.dpu.api_errors import ApiError, anthropic_error
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.wire.cross_origin import Headers
@@ -27,7 +27,7 @@ UNREAD_BODY, PIPELINED, SLOW = 1, 2, 4  # reasons for which a connection pauses 
 Result = TypeVar("Result")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has disconnected."""
 
 
@@ -47,7 +47,7 @@ class Exchange:
         self.query = ""  # of the request target, not decoded
         self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
         self.status = 0  # of the answer; 0 before
-        self.tenant = NOBODY  # tenant of the request's key
+        self.tenant = ANONYMOUS  # tenant of the request's key
         self.asker = connection.asker  # whose work it is
         self.logged = True  # in the access log
         self.generations: list[Generation] = []  # the requested content
@@ -56,7 +56,7 @@ class Exchange:
         self.started = self.complete = False  # the answer
         self.body_arrived = False
         self.size = 0  # of the whole body, bytes
-        self._gone = False
+        self._disconnected = False
         self._body = bytearray()  # bytes that have arrived but were not read
         self._more: asyncio.Future[None] | None = None
 
@@ -77,7 +77,7 @@ class Exchange:
 
     def disconnect(self) -> None:
         """The client is gone."""
-        self._gone = True
+        self._disconnected = True
         self._wake()
 
     def _wake(self) -> None:
@@ -88,12 +88,12 @@ class Exchange:
     # ---- the body ---------------------------------------------------------------------------------------------------
 
     async def read_body(self, limit: int) -> bytearray:
-        """The request's body of JSON, at most `limit` bytes. Raises ApiError and ClientGone."""
+        """The request's body of JSON, at most `limit` bytes. Raises ApiError and ClientDisconnected."""
         self._check_body_headers(limit)
         self._continue()
         body = bytearray()
         try:
-            if self.body_arrived and not self._gone:  # the usual case: no wait is needed
+            if self.body_arrived and not self._disconnected:  # the usual case: no wait is needed
                 body, self._body = self._body, body
                 if len(body) > limit:
                     raise _too_large(limit)
@@ -126,8 +126,8 @@ class Exchange:
         self.expects_continue = False
 
     async def _read_piece(self, body: bytearray, limit: int) -> bool:
-        """Append the available or next part of the body. Returns whether more follows. Raises ApiError and ClientGone."""
-        if not self._gone and not self.body_arrived and len(self._body) < WAKE_BYTES:
+        """Append the available or next part of the body. Returns whether more follows. Raises ApiError and ClientDisconnected."""
+        if not self._disconnected and not self.body_arrived and len(self._body) < WAKE_BYTES:
             self.connection.resume_reading(UNREAD_BODY)
             loop = asyncio.get_running_loop()
             self._more = loop.create_future()
@@ -136,8 +136,8 @@ class Exchange:
                 await self._more
             finally:
                 timer.cancel()
-        if self._gone:
-            raise ClientGone
+        if self._disconnected:
+            raise ClientDisconnected
         body += self._body
         self._body.clear()
         if len(body) > limit:
@@ -145,8 +145,8 @@ class Exchange:
         return not self.body_arrived
 
     async def _read_slowly(self, body: bytearray, limit: int) -> None:
-        """Append the whole body within a time limit, while others arrive too. Raises ApiError and ClientGone."""
-        room, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
+        """Append the whole body within a time limit, while others arrive too. Raises ApiError and ClientDisconnected."""
+        budget, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
         refused, owner = list[ApiError](), self.asker.name
 
         def give_up(error: ApiError) -> None:
@@ -156,28 +156,28 @@ class Exchange:
 
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                room.hold(self, 1, give_up, owner)  # it counts as arriving, and can be refused
+                budget.hold(self, 1, give_up, owner)  # it counts as arriving, and can be refused
                 while await self._read_piece(body, limit):
-                    room.hold(self, len(body), give_up, owner)
+                    budget.hold(self, len(body), give_up, owner)
         except TimeoutError:
             message = f"The body did not arrive within {timeout_s:g} s."
             late = ApiError(408, message, code="timeout", limit="body_timeout_s")
             raise (refused or [late])[0].again() from None
         finally:
-            room.release(self)
+            budget.release(self)
 
-    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of work, which is cancelled when the client disconnects. Raises ClientGone in that case."""
+    async def unless_disconnected(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work, which is cancelled when the client disconnects. Raises ClientDisconnected in that case."""
         connection, task = self.connection, asyncio.ensure_future(work)
         connection.on_lost = task.cancel
         try:
-            if connection.gone:
+            if connection.disconnected:
                 task.cancel()
             return await task
         except asyncio.CancelledError:
-            if not connection.gone:
+            if not connection.disconnected:
                 raise
-            raise ClientGone from None
+            raise ClientDisconnected from None
         finally:
             connection.on_lost = None
             task.cancel()
@@ -212,7 +212,7 @@ class Exchange:
         if self.complete:
             return
         self.complete = True
-        if not self.connection.gone and not self.connection.transport.is_closing():
+        if not self.connection.disconnected and not self.connection.transport.is_closing():
             self.connection.transport.write(data)
         self.connection.answered(self)
 
@@ -243,7 +243,7 @@ class Exchange:
         self.write_error(error)
 
     async def drained(self) -> None:
-        """Wait until the client has read the data written before. Raises ClientGone if it does not within
+        """Wait until the client has read the data written before. Raises ClientDisconnected if it does not within
         send_timeout_s."""
         connection = self.connection
         if connection.write_paused:
@@ -253,5 +253,5 @@ class Exchange:
             except TimeoutError:
                 connection.all.metrics.refused("send_timeout_s")
                 connection.abort()
-        if connection.gone:
-            raise ClientGone
+        if connection.disconnected:
+            raise ClientDisconnected

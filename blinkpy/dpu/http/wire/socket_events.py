@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 MOST_EVENTS = 256  # in a turn of the event loop
 STREAM = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-GONE = select.EPOLLERR | select.EPOLLHUP
+HANG_UP = select.EPOLLERR | select.EPOLLHUP
 
 
 class SocketEvents:

@@ -15,7 +15,7 @@ from typing import Any
 
 from blinkpy.dpu.admission.gate import Gate
 from blinkpy.dpu.http.wire.socket_calls import FLAGS, MOST_BYTES, raw_send, receive, send
-from blinkpy.dpu.http.wire.socket_events import GONE, STREAM, SocketEvents
+from blinkpy.dpu.http.wire.socket_events import HANG_UP, STREAM, SocketEvents
 
 HIGH_WATER, LOW_WATER = 1 << 16, 1 << 14  # unsent bytes at which writing pauses and resumes
 MOST_PIECES = 64  # of unsent data in one system call
@@ -54,7 +54,7 @@ class SocketTransport:
         self._ask()
 
     def _on_event(self, mask: int) -> None:
-        if mask & GONE:
+        if mask & HANG_UP:
             self._close()
             return
         if mask & select.EPOLLOUT and self._unsent:

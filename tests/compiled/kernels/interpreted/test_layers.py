@@ -28,7 +28,7 @@ from blinkpy.kernels.attention.attention_variants import (
     as_cached,
 )
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.fp8_rows import MOST_HELD, PIECE, Fp8Rows, quantise_rows
+from blinkpy.kernels.fp8_rows import MOST_COLUMNS, PIECE, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView
 
 CPU = "cpu"
@@ -51,15 +51,15 @@ def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int
 @pytest.mark.parametrize("kernel", ["rows", "silu", "gelu"])
 def test_a_wide_row_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kernel: str) -> None:
     """A row that no program can hold: its bytes and scale are those of a row in one piece."""
-    whole_pieces = [PIECE * n for n in range(1 + MOST_HELD // PIECE, 1 + MAX_FP8_WIDTH // PIECE)]
-    width = int(rng.choice([MOST_HELD + 1, *whole_pieces, *(size - 1 for size in whole_pieces)]))
+    whole_pieces = [PIECE * n for n in range(1 + MOST_COLUMNS // PIECE, 1 + MAX_FP8_WIDTH // PIECE)]
+    width = int(rng.choice([MOST_COLUMNS + 1, *whole_pieces, *(size - 1 for size in whole_pieces)]))
     x = draw(rng, 5, width if kernel == "rows" else 2 * width, dtype=dtype, device=CPU, scale=3.0)
     x[0, rng.integers(width)] = 1000.0  # the maximum is in any piece
     x[1] = 0.0
     x[2, rng.integers(width)] = float(rng.choice([np.nan, np.inf]))
 
-    def quantised(most_held: int) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(fp8_rows, "MOST_HELD", most_held)
+    def quantised(most_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        monkeypatch.setattr(fp8_rows, "MOST_COLUMNS", most_columns)
         out = Fp8Rows(torch.zeros(5, width, dtype=torch.float8_e4m3fn), torch.zeros(5))
         with np.errstate(all="ignore"):  # in the interpreter
             if kernel == "rows":
@@ -68,7 +68,7 @@ def test_a_wide_row_in_pieces(rng: np.random.Generator, monkeypatch: pytest.Monk
                 quantised_swiglu(x, header(4, 4, 0, CPU), out, None, gelu=kernel == "gelu")
         return out.values.view(torch.uint8), out.scales
 
-    (values, scales), (expected, their_scales) = quantised(MOST_HELD), quantised(MAX_FP8_WIDTH)
+    (values, scales), (expected, their_scales) = quantised(MOST_COLUMNS), quantised(MAX_FP8_WIDTH)
     assert torch.equal(values, expected), f"{width} columns"
     assert torch.equal(scales.view(torch.int32), their_scales.view(torch.int32))
     assert bool((scales[:4] != 0).all()) and not values[4].any(), "padding was written"

@@ -52,7 +52,7 @@ class Opened:
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         self.address: tuple[str, int] = listening.getsockname()
-        self.door = HandshakeServer(listening, self._give, self._watch, key)
+        self.server = HandshakeServer(listening, self._give, self._watch, key)
 
     def _give(self, hello: Hello) -> Welcome:
         self.given.append(hello)
@@ -77,9 +77,9 @@ def opening() -> Iterator[Callable[..., Opened]]:
 
         def make(key: LinkKey | None = None) -> Opened:
             made = Opened(key)
-            made.door.start()
+            made.server.start()
             opened.callback(lambda: [stranger.close() for stranger in made.strangers])
-            opened.callback(made.door.close)
+            opened.callback(made.server.close)
             return made
 
         yield make
@@ -285,7 +285,7 @@ def test_closing_ends_whoever_is_at_the_door(opening: Callable[..., Opened], mon
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening()
     guests = [opened.stranger() for _ in range(3)]
-    opened.door.close()
+    opened.server.close()
     for guest in guests:
         assert b"the engine is shutting down" in end_of(guest)
     with pytest.raises(TransportError, match="no engine at"):

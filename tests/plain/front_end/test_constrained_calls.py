@@ -19,7 +19,7 @@ from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_byte
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.tools.call_format import call_formats
-from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_calls, with_tokens
+from blinkpy.dpu.tools.call_grammar import after_reasoning, constrained_calls, forced_calls, with_tokens
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
 from blinkpy.dpu.tools.output_source import CallArguments, CallBegin
 from blinkpy.dpu.tools.reasoning import PARSERS
@@ -79,7 +79,7 @@ def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: 
     """Of walks through the automaton, and of calls that were changed a little, as far as the automaton accepts them."""
     draw, calls = random.Random(seed), call_formats()[name]
     tools = tools_of(name)
-    automaton = automaton_of_grammar(held_calls(calls, tools, True, None))
+    automaton = automaton_of_grammar(constrained_calls(calls, tools, True, None))
     walker, found, texts = Walker(automaton), 0, 0
     begin = calls.text.begin + calls.text.open
     schemas = {tool.name: tool.parameters for tool in tools}
@@ -101,14 +101,14 @@ def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: 
 
 @pytest.mark.parametrize("name", TEXT_FORMATS)
 def test_text_without_calls_is_free(name: str) -> None:
-    automaton = automaton_of_grammar(held_calls(call_formats()[name], tools_of(name), True, None))
+    automaton = automaton_of_grammar(constrained_calls(call_formats()[name], tools_of(name), True, None))
     for text in ("", "It rains in Rome.", "a < b, 😀\n\n```python\nx = f(1)\n```", "funct", "<tool"):
         assert automaton.accepts(text.encode()), text
 
 
 def test_after_a_call_text_and_calls_may_follow() -> None:
     for parallel in (True, False):
-        automaton = automaton_of_grammar(held_calls(call_formats()["hermes"], TOOLS, parallel, None))
+        automaton = automaton_of_grammar(constrained_calls(call_formats()["hermes"], TOOLS, parallel, None))
         call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
         assert automaton.accepts(f"So: {call} Well.".encode())
         assert automaton.accepts(f"{call} and\n{call}".encode()) == parallel

@@ -8,13 +8,13 @@ from blinkpy.dpu.api_errors import ApiError
 GiveUp = Callable[[ApiError], None]
 
 
-class _Held(NamedTuple):
+class _Holding(NamedTuple):
     size: int
     give_up: GiveUp
     owner: str
 
 
-class ByteRoom:
+class ByteBudget:
     """A limit of bytes for all holders. Above it, a holder of the owner with the most bytes releases its bytes."""
 
     def __init__(
@@ -25,35 +25,35 @@ class ByteRoom:
     ):
         self.limit, self.error, self._largest = limit, error, largest
         self.used = self.given_up = 0  # bytes; holders that released theirs for lack of room
-        self._held: dict[object, _Held] = {}  # the oldest first
+        self._holdings: dict[object, _Holding] = {}  # the oldest first
         self._owners: dict[str, list[int]] = {}  # bytes and holders of each
 
     def hold(self, holder: object, size: int, give_up: GiveUp, owner: str = "") -> None:
         """Set the holder's number of bytes. give_up: called, also from here, when the holder must release them."""
-        before = self._held.get(holder)
+        before = self._holdings.get(holder)
         if before is not None:
             self._count(before.owner, -before.size, -1)
         self._count(owner, size, 1)
-        self._held[holder] = _Held(size, give_up, owner)
+        self._holdings[holder] = _Holding(size, give_up, owner)
         while self.used > self.limit:
             self.given_up += 1
             self._evict(self._victim(), self.error())
 
     def release(self, holder: object) -> None:
         """Release the holder's bytes."""
-        held = self._held.pop(holder, None)
-        if held is not None:
-            self._count(held.owner, -held.size, -1)
+        holding = self._holdings.pop(holder, None)
+        if holding is not None:
+            self._count(holding.owner, -holding.size, -1)
 
     def clear(self, error: Callable[[], ApiError]) -> None:
         """Make all holders release their bytes, for this reason instead of lack of room."""
-        for holder in list(self._held):
+        for holder in list(self._holdings):
             self._evict(holder, error())
 
     def _victim(self) -> object:
         owner = max(self._owners, key=lambda owner: self._owners[owner][0])
-        own = (holder for holder, held in self._held.items() if held.owner == owner)
-        return max(own, key=lambda holder: self._held[holder].size) if self._largest else next(own)
+        own = (holder for holder, holding in self._holdings.items() if holding.owner == owner)
+        return max(own, key=lambda holder: self._holdings[holder].size) if self._largest else next(own)
 
     def _count(self, owner: str, size: int, holders: int) -> None:
         self.used += size
@@ -64,6 +64,6 @@ class ByteRoom:
             del self._owners[owner]
 
     def _evict(self, holder: object, error: ApiError) -> None:
-        held = self._held.pop(holder)
-        self._count(held.owner, -held.size, -1)
-        held.give_up(error)
+        holding = self._holdings.pop(holder)
+        self._count(holding.owner, -holding.size, -1)
+        holding.give_up(error)

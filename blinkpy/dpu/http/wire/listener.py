@@ -21,7 +21,7 @@ LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 logger = logging.getLogger("blinkpy.frontend")
 
 
-class Door:
+class Listener:
     """Listens on sockets.
 
     opened: called with each new socket and the client's address.
