@@ -151,6 +151,21 @@ def repeat(piece: Piece, low: int, high: int | None) -> Piece:
     return add
 
 
+def separated(piece: Piece, between: Piece) -> Piece:
+    """One or more repetitions, with something between them. The nodes of the piece exist once."""
+    if piece is nothing:
+        return nothing
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        begin, behind = nfa.node(), nfa.node()
+        nfa.link(source, begin)
+        piece(nfa, begin, behind)
+        between(nfa, behind, begin)
+        nfa.link(behind, target)
+
+    return add
+
+
 def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: int) -> Piece:
     """least to most characters between two delimiters, counted by the engine (blinkpy/queues/byte_automaton.py).
 

@@ -13,6 +13,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"sequence": [G, ...]}               grammars one after the other
     {"any": [G, ...]}                    one of these grammars
     {"repeat": G, "low": n, "high": m}   n to m times, m null for any number
+    {"separated": G, "by": B}            G one or more times, with B between
     {"part": G, "of": [F, N]}            G, made of the field F of a tool N, which errors name
 """
 
@@ -115,6 +116,8 @@ def _piece(grammar: Grammar, path: str, forms: _Forms) -> Piece:
         return byte_nfa.sequence(*(_piece(part, path, forms) for part in value))
     if kind == "any":
         return byte_nfa.choice(*(_piece(part, path, forms) for part in value))
+    if kind == "separated":
+        return byte_nfa.separated(_piece(value, path, forms), _piece(grammar["by"], path, forms))
     low, high = grammar["low"], grammar["high"]
     if max(low, high or 0) > MOST_REPEATS:
         raise GrammarError(f"A grammar may be repeated at most {MOST_REPEATS} times.", path)

@@ -26,6 +26,22 @@ class Counted(NamedTuple):
     is_hub: bool
 
 
+class _Edges(NamedTuple):
+    """Edges in the order of their states and bytes, int64 [edges]: state, first byte, last byte + 1, target. first: int64
+    [states + 1], the first edge of each state, and the number of edges."""
+
+    source: NDArray[np.int64]
+    low: NDArray[np.int64]
+    behind: NDArray[np.int64]
+    target: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, states: int, flat: NDArray[np.int64]) -> "_Edges":
+        """flat: the first four fields as columns."""
+        return cls(*np.ascontiguousarray(flat.T), np.searchsorted(flat[:, 0], np.arange(states + 1)))
+
+
 def minimal_automaton(
     edges: list[list[Edge]], accepting: list[bool], counted: Sequence[Counted | None] = ()
 ) -> ByteAutomaton | None:
@@ -35,16 +51,14 @@ def minimal_automaton(
     if not alive[0]:
         return None
     order = _breadth_first(edges, alive)
-    number = {state: new for new, state in enumerate(order)}
-    flat = [(number[s], low, high + 1, number[t]) for s in order for low, high, t in edges[s] if alive[t]]
-    table, class_of = _table(len(order), np.array(flat, np.int64).reshape(-1, 4))
+    number = dict(zip(order, range(len(order)), strict=True))
+    flat = [(new, low, high + 1, number[t]) for new, s in enumerate(order) for low, high, t in edges[s] if alive[t]]
     labels: list[Counted | None] = [None, *dict.fromkeys(one for one in counted if one is not None)]
     index = {label: 2 * number for number, label in enumerate(labels)}
     kinds = np.array([accepting[state] + (index[counted[state]] if counted else 0) for state in order])
-    block = _blocks(table, kinds)
-    table, kinds = _quotient(table, kinds, block)
-    table, class_of = _merge_columns(table, class_of)
-    return _numbered(class_of, table, kinds, labels)
+    found = _Edges.of(len(order), np.array(flat, np.int64).reshape(-1, 4))
+    merged, first = _quotient(found, kinds, _blocks(found, kinds))
+    return _numbered(merged, kinds[first], labels)
 
 
 def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
@@ -88,43 +102,45 @@ def _breadth_first(edges: list[list[Edge]], alive: list[bool]) -> list[int]:
     return order
 
 
-def _table(states: int, flat: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(next state [states, classes], -1: no state; class of each byte), from edges (state, low, high + 1, target)."""
-    points = np.unique(np.concatenate([[0], flat[:, 1], flat[:, 2]]))
+def _table(edges: _Edges) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
+    """(class of each byte, next state [states, classes] or -1). Bytes of one class have equal columns; classes are numbered by
+    their first bytes."""
+    states = len(edges.first) - 1
+    points = np.unique(np.concatenate([[0], edges.low, edges.behind]))
     points = points[points < BYTES]
-    class_of = np.searchsorted(points, np.arange(BYTES), side="right") - 1
-    first, behind = np.searchsorted(points, flat[:, 1]), np.searchsorted(points, flat[:, 2])
-    steps = np.zeros((states, len(points) + 1), np.int64)
-    cells = np.concatenate([flat[:, 0] * steps.shape[1] + first, flat[:, 0] * steps.shape[1] + behind])
-    change = np.concatenate([flat[:, 3] + 1, -flat[:, 3] - 1])
-    steps += np.bincount(cells, change, steps.size).astype(np.int64).reshape(steps.shape)  # exact in doubles
-    return _merge_columns(np.cumsum(steps, axis=1)[:, :-1] - 1, class_of)
+    begin, end = np.searchsorted(points, edges.low), np.searchsorted(points, edges.behind)
+    before = np.append(0, end[:-1])
+    before[edges.first[:-1][np.diff(edges.first) > 0]] = 0  # the first edge of a state
+    last = np.zeros(states, np.int64)
+    last[edges.source] = end  # the last edge of each state is the last to be written
+    # Runs of a row: for each edge the gap before it and its own, then a gap.
+    own, gap = 2 * np.arange(len(begin)) + edges.source + 1, 2 * edges.first[1:] + np.arange(states)
+    lengths, values = np.empty(2 * len(begin) + states, np.int64), np.full(2 * len(begin) + states, -1, np.int16)
+    lengths[own - 1], lengths[own], lengths[gap] = begin - before, end - begin, len(points) - last
+    values[own] = edges.target
+    table = np.repeat(values, lengths).reshape(states, len(points))
+    number: dict[bytes, int] = {}
+    class_of = [number.setdefault(column.tobytes(), len(number)) for column in np.ascontiguousarray(table.T)]
+    kept = np.unique(np.array(class_of), return_index=True)[1]
+    widths = np.diff(np.append(points, BYTES))
+    return np.repeat(np.array(class_of, np.uint8), widths), np.ascontiguousarray(table[:, kept])
 
 
-def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge classes with equal columns; classes are numbered by their first bytes."""
-    weights = np.random.default_rng(3).integers(1, 1 << 62, len(table))  # sums of products wrap; the result is checked
-    _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
-    kept, number = np.sort(first), np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
-    if not np.array_equal(table[:, kept][:, number], table):
-        raise RuntimeError("internal error: columns of one class differ")
-    return table[:, kept], number[class_of]
-
-
-def _blocks(table: NDArray[np.int64], kinds: NDArray[np.int64]) -> NDArray[np.int64]:
+def _blocks(edges: _Edges, kinds: NDArray[np.int64]) -> NDArray[np.int64]:
     """The block of each state; states of one block are of one kind and accept the same strings."""
-    states, classes = table.shape
-    weights = np.random.default_rng(1).integers(1, 1 << 62, classes)  # sums of products wrap; _quotient checks the result
-    source = np.nonzero(table >= 0)[0]
-    target = table[table >= 0]
-    order = np.argsort(target, kind="stable")
-    source, first = source[order], np.searchsorted(target[order], np.arange(states + 1))
-    found, number = np.unique(kinds, return_inverse=True)
-    block = np.append(number, len(found))  # the last entry, at index -1, belongs to no state
-    touched, blocks = np.arange(states), len(found) + 1
+    states = len(kinds)
+    # The signature of a state is a sum over its edges. Sums and products wrap; _quotient checks the result.
+    weights = np.cumsum(np.random.default_rng(1).integers(1, 1 << 62, BYTES + 1))
+    width = weights[edges.behind] - weights[edges.low]
+    order = np.argsort(edges.target, kind="stable")
+    source, first = edges.source[order], np.searchsorted(edges.target[order], np.arange(states + 1))
+    found, block = np.unique(kinds, return_inverse=True)
+    touched, blocks = np.arange(states), len(found)
     scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # the number of a block
     while len(touched):
-        signature = scatter[block[table[touched]]] @ weights
+        places, ends = _ranges(edges.first, touched)
+        sums = np.append(0, np.cumsum(width[places] * scatter[block[edges.target[places]]]))
+        signature = sums[ends] - sums[np.append(0, ends[:-1])]
         by = np.lexsort((signature, block[touched]))
         rows, signature = touched[by], signature[by]
         old = block[rows]
@@ -133,7 +149,7 @@ def _blocks(table: NDArray[np.int64], kinds: NDArray[np.int64]) -> NDArray[np.in
         starts = np.flatnonzero(new_group)
         sizes = np.diff(np.append(starts, len(rows)))
         group_block = old[starts]
-        whole = np.bincount(group_block, sizes, minlength=blocks) == np.bincount(block[:-1], minlength=blocks)
+        whole = np.bincount(group_block, sizes, minlength=blocks) == np.bincount(block, minlength=blocks)
         # If a round touches all states of a block, its largest group keeps the block's number.
         by_size = np.lexsort((sizes, group_block))
         largest = by_size[np.append(group_block[by_size][1:] != group_block[by_size][:-1], True)]
@@ -143,57 +159,63 @@ def _blocks(table: NDArray[np.int64], kinds: NDArray[np.int64]) -> NDArray[np.in
         blocks += int((~keeps).sum())
         changed = rows[np.repeat(~keeps, sizes)]
         block[rows] = np.repeat(numbers, sizes)
-        touched = _sources(changed, source, first)
-    return block[:-1]
+        touched = np.unique(source[_ranges(first, changed)[0]])
+    return block
 
 
-def _sources(targets: NDArray[np.int64], source: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The states with an edge into `targets`, without duplicates."""
-    counts = first[targets + 1] - first[targets]
+def _ranges(first: NDArray[np.int64], keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(the places first[key] .. first[key + 1] - 1 of each key, one after the other; where those of each key end)."""
+    counts = first[keys + 1] - first[keys]
     ends = np.cumsum(counts)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[targets] - ends + counts, counts)
-    return np.unique(source[places])
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[keys] - ends + counts, counts), ends
 
 
-def _quotient(
-    table: NDArray[np.int64], kinds: NDArray[np.int64], block: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The automaton whose states are the blocks. Raises RuntimeError unless the states of each block agree."""
+def _quotient(edges: _Edges, kinds: NDArray[np.int64], block: NDArray[np.int64]) -> tuple[_Edges, NDArray[np.int64]]:
+    """(the edges of the automaton whose states are the blocks, the first state of each block). State 0 is in block 0. Raises
+    RuntimeError unless the states of each block agree."""
     _, first, block = np.unique(block, return_index=True, return_inverse=True)
     if len(first) > MOST_STATES:
         raise GrammarTooLargeError(f"The grammar needs {len(first)} states; the limit is {MOST_STATES}.")
-    targets = np.where(table >= 0, block[table], -1)
-    merged = targets[first]
-    if not (np.array_equal(merged[block], targets) and np.array_equal(kinds[first][block], kinds)):
+    by_first = np.argsort(first)  # so the start's block is the first
+    number = np.empty(len(first), np.int64)
+    number[by_first] = np.arange(len(first))
+    first, block = first[by_first], number[block]
+    # Edges of a state to one block, side by side, are one edge.
+    source, low, behind, target = edges.source, edges.low, edges.behind, block[edges.target]
+    again = (source[1:] == source[:-1]) & (low[1:] == behind[:-1]) & (target[1:] == target[:-1])
+    begins = np.flatnonzero(np.append(True, ~again)[: len(source)])
+    ends = np.append(begins, len(source))[1:]
+    source, low, target, behind = source[begins], low[begins], target[begins], behind[ends - 1]
+    starts = np.searchsorted(source, np.arange(len(kinds) + 1))
+    counts, chosen = np.diff(starts), first[block]
+    same = np.array_equal(kinds, kinds[chosen]) and np.array_equal(counts, counts[chosen])
+    twin = np.arange(len(source)) - starts[source] + starts[chosen[source]] if same else 0
+    if not (same and all(np.array_equal(one, one[twin]) for one in (low, behind, target))):
         raise RuntimeError("internal error: states of one block differ")
-    # The start must be block 0: swap.
-    start = int(block[0])
-    swap = np.arange(len(first))
-    swap[[0, start]] = start, 0
-    merged = np.where(merged >= 0, swap[merged], -1)[swap]
-    return merged, kinds[first][swap]
+    kept = chosen[source] == source
+    flat = np.stack([block[source], low, behind, target], axis=1)[kept]
+    return _Edges.of(len(first), flat), first
 
 
-def _numbered(
-    class_of: NDArray[np.int64], table: NDArray[np.int64], kinds: NDArray[np.int64], labels: list[Counted | None]
-) -> ByteAutomaton:
-    """The states in breadth-first order from the start, by classes. The states of counted strings come last, their hubs at the
+def _numbered(edges: _Edges, kinds: NDArray[np.int64], labels: list[Counted | None]) -> ByteAutomaton:
+    """The states in breadth-first order from state 0, by bytes. The states of counted strings come last, their hubs at the
     end."""
-    rows = table.tolist()
-    order, found = [0], {0, -1}
+    first, targets = edges.first.tolist(), edges.target.tolist()
+    order, found = [0], {0}
     for state in order:  # grows meanwhile
-        row = rows[state]
-        fresh = set(row) - found
-        found |= fresh
-        order += sorted(fresh, key=row.index)
+        for target in targets[first[state] : first[state + 1]]:
+            if target not in found:
+                found.add(target)
+                order.append(target)
     of = [labels[kind >> 1] for kind in kinds.tolist()]
     if len(labels) > 1:
         order.sort(key=lambda state: 0 if (label := of[state]) is None else 1 + label.is_hub)
-    number = np.empty(len(order) + 1, np.int64)
-    number[order], number[-1] = np.arange(len(order)), -1
-    next_state = number[table[order]].astype(np.int16)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    flat = np.stack([number[edges.source], edges.low, edges.behind, number[edges.target]], axis=1)
+    class_of, next_state = _table(_Edges.of(len(order), flat[np.argsort(flat[:, 0], kind="stable")]))
     loops = _loops([of[state] for state in order], next_state)
-    return ByteAutomaton(class_of.astype(np.uint8), next_state, kinds[order] & 1 != 0, loops=loops)
+    return ByteAutomaton(class_of, next_state, kinds[order] & 1 != 0, loops=loops)
 
 
 def _loops(of: list[Counted | None], next_state: NDArray[np.int16]) -> Int32:

@@ -5,6 +5,7 @@ Grammars are plain JSON, of these forms:
     {"text": T}  {"schema": S}  {"regex": R}  {"without": R}  {"token": T}  {"object": true}
     {"sequence": [G, ...]}  {"any": [G, ...]}
     {"repeat": G, "low": n, "high": m}   m null: any number
+    {"separated": G, "by": B}            G one or more times, with B between
     {"part": G, "of": [F, N]}            the arguments of tool N, whose schema came in the field F
 """
 
@@ -111,6 +112,8 @@ def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
         return {"sequence": [part for part in between if part != {"text": ""}]} if names else grammar
     if kind in ("sequence", "any"):
         return {kind: [with_tokens(part, specials) for part in value]}
+    if kind == "separated":
+        return {kind: with_tokens(value, specials), "by": with_tokens(grammar["by"], specials)}
     return {kind: with_tokens(value, specials), **dict(rest)} if kind in ("repeat", "part") else grammar
 
 
@@ -119,12 +122,12 @@ def _calls(
 ) -> Grammar:
     """From a call's name to the end of the last call. first: arguments whose name comes before the grammar."""
     any_call = {"any": [_sequence({"any": [{"text": head} for head in some]}, body) for some, body in _by_body(heads, bodies)]}
-    more = {
-        "repeat": _sequence(text.close, text.between, text.open, any_call),
-        "low": 0,
-        "high": None if parallel else 0,
-    }
-    return _sequence(first or any_call, more, text.close, text.end)
+    between = text.close, text.between, text.open
+    if first is not None:
+        more = {"repeat": _sequence(*between, any_call), "low": 0, "high": None if parallel else 0}
+        return _sequence(first, more, text.close, text.end)
+    calls: Grammar = {"separated": any_call, "by": _sequence(*between)} if parallel else any_call
+    return _sequence(calls, text.close, text.end)
 
 
 def _by_body(heads: Sequence[str], bodies: Sequence[Grammar]) -> list[tuple[list[str], Grammar]]:

@@ -43,6 +43,8 @@ def one_of(draw: random.Random, grammar: dict[str, Any]) -> str:
     if kind == "repeat":
         most = 3 if grammar["high"] is None else min(grammar["high"], 3)
         return "".join(one_of(draw, value) for _ in range(draw.randint(grammar["low"], most)))
+    if kind == "separated":
+        return one_of(draw, grammar["by"]).join(one_of(draw, value) for _ in range(draw.randint(1, 3)))
     assert kind == "schema"
     return json.dumps(instance(draw, value, grammar.get("root", value)))
 
@@ -103,4 +105,5 @@ def test_one_tool_by_name() -> None:
     assert [part["text"] for part in between] == ["}\n</tool_call>", "\n", '<tool_call>\n{"name": "']
     assert (repeat["low"], repeat["high"]) == (0, 0)
     assert close == {"text": "}\n</tool_call>"}
-    assert forced_calls(call_formats()["hermes"], TOOLS, True).grammar["sequence"][1]["high"] is None
+    assert forced_calls(call_formats()["hermes"], TOOLS[:1], True).grammar["sequence"][1]["high"] is None
+    assert "separated" in forced_calls(call_formats()["hermes"], TOOLS, True).grammar["sequence"][0]

@@ -71,12 +71,23 @@ def test_pieces(rng: np.random.Generator) -> None:
         ))  # fmt: skip
         texts = samples(rng, a, b)
         texts += [first[:4] + second[:4] for first, second in zip(texts, reversed(texts), strict=True)]
+        lists = automaton_of(byte_nfa.separated(one, other))
         for text in texts:
             cuts = [(text[:at], text[at:]) for at in range(len(text) + 1)]
             assert accepts(row, text) == any(a.accepts(first) and b.accepts(second) for first, second in cuts)
             assert accepts(either, text) == (a.accepts(text) or b.accepts(text))
             if len(text) < 9:
                 assert accepts(again, text) == repeats(a, text, low, high)
+                assert accepts(lists, text) == lists_of(a, b, text)
+
+
+def lists_of(a: ByteAutomaton, b: ByteAutomaton, text: bytes) -> bool:
+    """Whether the text is strings of a with strings of b between them."""
+    begins, ends = {0}, set[int]()
+    for _ in range(2 * len(text) + 2):  # more strings would be empty ones
+        ends |= {end for start in begins for end in range(start, len(text) + 1) if a.accepts(text[start:end])}
+        begins |= {end for start in ends for end in range(start, len(text) + 1) if b.accepts(text[start:end])}
+    return len(text) in ends
 
 
 def repeats(automaton: ByteAutomaton, text: bytes, low: int, high: int | None) -> bool:
