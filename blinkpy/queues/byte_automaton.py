@@ -217,13 +217,13 @@ class ByteAutomaton:
         first = np.searchsorted(target[order], np.arange(self.states + 1)).tolist()
         sources = source[order].tolist()
         found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
-        more = self._least_of_hubs().tolist()  # bytes of the string that begins with a step to a hub
+        more, counted = self._least_of_hubs().tolist(), self.counted  # bytes of the string that begins with a step to a hub
         reached = {0: np.flatnonzero(self.accepting).tolist()}  # by distance
         while reached:
             level = min(reached)
             for state in reached.pop(level):
                 for before in sources[first[state] : first[state + 1]] if found[state] == level else ():
-                    far = level + 1 + (more[state] if before < self.counted else 0)
+                    far = level + 1 + (more[state] if before < counted else 0)
                     if far < found[before]:
                         found[before] = far
                         reached.setdefault(far, []).append(before)

@@ -3,14 +3,14 @@
 A piece adds the paths of a language between two nodes. The subset construction is Rabin and Scott's (1959), on ranges of bytes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
-from blinkpy.dpu.grammar.minimal_automaton import Counted, Edge, minimal_automaton, range_edges
+from blinkpy.dpu.grammar.minimal_automaton import Counted, Edge, Edges, minimal_automaton, no_edges, range_edges
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
@@ -27,7 +27,7 @@ class ByteNfa:
 
     def __init__(self) -> None:
         self.edges: list[list[Edge]] = []
-        self.empty: list[list[int]] = []
+        self.empty: dict[int, list[int]] = {}
         self.at_begin: dict[int, list[int]] = {}
         self.at_end: dict[int, list[int]] = {}
         self.counted: dict[int, Counted] = {}
@@ -42,12 +42,11 @@ class ByteNfa:
         if first + count > MOST_NODES:
             raise GrammarTooLargeError("The grammar needs too many states: its values are too long, too many or too deep.")
         self.edges += [[] for _ in range(count)]
-        self.empty += [[] for _ in range(count)]
         return first
 
     def link(self, source: int, target: int) -> None:
         """An empty edge."""
-        self.empty[source].append(target)
+        self.empty.setdefault(source, []).append(target)
 
 
 Piece = Callable[[ByteNfa, int, int], None]
@@ -88,11 +87,11 @@ def literal(text: bytes) -> Piece:
         if not text:
             nfa.link(source, target)
             return
-        for byte in text[:-1]:
-            following = nfa.node()
-            nfa.edges[source].append((byte, byte, following))
+        first, edges = nfa.nodes(len(text) - 1), nfa.edges
+        for following, byte in enumerate(text[:-1], first):
+            edges[source].append((byte, byte, following))
             source = following
-        nfa.edges[source].append((text[-1], text[-1], target))
+        edges[source].append((text[-1], text[-1], target))
 
     return add
 
@@ -251,35 +250,59 @@ class MixedCountsError(Exception):
         self.lengths = lengths
 
 
+Nodes = int | frozenset[int]  # a set of nodes; a single node by itself, to save time
+
+
 class _Subsets:
     """The subset construction. A state is the set of its relevant nodes: those with edges, and the last node."""
 
     def __init__(self, nfa: ByteNfa, start: int, last: int):
         self.nfa, self.last = nfa, last
-        self.states: dict[frozenset[int], int] = {}
-        self.found: list[frozenset[int]] = []
-        self._closures: dict[int, frozenset[int]] = {}
+        self.states: dict[Nodes, int] = {}
+        self.found: list[Nodes] = []
+        self._closures: dict[int, Nodes] = {}
         self._behind: dict[int, int] = {}  # the state after an edge to a single node
         self._start = self._reached(start, nfa.at_begin)
 
-    def explore(self) -> tuple[list[list[Edge]], list[bool]]:
-        """Edges of each state, disjoint and in order, and whether it accepts. State 0 is the start."""
-        begin_edges = self.nfa.at_begin
+    def explore(self) -> tuple[Edges, list[bool]]:
+        """The edges, and whether each state accepts. State 0 is the start."""
+        begin_edges, at_end, last = self.nfa.at_begin, self.nfa.at_end, self.last
         if not begin_edges:  # else the start is a separate state, since only the start may take these edges
             self.states[self._start] = 0
         self.found.append(self._start)
-        edges: list[list[Edge]] = []
-        accepting: list[bool] = []
+        edges, accepting, of, known = no_edges(), list[bool](), self.nfa.edges, self._behind
+        first, lows, highs, targets = edges
         for nodes in self.found:  # grows meanwhile
-            accepting.append(self._accepts(nodes, {} if edges else begin_edges))
-            edges.append(self._outgoing(nodes))
+            single = type(nodes) is int
+            if at_end:
+                accepting.append(self._accepts(nodes, {} if accepting else begin_edges))
+            else:
+                accepting.append(nodes == last if single else last in nodes)  # type: ignore[operator]
+            outgoing = of[nodes] if single else [edge for node in nodes for edge in of[node]]  # type: ignore[index, union-attr]
+            if len(outgoing) > 1:
+                outgoing = sorted(outgoing)
+                if not all(before[1] < after[0] for before, after in pairwise(outgoing)):
+                    for low, high, after in self._split(outgoing):
+                        edges.add(low, high, after)
+                    outgoing = []
+            for low, high, target in outgoing:
+                state = known.get(target)
+                if state is None:
+                    state = known[target] = self._state(self._closure(target))
+                lows.append(low)
+                highs.append(high)
+                targets.append(state)
+            first.append(len(lows))
         return edges, accepting
 
     def counted(self) -> list[Counted | None]:
         """Of each state; empty if no string is counted. Raises MixedCountsError."""
         of, result, mixed = self.nfa.counted, list[Counted | None](), set[tuple[int, int]]()
         for nodes in self.found if of else ():
-            labels = {of.get(node) for node in nodes}
+            if type(nodes) is int:
+                result.append(of.get(nodes))
+                continue
+            labels = {of.get(node) for node in nodes}  # type: ignore[union-attr]
             if len(labels) > 1:
                 mixed |= {(one.least, one.most) for one in labels if one is not None}
             result.append(labels.pop() if labels else None)
@@ -287,25 +310,20 @@ class _Subsets:
             raise MixedCountsError(mixed)
         return result
 
-    def _outgoing(self, nodes: frozenset[int]) -> list[Edge]:
-        outgoing = [edge for node in nodes for edge in self.nfa.edges[node]]
-        outgoing.sort()
-        if all(before[1] < after[0] for before, after in pairwise(outgoing)):
-            known = self._behind
-            for _, _, target in outgoing:
-                if target not in known:
-                    known[target] = self._state(self._closure(target))
-            return [(low, high, known[target]) for low, high, target in outgoing]
+    def _split(self, outgoing: list[Edge]) -> list[Edge]:
+        """Disjoint edges to states, for edges to nodes that overlap."""
         points = sorted({point for low, high, _ in outgoing for point in (low, high + 1)})
         result = []
         for low, following in pairwise(points):
             targets = {target for first, high, target in outgoing if first <= low <= high}
+            closures = [self._closure(target) for target in targets]
+            union = set().union(*(one for one in closures if type(one) is not int))  # type: ignore[arg-type]
+            union.update(one for one in closures if type(one) is int)
             if targets:
-                union = frozenset().union(*(self._closure(target) for target in targets))
-                result.append((low, following - 1, self._state(union)))
+                result.append((low, following - 1, self._state(_nodes(union))))
         return result
 
-    def _state(self, nodes: frozenset[int]) -> int:
+    def _state(self, nodes: Nodes) -> int:
         state = self.states.get(nodes)
         if state is None:
             state = self.states[nodes] = len(self.found)
@@ -314,31 +332,36 @@ class _Subsets:
                 raise GrammarTooLargeError(f"The grammar needs too many states: more than {MOST_SUBSETS}.")
         return state
 
-    def _closure(self, node: int) -> frozenset[int]:
+    def _closure(self, node: int) -> Nodes:
+        if node not in self.nfa.empty and self.nfa.edges[node]:
+            return node
         closure = self._closures.get(node)
         if closure is None:
             closure = self._closures[node] = self._reached(node, {})
         return closure
 
-    def _reached(self, node: int, more: dict[int, list[int]]) -> frozenset[int]:
+    def _reached(self, node: int, more: dict[int, list[int]]) -> Nodes:
         nfa = self.nfa
-        seen = _walk([node], nfa.empty, more) if more or nfa.empty[node] else {node}
-        return frozenset(one for one in seen if nfa.edges[one] or one == self.last or one in nfa.at_end)
+        seen = _walk([node], nfa.empty, more)
+        return _nodes([one for one in seen if nfa.edges[one] or one == self.last or one in nfa.at_end])
 
-    def _accepts(self, nodes: frozenset[int], more: dict[int, list[int]]) -> bool:
-        if self.last in nodes or not self.nfa.at_end:
-            return self.last in nodes
+    def _accepts(self, nodes: Nodes, more: dict[int, list[int]]) -> bool:
+        some = {nodes} if type(nodes) is int else nodes
         both = {node: more.get(node, []) + self.nfa.at_end.get(node, []) for node in (*more, *self.nfa.at_end)}
-        return self.last in _walk(nodes, self.nfa.empty, both)
+        return self.last in _walk(some, self.nfa.empty, both)  # type: ignore[arg-type]
 
 
-def _walk(nodes: Iterable[int], links: Sequence[Sequence[int]], more: dict[int, list[int]]) -> set[int]:
+def _nodes(some: Collection[int]) -> Nodes:
+    return next(iter(some)) if len(some) == 1 else frozenset(some)
+
+
+def _walk(nodes: Iterable[int], links: Mapping[int, Sequence[int]], more: Mapping[int, Sequence[int]]) -> set[int]:
     """The epsilon closure of some nodes."""
     seen = set(nodes)
     waiting = list(seen)
     while waiting:
         node = waiting.pop()
-        for target in (*links[node], *more.get(node, ())):
+        for target in links.get(node, ()) if node not in more else (*links.get(node, ()), *more[node]):
             if target not in seen:
                 seen.add(target)
                 waiting.append(target)

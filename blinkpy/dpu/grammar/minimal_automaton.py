@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
 from blinkpy.queues.byte_automaton import BYTES, LOOP_WORDS, MOST_STATES, ByteAutomaton
-from blinkpy.queues.words import Int32
+from blinkpy.queues.words import Int32, Int64
 
 Edge = tuple[int, int, int]  # first byte, last byte, target
 
@@ -26,39 +26,70 @@ class Counted(NamedTuple):
     is_hub: bool
 
 
-class _Edges(NamedTuple):
-    """Edges in the order of their states and bytes, int64 [edges]: state, first byte, last byte + 1, target. first: int64
-    [states + 1], the first edge of each state, and the number of edges."""
+class Edges(NamedTuple):
+    """Edges by their states, disjoint and in order. Of state s: edges first[s] .. first[s + 1] - 1, each with its first byte,
+    last byte and target."""
 
-    source: NDArray[np.int64]
-    low: NDArray[np.int64]
-    behind: NDArray[np.int64]
-    target: NDArray[np.int64]
-    first: NDArray[np.int64]
+    first: list[int]
+    low: list[int]
+    high: list[int]
+    target: list[int]
+
+    def add(self, low: int, high: int, target: int) -> None:
+        """One more edge of the last state."""
+        self.low.append(low)
+        self.high.append(high)
+        self.target.append(target)
+
+    def end_state(self) -> None:
+        """The next edges are those of the next state."""
+        self.first.append(len(self.low))
+
+
+def no_edges() -> Edges:
+    """Edges before any state."""
+    return Edges([0], [], [], [])
+
+
+class _Edges(NamedTuple):
+    """The same as int64 arrays, with the state of each edge, and the byte behind its last byte."""
+
+    source: Int64
+    low: Int64
+    behind: Int64
+    target: Int64
+    first: Int64
 
     @classmethod
-    def of(cls, states: int, flat: NDArray[np.int64]) -> "_Edges":
-        """flat: the first four fields as columns."""
-        return cls(*np.ascontiguousarray(flat.T), np.searchsorted(flat[:, 0], np.arange(states + 1)))
+    def of(cls, states: int, source: Int64, low: Int64, behind: Int64, target: Int64) -> "_Edges":
+        """The edges of these columns."""
+        return cls(source, low, behind, target, np.searchsorted(source, np.arange(states + 1)))
+
+    def among(self, chosen: NDArray[np.bool_]) -> "_Edges":
+        """The edges between the chosen states, which get new numbers in their order."""
+        if chosen.all():
+            return self
+        kept, number = chosen[self.source] & chosen[self.target], np.cumsum(chosen) - 1
+        return _Edges.of(
+            int(chosen.sum()), number[self.source[kept]], self.low[kept], self.behind[kept], number[self.target[kept]]
+        )
 
 
-def minimal_automaton(
-    edges: list[list[Edge]], accepting: list[bool], counted: Sequence[Counted | None] = ()
-) -> ByteAutomaton | None:
-    """edges: for each state, disjoint and in order; state 0 is the start. counted: for each state, if any belongs to a counted
-    string. None if no string is accepted."""
+def minimal_automaton(edges: Edges, accepting: list[bool], counted: Sequence[Counted | None] = ()) -> ByteAutomaton | None:
+    """The automaton of the states that state 0, the start, reaches. All are reached from it. counted: for each state, if any
+    belongs to a counted string. None if no string is accepted."""
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None
-    order = _breadth_first(edges, alive)
-    number = dict(zip(order, range(len(order)), strict=True))
-    flat = [(new, low, high + 1, number[t]) for new, s in enumerate(order) for low, high, t in edges[s] if alive[t]]
     labels: list[Counted | None] = [None, *dict.fromkeys(one for one in counted if one is not None)]
     index = {label: 2 * number for number, label in enumerate(labels)}
-    kinds = np.array([accepting[state] + (index[counted[state]] if counted else 0) for state in order])
-    found = _Edges.of(len(order), np.array(flat, np.int64).reshape(-1, 4))
-    merged, first = _quotient(found, kinds, _blocks(found, kinds))
-    return _numbered(merged, kinds[first], labels)
+    kinds = np.array(accepting, np.int64) + (np.array([index[one] for one in counted]) if counted else 0)
+    first, low, high, target = (np.array(column, np.int64) for column in edges)
+    every = _Edges(np.repeat(np.arange(len(accepting)), np.diff(first)), low, high + 1, target, first)
+    chosen = np.array(alive)
+    found, kinds = every.among(chosen), kinds[chosen]  # what leads to a state that is alive is alive too
+    merged, first_of = _quotient(found, kinds, _blocks(found, kinds))
+    return _numbered(merged, kinds[first_of], labels)
 
 
 def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
@@ -76,30 +107,29 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
     return edges
 
 
-def _alive(edges: list[list[Edge]], accepting: list[bool]) -> list[bool]:
+def _alive(edges: Edges, accepting: list[bool]) -> list[bool]:
     """For each state: whether it reaches an accepting state."""
-    sources: list[list[int]] = [[] for _ in edges]
-    for state, leading in enumerate(edges):
-        for _, _, target in leading:
-            sources[target].append(state)
-    alive = list(accepting)
-    waiting = [state for state, last in enumerate(accepting) if last]
+    first, targets, alive = edges.first, edges.target, list(accepting)
+    dead = []
+    for state in range(len(alive) - 1, -1, -1):  # most edges lead to states of higher numbers
+        if not alive[state]:
+            for target in targets[first[state] : first[state + 1]]:
+                if alive[target]:
+                    alive[state] = True
+                    break
+            else:
+                dead.append(state)
+    sources: dict[int, list[int]] = {}
+    for state in dead:
+        for target in targets[first[state] : first[state + 1]]:
+            sources.setdefault(target, []).append(state)
+    waiting = [state for state in sources if alive[state]]
     while waiting:
-        for source in sources[waiting.pop()]:
+        for source in sources.get(waiting.pop(), ()):
             if not alive[source]:
                 alive[source] = True
                 waiting.append(source)
     return alive
-
-
-def _breadth_first(edges: list[list[Edge]], alive: list[bool]) -> list[int]:
-    found, order = {0}, [0]
-    for state in order:  # grows meanwhile
-        for _, _, target in edges[state]:
-            if alive[target] and target not in found:
-                found.add(target)
-                order.append(target)
-    return order
 
 
 def _table(edges: _Edges) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
@@ -126,7 +156,7 @@ def _table(edges: _Edges) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
     return np.repeat(np.array(class_of, np.uint8), widths), np.ascontiguousarray(table[:, kept])
 
 
-def _blocks(edges: _Edges, kinds: NDArray[np.int64]) -> NDArray[np.int64]:
+def _blocks(edges: _Edges, kinds: Int64) -> Int64:
     """The block of each state; states of one block are of one kind and accept the same strings."""
     states = len(kinds)
     # The signature of a state is a sum over its edges. Sums and products wrap; _quotient checks the result.
@@ -163,14 +193,14 @@ def _blocks(edges: _Edges, kinds: NDArray[np.int64]) -> NDArray[np.int64]:
     return block
 
 
-def _ranges(first: NDArray[np.int64], keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranges(first: Int64, keys: Int64) -> tuple[Int64, Int64]:
     """(the places first[key] .. first[key + 1] - 1 of each key, one after the other; where those of each key end)."""
     counts = first[keys + 1] - first[keys]
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[keys] - ends + counts, counts), ends
 
 
-def _quotient(edges: _Edges, kinds: NDArray[np.int64], block: NDArray[np.int64]) -> tuple[_Edges, NDArray[np.int64]]:
+def _quotient(edges: _Edges, kinds: Int64, block: Int64) -> tuple[_Edges, Int64]:
     """(the edges of the automaton whose states are the blocks, the first state of each block). State 0 is in block 0. Raises
     RuntimeError unless the states of each block agree."""
     _, first, block = np.unique(block, return_index=True, return_inverse=True)
@@ -193,11 +223,10 @@ def _quotient(edges: _Edges, kinds: NDArray[np.int64], block: NDArray[np.int64])
     if not (same and all(np.array_equal(one, one[twin]) for one in (low, behind, target))):
         raise RuntimeError("internal error: states of one block differ")
     kept = chosen[source] == source
-    flat = np.stack([block[source], low, behind, target], axis=1)[kept]
-    return _Edges.of(len(first), flat), first
+    return _Edges.of(len(first), block[source[kept]], low[kept], behind[kept], target[kept]), first
 
 
-def _numbered(edges: _Edges, kinds: NDArray[np.int64], labels: list[Counted | None]) -> ByteAutomaton:
+def _numbered(edges: _Edges, kinds: Int64, labels: list[Counted | None]) -> ByteAutomaton:
     """The states in breadth-first order from state 0, by bytes. The states of counted strings come last, their hubs at the
     end."""
     first, targets = edges.first.tolist(), edges.target.tolist()
@@ -212,8 +241,10 @@ def _numbered(edges: _Edges, kinds: NDArray[np.int64], labels: list[Counted | No
         order.sort(key=lambda state: 0 if (label := of[state]) is None else 1 + label.is_hub)
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
-    flat = np.stack([number[edges.source], edges.low, edges.behind, number[edges.target]], axis=1)
-    class_of, next_state = _table(_Edges.of(len(order), flat[np.argsort(flat[:, 0], kind="stable")]))
+    source = number[edges.source]
+    by = np.argsort(source, kind="stable")
+    columns = (source[by], edges.low[by], edges.behind[by], number[edges.target[by]])
+    class_of, next_state = _table(_Edges.of(len(order), *columns))
     loops = _loops([of[state] for state in order], next_state)
     return ByteAutomaton(class_of, next_state, kinds[order] & 1 != 0, loops=loops)
 
@@ -255,9 +286,8 @@ def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton
     last_a, last_b = a.accepting.tolist(), [*b.accepting.tolist(), False]
     number = {(0, 0): 0}
     found = [(0, 0)]
-    edges: list[list[Edge]] = []
+    edges = no_edges()
     for one, other in found:  # grows meanwhile
-        outgoing = []
         for low, high, target, target_b in _overlaps(edges_a[one], edges_b[other]):
             pair = (target, target_b)
             if target_b == NONE and not without:
@@ -267,8 +297,8 @@ def _product(a: ByteAutomaton, b: ByteAutomaton, without: bool) -> ByteAutomaton
                     raise GrammarTooLargeError(f"The grammar needs more than {MOST_PAIRS} states.")
                 number[pair] = len(found)
                 found.append(pair)
-            outgoing.append((low, high, number[pair]))
-        edges.append(outgoing)
+            edges.add(low, high, number[pair])
+        edges.end_state()
     return minimal_automaton(edges, [last_a[one] and last_b[other] != without for one, other in found])
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton
+from blinkpy.dpu.grammar.minimal_automaton import minimal_automaton, no_edges
 
 MOST_REMAINDERS = 1000  # remainders of a step, in units of its last decimal place
 MOST_DIGITS = 400  # of a bound; a double has 309 before the point
@@ -215,17 +215,16 @@ class _Magnitudes:
         start = ("start", ("whole", 0, EQUAL), ("whole", 0, EQUAL), 0, 0, 0)
         number = {start: 0}
         found = [start]
-        edges: list[list[Edge]] = []
+        edges = no_edges()
         for state in found:  # grows meanwhile
-            outgoing = []
             for sign in ".0123456789":
                 following = self._following(state, sign)
                 if following is not None:
                     if following not in number:
                         number[following] = len(found)
                         found.append(following)
-                    outgoing.append((ord(sign), ord(sign), number[following]))
-            edges.append(outgoing)
+                    edges.add(ord(sign), ord(sign), number[following])
+            edges.end_state()
             if len(found) > MOST_STATES:
                 raise GrammarTooLargeError("The bounds of a number need too many states.")
         return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))
