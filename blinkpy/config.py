@@ -31,8 +31,9 @@ YIELD_STEPS = 16
 """Default number of consecutive steps in which best-effort prompts wait for latency-sensitive ones."""
 CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
-DRAFT_TOKENS, DRAFT_MATCH = 7, 8
-"""Defaults of speculation: drafts of a request in a step, and tokens that must repeat before them."""
+NGRAM, MTP = "ngram", "mtp"
+DRAFT_TOKENS, DRAFT_MATCH = {NGRAM: 7, MTP: 3}, 8
+"""Defaults of speculation: drafts of a request in a step by their origin, and tokens that must repeat before them."""
 MOST_GROUPS = 255
 """Groups of layers of a step that is cut: a record has a byte for them."""
 MOST_ENGINES = 64
@@ -253,11 +254,13 @@ class SchedulerOptions(BatchOptions):
     )
     speculative: str = option(
         "off",
-        "drafts of the next tokens, which change no output; ngram: the tokens that followed the same tokens earlier in "
-        "the request (docs/speculation.md)",
-        choices=("off", "ngram"),
+        "drafts of the next tokens, which change no output: ngram takes earlier tokens of the request, mtp the checkpoint's own "
+        "layer for drafts (docs/speculation.md)",
+        choices=("off", NGRAM, MTP),
     )
-    speculative_tokens: int = option(DRAFT_TOKENS, "maximum drafts of a request in one step, with --speculative", low=1, high=31)
+    speculative_tokens: int = option(
+        0, "maximum drafts of a request in one step, with --speculative (0: 7 with ngram, 3 with mtp)", low=0, high=31
+    )
     speculative_match: int = option(
         DRAFT_MATCH, "tokens that must repeat before a request gets drafts, with --speculative ngram", low=2, high=64
     )
@@ -759,12 +762,15 @@ def check_targets(options: SchedulerOptions) -> None:
 
 
 def check_drafts(options: SchedulerOptions) -> None:
-    """Raise ConfigError for sizes of drafts without drafts, or if no step has a row for one."""
+    """Raise ConfigError for sizes of drafts without an effect, or if no step has a row for a draft."""
+    tokens, match = options.speculative_tokens, options.speculative_match
+    if options.speculative == "off" and tokens:
+        raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram or mtp")
+    if options.speculative != NGRAM and match != DRAFT_MATCH:
+        raise ConfigError(f"speculative_match ({match}) has no effect with speculative {options.speculative}: set it to ngram")
     if options.speculative == "off":
-        for name, default in (("speculative_tokens", DRAFT_TOKENS), ("speculative_match", DRAFT_MATCH)):
-            if getattr(options, name) != default:
-                raise ConfigError(f"{name} ({getattr(options, name)}) has no effect without drafts: set speculative to ngram")
-    elif options.max_num_seqs < 2:
+        return
+    if options.max_num_seqs < 2:
         raise ConfigError(f"speculative {options.speculative} needs max_num_seqs of at least 2: drafts use the rows left over")
 
 

@@ -2,7 +2,7 @@
 
 _ONE_GPU = "one GPU serves the model; for several engines use '--data-parallel-size'"
 _LORA = "adapters are not supported"
-_SPECULATION = "drafts come from the request's own tokens alone; see '--speculative' and '--speculative-tokens'"
+_SPECULATION = "drafts come from the request's tokens or the checkpoint's own layer; see '--speculative', '--speculative-tokens'"
 _IMAGES = "models accept text only"
 _GRAPHS = "the whole loop is one CUDA graph"
 _OFFLOAD = "weights and cache stay in the GPU's memory; see '--gpu-memory-utilization'"

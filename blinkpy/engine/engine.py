@@ -3,7 +3,7 @@
 import logging
 import secrets
 
-from blinkpy.config import DEFAULT_SLOTS, NO_HITS, Config, ConfigError, step_sizes
+from blinkpy.config import DEFAULT_SLOTS, MTP, NO_HITS, Config, ConfigError, step_sizes
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
@@ -95,19 +95,15 @@ class Engine:
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
         model = describe_model(folder, self.config.model.quantization)
+        model = self._with_drafts(model)
         if weights:
             model = as_stored(model, folder)
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
         require_recurrent(self.config, model)
-        if model.delta is not None and self.config.scheduler.speculative != "off":
-            raise ConfigError(
-                f"speculative {self.config.scheduler.speculative} does not support {model.name}: its recurrent states can't go "
-                "back behind a wrong draft"
-            )
-        if self.config.scheduler.step_groups > (most := most_groups(len(model.layers))):
-            raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")
+        if self.config.scheduler.step_groups > (most := most_groups(model.own_layers)):
+            raise ConfigError(f"step_groups must be at most {most}: {model.name} has {model.own_layers} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
         config = self.config = self.config.with_options(sizes)  # sizes that depend on the model and were not set
@@ -136,6 +132,23 @@ class Engine:
         self.views = self.segment.views()
         self.runner.attach(self.segment)
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
+
+    def _with_drafts(self, model: DecoderDescription) -> DecoderDescription:
+        """The description with the layer from which drafts come, if there is one. Raises ConfigError if the model or the device
+        has no drafts of the chosen kind.
+        """
+        kind = self.config.scheduler.speculative
+        if model.delta is not None and kind != "off":
+            raise ConfigError(
+                f"speculative {kind} does not support {model.name}: its recurrent states can't go back behind a wrong draft"
+            )
+        if kind != MTP:
+            return model
+        if not self.device.has_draft_layers:
+            raise ConfigError(
+                f"speculative {kind} needs device cuda or cpu, not {self.device.name}: use speculative ngram or off"
+            )
+        return model.with_draft_layer()
 
     def _with_snapshots(self, config: Config, model: DecoderDescription) -> Config:
         """The options with the number of snapshots of recurrent states, or without prefix caching if none fits."""

@@ -4,7 +4,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from blinkpy.config import (
+    DRAFT_TOKENS,
     MOST_GROUPS,
+    MTP,
     ConfigError,
     SchedulerOptions,
     check_class_sizes,
@@ -76,6 +78,7 @@ class Limits(NamedTuple):
     draft_match: int  # tokens that must repeat before drafts, with the token just sampled; at least 2
     draft_rest: int  # tokens without drafts, after a step in which a request's first draft was wrong
     draft_buckets: int  # of a request's index of n-grams, a power of two
+    step_drafts: int  # drafts that a step returns for each row, those of a draft layer; 0: drafts come from the request's tokens
     snapshots: int  # of recurrent states; 0: the model has no states, or its prefixes are not cached
     snapshot_tokens: int  # a prompt's chunks end on multiples of it, for a snapshot; a power of two, at least page_size
 
@@ -132,6 +135,8 @@ def make_limits(
     require(0 <= snapshots <= MOST_SNAPSHOTS, f"state_snapshots must be 0 to {MOST_SNAPSHOTS}, not {snapshots}")
     require(snapshots == 0 or prefix_caching, "state_snapshots needs enable_prefix_caching")
     burst_step = options.burst_step_tokens or tokens
+    draft_tokens = options.speculative_tokens or DRAFT_TOKENS.get(options.speculative, 0)
+    step_drafts = draft_tokens if options.speculative == MTP else 0
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
@@ -173,13 +178,14 @@ def make_limits(
         grammar_words=facts.grammar_words,
         token_words=token_words,
         record_turns=record_turns,
-        record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
+        record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens, step_drafts) if record_turns else 1,
         pace_ns=_pace_ns(options.tpot_target_ms),
         best_effort_pace_ns=_pace_ns(options.flex_tpot_target_ms or options.tpot_target_ms),
-        draft_tokens=options.speculative_tokens if options.speculative != "off" else 0,
+        draft_tokens=draft_tokens,
         draft_match=options.speculative_match,
-        draft_rest=DRAFT_REST,
+        draft_rest=0 if step_drafts else DRAFT_REST,
         draft_buckets=_power_of_two(max(2, facts.max_model_len // 2)),
+        step_drafts=step_drafts,
         snapshots=snapshots,
         snapshot_tokens=_power_of_two(max(snapshot_tokens, page)),
     )
@@ -221,9 +227,9 @@ def _pace_ns(target_ms: float) -> int:
     return int(target_ms * (1_000_000 - PACE_MARGIN_PPM))
 
 
-def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:
+def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int, drafts: int) -> int:
     """Words for `turns` turns that decode with all rows, and for two turns with the maximum intake."""
-    fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, (2 + drafts) * facts.max_num_seqs
     longest = facts.max_model_len + 2 * facts.grammar_words  # with token rules
     taken = min(tokens + longest, entries * longest)  # prompt tokens and words of one turn
     prompts = taken // 2 + taken // facts.page_size

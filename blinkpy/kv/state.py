@@ -198,10 +198,12 @@ class Snapshots(NamedTuple):
 class Drafts(NamedTuple):
     """Drafts of each request slot, and the index of the request's tokens from which they come (scheduler/phases/drafts.py).
 
-    H buckets, C max_model_len. The arrays have one element each if there are no drafts.
+    H buckets, C max_model_len. The arrays have one element each if there are no drafts, and the index has one if the step
+    returns the drafts (Limits.step_drafts).
     """
 
-    source: Int32  # [S] if the next token equals the request's token at this position, the tokens after it are drafts; -1
+    source: Int32  # [S] if the next token equals the request's token at this position, the tokens after it are drafts; -1.
+    # With Limits.step_drafts instead: row of the step's batch whose Batch.drafted may follow its token; -1
     most: Int32  # [S] drafts that the request may have in one step
     rests_until: Int32  # [S] length of the request below which it has no drafts
     known: Int32  # [S] first position that is not in the index yet
@@ -288,6 +290,7 @@ class Batch(NamedTuple):
     sampled: Int32  # [B] the step's output
     logprobs: Int64  # [B, LOGPROB_ENTRIES] the step's output for rows whose request asked: logprob_record.LOGPROB_ENTRY
     counts: Int64  # [BATCH_COUNTS] ROWS and the counts after it
+    drafted: Int32  # [B, D] the step's output with Limits.step_drafts = D: drafts after the sampled token, then -1; else [B, 1]
 
 
 class Suspended(NamedTuple):

@@ -87,7 +87,7 @@ def make_state(
     batch = _arrays(
         kinds.Batch,
         (B,),
-        none=("cache_slots", "token_rows", "row_slots"),
+        none=("cache_slots", "token_rows", "row_slots", "drafted"),
         token_ids=(T,),
         positions=(T,),
         cache_slots=(T,),
@@ -95,6 +95,7 @@ def make_state(
         query_starts=(B + 1,),
         logprobs=(B, LOGPROB_ENTRIES),
         counts=(kinds.BATCH_COUNTS,),
+        drafted=(B, max(1, limits.step_drafts)),
     )
     kept_tokens, kept_rows = (T, B) if limits.step_groups > 1 else (1, 1)
     suspended = _arrays(
@@ -153,11 +154,10 @@ def _make_snapshots(limits: Limits) -> kinds.Snapshots:
 
 def _make_drafts(limits: Limits) -> kinds.Drafts:
     drafts: kinds.Drafts
-    if limits.draft_tokens == 0:
-        drafts = _arrays(kinds.Drafts, (1,), none=("source",), heads=(1, 1), links=(1, 1))
-    else:
+    slots, index = limits.slots if limits.draft_tokens else 1, {"heads": (1, 1), "links": (1, 1)}
+    if limits.draft_tokens and not limits.step_drafts:
         index = {"heads": (limits.slots, limits.draft_buckets), "links": (limits.slots, limits.max_model_len)}
-        drafts = _arrays(kinds.Drafts, (limits.slots,), none=("source",), **index)
+    drafts = _arrays(kinds.Drafts, (slots,), none=("source",), **index)
     return drafts
 
 

@@ -114,7 +114,7 @@ def calibration_batch(model: DecoderDescription) -> Batch:
     counts[[S.ROWS, S.TOKENS, S.MAX_CONTEXT]] = 1, tokens, tokens
     ids = np.random.default_rng(0).integers(0, model.vocab_size, tokens, np.int32)
     whole, logprobs = np.array([0, tokens], np.int32), np.zeros((1, 1), np.int64)
-    return Batch(ids, at, at, np.zeros_like(at), one, whole, whole[1:], one, one.copy(), logprobs, counts)
+    return Batch(ids, at, at, np.zeros_like(at), one, whole, whole[1:], one, one.copy(), logprobs, counts, one[:, None])
 
 
 def with_inverses(layers: int, kv_heads: int, scales: Scales | None) -> NDArray[np.float32]:

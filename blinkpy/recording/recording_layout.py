@@ -44,7 +44,7 @@ SNAPSHOT_HEAD = 8
 
 # The inputs of a turn, except entries: in shared memory if the host runs the scheduler, so that they
 # survive a crash.
-INPUTS = ("inbox.", "batch.sampled")
+INPUTS = ("inbox.", "batch.sampled", "batch.drafted")
 CURSOR = "recorder.cursor"
 
 # Of the unfinished turn, int64.

@@ -135,7 +135,8 @@ class RecordingMemory:
         """The state with the inputs of a turn in this memory. For a host that calls open_turn before each turn."""
         shared = self._views.inputs
         inbox = state.inbox._replace(**{name: shared[f"inbox.{name}"] for name in state.inbox._fields})
-        return state._replace(inbox=inbox, batch=state.batch._replace(sampled=shared["batch.sampled"]))
+        batch = state.batch._replace(sampled=shared["batch.sampled"], drafted=shared["batch.drafted"])
+        return state._replace(inbox=inbox, batch=batch)
 
     def open_turn(self, now_ns: int, number: int) -> None:
         """Record the begin of a turn."""

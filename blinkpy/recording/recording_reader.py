@@ -113,7 +113,8 @@ class RecordingReader:
             return views.ring[:0].copy()
         cursor, inbox = inputs[layouts.CURSOR], [inputs[f"inbox.{name}"] for name in INBOX_WORDS]
         sampled, cancels = inputs["batch.sampled"][: cursor[S.COMMITS]], inputs["inbox.cancel"]
-        words = [np.stack(inbox, axis=1).ravel(), sampled]
+        drafted = inputs["batch.drafted"][: len(sampled), : self.description["limits"]["step_drafts"]]
+        words = [np.stack(inbox, axis=1).ravel(), sampled, drafted.ravel()]
         noted_at = position + S.RECORD_HEADER + sum(len(part) for part in words)
         words.append(views.ring[np.arange(noted_at, noted_at + cursor[S.NOTES]) & (self._words - 1)])
         words += [np.array([layouts.CANCEL_WORDS | len(cancels) + 1 << S.NOTE_SHIFT]), cancels]
@@ -126,7 +127,7 @@ class RecordingReader:
 #
 # It contains the prompts and generated tokens of its requests as token ids.
 
-FORMAT = 4
+FORMAT = 5
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
 CRASHES_KEPT = 10  # number of the newest dumps that a folder of crashes keeps

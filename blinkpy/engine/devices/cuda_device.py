@@ -112,7 +112,7 @@ class CudaDevice:
     gpus: numbers of the GPUs that have a part of the model each.
     """
 
-    name, gpu, reads_weights = "cuda", True, True
+    name, gpu, reads_weights, has_draft_layers = "cuda", True, True, True
 
     def __init__(
         self,

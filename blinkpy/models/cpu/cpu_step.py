@@ -21,6 +21,7 @@ from blinkpy.models.cpu.cpu_sampler import (
     warm_up,
     warm_up_rules,
 )
+from blinkpy.models.cpu.draft_chain import DraftChain
 from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache, RingSizes, Scales, calibration_batch, calibration_tokens
@@ -43,6 +44,7 @@ class CpuStep:
     scales: of an FP8 KV cache.
     slots: requests that may have a recurrent state.
     snapshots: of such states.
+    drafts: that a draft layer returns for each row; 0 without such a layer.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class CpuStep:
         scales: Scales | None = None,
         slots: int = 1,
         snapshots: int = 0,
+        drafts: int = 0,
     ):
         self.cache: Any
         self._snapshots = snapshots
@@ -74,7 +77,8 @@ class CpuStep:
                 model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, slots=slots, snapshots=snapshots
             )
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
-        self._grammars, self._layers = grammars, len(model.layers)
+        self._chain = DraftChain(self.decoder, max_model_len, page_size, drafts) if model.drafting else None
+        self._grammars, self._layers = grammars, model.own_layers
         self._stream: Any = None  # of a cut step, after its last completed layer group
         warm_up()
         if grammars is not None:
@@ -90,7 +94,7 @@ class CpuStep:
         new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
         batch.logprobs gets its record if requested. Other rows are unchanged. Of a cut step, one layer group
         is computed (Batch.counts), and only the last group yields tokens. Other steps may run between two
-        groups.
+        groups. With a draft layer, batch.drafted gets the drafts of the batch's rows.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
@@ -98,17 +102,23 @@ class CpuStep:
         chunks = batch.row_slots[int(batch.counts[S.DECODE_ROWS]) : int(batch.counts[S.ROWS])]  # only they copy states
         if self._snapshots and group == 0:
             self.cache.states.load(chunks, requests.snapshot_source[chunks])
-        hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch), layers, stream)
+        wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all
+        hidden = self.decoder.forward(batch, requests.page_table, wanted, layers, stream)
         if groups > 1:
             self._stream = hidden if group + 1 < groups else None
         if group + 1 < groups:
             return
         if self._snapshots:
             self.cache.states.save(chunks, requests.snapshot_target[chunks])
+        emitting = hidden if self._chain is None else hidden[emitting_tokens(batch)]
+        if len(emitting):
+            self._sample(batch, requests, np.asarray(self.decoder.logits(emitting)))
+        if self._chain is not None:
+            self._chain.run(batch, requests, hidden)
+
+    def _sample(self, batch: Batch, requests: Requests, logits: NDArray[np.float32]) -> None:
+        """Write the tokens of the emitting rows, and their log probabilities. logits: [emitting rows, vocab]."""
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
-        if len(rows) == 0:
-            return
-        logits: NDArray[np.float32] = np.asarray(self.decoder.logits(hidden))
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p, prompts = read_parameters(entries), requests.prompt_length[slots]
@@ -147,7 +157,10 @@ def measure_cache(
     batch, tokens = calibration_batch(model), calibration_tokens(model)
     pages = -(-tokens // page_size)
     step = CpuStep(model, weights, pages, page_size, tokens, tokens, progress=progress)
-    step.decoder.forward(batch, np.arange(pages, dtype=np.int32)[None], np.zeros(0, np.int64))
+    table, none = np.arange(pages, dtype=np.int32)[None], np.zeros(0, np.int64)
+    hidden = step.decoder.forward(batch, table, None if model.drafting else none)
+    if model.drafting:
+        step.decoder.draft(batch, table, np.roll(batch.token_ids, -1), step.decoder.normed(hidden), none)
     largest: NDArray[np.float32] = step.cache.largest()
     return largest
 

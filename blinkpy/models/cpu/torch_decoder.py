@@ -89,13 +89,48 @@ class TorchDecoder:
             self.delta.begin(batch)
         x = self._embed(ids) if stream is None else stream
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
-        run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
+        run_layer, last = BLOCKS[self.model.placement], self.model.own_layers - 1
         chosen = range(last + 1) if layers is None else layers
         inputs = self._layer_inputs(ids, chosen)
         for index in chosen:
             of_layer = None if inputs is None else inputs[:, index - chosen.start]
             x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None, of_layer)
         return x
+
+    @torch.inference_mode()
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last norm of the residual stream [tokens, hidden]."""
+        return self._norm(hidden, self.weights.final_norm)
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        batch: Batch,
+        page_table: NDArray[np.int32],
+        following: NDArray[np.int32],
+        hidden: torch.Tensor,
+        wanted: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], torch.Tensor]:
+        """Run the draft layer over a batch; writes its keys and values of all tokens into the cache (multi-token
+        prediction: DeepSeek-V3 technical report, section 2.2).
+
+        page_table: int32 [slots, pages of a sequence].
+        following: int32 [tokens], the token after each token of the batch.
+        hidden: [tokens, hidden], the model's normalised result for each of them, or that of the previous draft.
+        wanted: int64 [n], indices of tokens.
+        Returns the most probable token after `following` of each wanted one, int32 [n]; and the normalised results of
+        the draft layer, [n, hidden].
+        """
+        weights, index = self.weights, self.model.own_layers
+        if weights.draft_projection is None:
+            raise ValueError("drafts need a draft layer")
+        self.attention.begin(batch, page_table)
+        embedded = self._norm(self._embed(torch.from_numpy(following)), weights.draft_embedding_norm)
+        both = torch.cat([embedded, self._norm(hidden, weights.draft_hidden_norm)], -1)
+        x, kept = self.progress.linear(both, weights.draft_projection), torch.from_numpy(wanted)
+        x = BLOCKS[self.model.placement](self, x, index, weights.layers[index], kept, None)
+        x = self._norm(x, weights.draft_norm)
+        return self.progress.linear(x, weights.lm_head).argmax(-1).to(torch.int32).numpy(), x
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The start of the residual stream, [tokens, hidden]."""

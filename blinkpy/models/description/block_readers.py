@@ -29,6 +29,7 @@ KNOWN_PARAMETERS = {
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
 }
+MOST_FURTHER_LAYERS = 16
 MAX_CONTEXT = 1 << 31  # limit of values in a config.json
 INERT_PARAMETERS = {"finetuned"}  # describe the origin of the weights
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -244,6 +245,12 @@ def activation(c: HfConfig) -> Activation:
 
 def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
     return Mlp(c.integer("intermediate_size"), activation(c), bias)
+
+
+def further_layers(c: HfConfig, attention: Attention, mlp: Mlp | Experts) -> tuple[Layer, ...]:
+    """The layers that predict further tokens (DecoderDescription.further_layers). They are like the last layer."""
+    count = c.integer("num_nextn_predict_layers", "num_mtp_layers", low=0, high=MOST_FURTHER_LAYERS)
+    return (Layer(attention, mlp),) * count
 
 
 def pre_norm_decoder(

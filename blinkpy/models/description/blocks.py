@@ -101,6 +101,7 @@ class LayerPart(Enum):
     LAYER_SCALE = "a stored factor of each layer's output"
     SHARED_KEYS = "layers that read the keys and values of another layer"
     LAYER_INPUTS = "embeddings of tokens for each layer"
+    DRAFT_LAYER = "a layer that drafts tokens"
 
 
 class Activation(Enum):

@@ -1,10 +1,10 @@
 """A decoder as data: its blocks, and the names of its weights. It needs no torch."""
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import (
@@ -95,6 +95,11 @@ class TensorNames(NamedTuple):
     delta_bias: str = "linear_attn.dt_bias"  # likewise
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
+    draft_embedding_norm: str = "enorm"  # of a draft layer, behind its `layer`, as the three names below
+    draft_hidden_norm: str = "hnorm"
+    draft_projection: str = "eh_proj"
+    draft_norm: str = "shared_head.norm"
+    draft_copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # likewise; of the model's embedding and head
     renamed: tuple[tuple[str, str], ...] = ()
     spare: tuple[str, ...] = ()
 
@@ -117,6 +122,9 @@ class DecoderDescription:
         It multiplies a gate made of the layer's output. A projection of the product is normalised and added.
     dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
+    further_layers: those behind `layers` in the checkpoint. The first one predicts the token after the next one, and so on
+        (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
+    drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
     head_rows: of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
     """
 
@@ -135,6 +143,8 @@ class DecoderDescription:
     packing: Packing | None = None
     head_rows: int = 0
     layer_inputs: int = 0
+    further_layers: tuple[Layer, ...] = ()
+    drafting: bool = False
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
@@ -156,6 +166,11 @@ class DecoderDescription:
     def attention(self) -> Attention:
         """The attention of all layers, except window, rotary embedding and head sizes."""
         return self.layers[0].attention
+
+    @property
+    def own_layers(self) -> int:
+        """The number of layers without the draft layer."""
+        return len(self.layers) - self.drafting
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -253,6 +268,7 @@ class DecoderDescription:
             LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
             LayerPart.SHARED_KEYS: any(layer.attention.keys_of is not None for layer in self.layers),
             LayerPart.LAYER_INPUTS: self.layer_inputs > 0,
+            LayerPart.DRAFT_LAYER: self.drafting,
         }
         return [part for part, has in found.items() if has]
 
@@ -271,6 +287,17 @@ class DecoderDescription:
     def expert_layers(self) -> tuple[bool, ...]:
         """For each layer, whether it has experts."""
         return tuple(isinstance(layer.mlp, Experts) for layer in self.layers)
+
+    def with_draft_layer(self) -> Self:
+        """The description with its first further layer as the draft layer. Raises ConfigError without exactly one."""
+        count = len(self.further_layers)
+        if count != 1:
+            has = f"has {count} layers" if count else "has no layer"
+            raise ConfigError(
+                f"speculative mtp needs one layer for multi-token prediction, but {self.name} {has} by this config.json "
+                "(num_nextn_predict_layers), or blinkpy does not read it: use speculative ngram or off"
+            )
+        return replace(self, layers=self.layers + self.further_layers, drafting=True)
 
     def require_blocks(self, implemented: Container[BlockType], decoder: str) -> None:
         """Raise ConfigError with the names of this model's blocks that a decoder lacks. implemented: the

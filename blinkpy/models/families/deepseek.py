@@ -1,6 +1,6 @@
 """Models with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash and Mistral Small 4.
 
-Layers that predict further tokens are left out of the checkpoint.
+The layer for multi-token prediction of DeepSeek V3 and GLM is used for drafts alone.
 """
 
 import math
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.block_readers import pre_norm_decoder, read_rope, rope_section
+from blinkpy.models.description.block_readers import further_layers, pre_norm_decoder, read_rope, rope_section
 from blinkpy.models.description.blocks import Attention, Experts, Latent, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import (
@@ -36,8 +36,10 @@ V3: dict[str, Any] = {
     "topk_group": 4,
 }
 V3 |= {"routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_interleave": True, "max_position_embeddings": 4096}
+V3 |= {"num_nextn_predict_layers": 1}
 FLASH: dict[str, Any] = {**V3, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1, "topk_group": 1}
 FLASH |= {"routed_scaling_factor": 1.8, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1}
+FLASH |= {"num_nextn_predict_layers": 0}
 YARN: dict[str, Any] = {"type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, GROWTH: 0.1}
 MISTRAL_4: dict[str, Any] = {
@@ -142,19 +144,23 @@ def _in_groups(c: HfConfig, experts: Experts) -> Experts:
 
 @family(
     "DeepseekV3ForCausalLM",
-    models="DeepSeek V3, V3.1, R1, Kimi K2, Moonlight; without the layers for multi-token prediction",
+    models="DeepSeek V3, V3.1, R1, Kimi K2, Moonlight; the layer for multi-token prediction only drafts",
     model_type="deepseek_v3",
     defaults=V3,
     ignores=UNREAD,
 )
 def deepseek_v3(c: HfConfig) -> DecoderDescription:
     attention = latent_attention(c, neighbours=c.flag("rope_interleave"))
-    return pre_norm_decoder(c, attention, leading_dense(c, _sigmoid_experts(c)))
+    return _with_further_layers(c, pre_norm_decoder(c, attention, leading_dense(c, _sigmoid_experts(c))), attention)
+
+
+def _with_further_layers(c: HfConfig, model: DecoderDescription, attention: Attention) -> DecoderDescription:
+    return replace(model, further_layers=further_layers(c, attention, _sigmoid_experts(c)))
 
 
 @family(
     "Glm4MoeLiteForCausalLM",
-    models="GLM-4.7-Flash; without the layer for multi-token prediction",
+    models="GLM-4.7-Flash; the layer for multi-token prediction only drafts",
     model_type="glm4_moe_lite",
     defaults=FLASH,
     ignores=UNREAD,
@@ -163,7 +169,7 @@ def glm4_moe_lite(c: HfConfig) -> DecoderDescription:
     layers, dense = c.integer("num_hidden_layers"), c.integer("first_k_dense_replace", low=0)
     default = [DENSE if layer < dense else SPARSE for layer in range(layers)]
     attention = latent_attention(c, neighbours=c.flag("rope_interleave"))
-    return pre_norm_decoder(c, attention, typed_mlps(c, _sigmoid_experts(c), default))
+    return _with_further_layers(c, pre_norm_decoder(c, attention, typed_mlps(c, _sigmoid_experts(c), default)), attention)
 
 
 @family("Mistral4ForCausalLM", models="Mistral Small 4: text only", model_type="mistral4", defaults=MISTRAL_4, ignores=UNREAD)

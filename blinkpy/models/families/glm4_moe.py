@@ -1,11 +1,18 @@
 """GLM-4.5, 4.6 and 4.7, with experts, and Solar Open and dots.llm1, whose experts are routed in the same way.
 
-Layers that predict further tokens are left out of the checkpoint.
+The layer for multi-token prediction of GLM is used for drafts alone.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.description.block_readers import (
+    further_layers,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+    sliding_windows,
+)
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.expert_readers import biased_sigmoid_experts, leading_dense
@@ -25,14 +32,16 @@ IGNORES = ("intermediate_size", "num_nextn_predict_layers", "num_mtp_layers", "o
 
 @family(
     "Glm4MoeForCausalLM",
-    models="GLM-4.5, 4.5-Air, 4.6, 4.7; without the layers for multi-token prediction",
+    models="GLM-4.5, 4.5-Air, 4.6, 4.7; the layer for multi-token prediction only drafts",
     model_type="glm4_moe",
-    defaults=EXPERTS | DEFAULTS | SIZES | {"partial_rotary_factor": 0.5},
+    defaults=EXPERTS | DEFAULTS | SIZES | {"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1},
     ignores=IGNORES,
 )
 def glm4_moe(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, partial=True, qk_norm=c.flag("use_qk_norm"), qkv_bias=c.flag("attention_bias"))
-    return pre_norm_decoder(c, attention, leading_dense(c, _experts(c)))
+    experts = _experts(c)
+    model = pre_norm_decoder(c, attention, leading_dense(c, experts))
+    return replace(model, further_layers=further_layers(c, attention, experts))
 
 
 def _experts(c: HfConfig) -> Experts:

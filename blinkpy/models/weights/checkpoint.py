@@ -253,6 +253,8 @@ def _spare(name: str, model: DecoderDescription) -> bool:
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
     outside = name.startswith((*SPARE, *model.tensors.spare, *unread_keys(model)))
     outside = outside or name.endswith(UNUSED_SCALES)
+    draft = model.tensors.layer.format(layer=model.own_layers)
+    outside = outside or (model.drafting and name.startswith(tuple(draft + copy for copy in model.tensors.draft_copies)))
     return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
 

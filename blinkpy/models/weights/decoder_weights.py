@@ -246,6 +246,10 @@ class Weights:
     layer_embedding: torch.Tensor | None = None  # [vocab, layers * layer_inputs]
     layer_projection: torch.Tensor | None = None  # [layers * layer_inputs, hidden]
     layer_projection_norm: torch.Tensor | None = None  # [layer_inputs]
+    draft_embedding_norm: torch.Tensor | None = None  # [hidden], as the two below; around a draft layer
+    draft_hidden_norm: torch.Tensor | None = None
+    draft_norm: torch.Tensor | None = None
+    draft_projection: torch.Tensor | None = None  # [hidden, 2 * hidden], of the embedding, then of the hidden state
 
     @property
     def dtype(self) -> torch.dtype:

@@ -342,8 +342,18 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
         parts.append(joined("layer_embedding", [(f"{names.layer_embedding}.weight", vocab)], width))
         parts.append(joined("layer_projection", [(f"{names.layer_projection}.weight", width)], hidden))
         parts.append(_vector("layer_projection_norm", names.layer_projection_norm, model.layer_inputs))
+    parts += _draft_parts(model) if model.drafting else []
     head = joined("lm_head", [(f"{names.lm_head}.weight", model.head_rows or vocab)], hidden)
     return parts if model.tied_embeddings else [*parts, head]
+
+
+def _draft_parts(model: DecoderDescription) -> list[Part]:
+    """The weights around the draft layer."""
+    names, hidden = model.tensors, model.hidden_size
+    prefix = names.layer.format(layer=model.own_layers)
+    norms = [_vector(f, prefix + getattr(names, f), hidden) for f in ("draft_embedding_norm", "draft_hidden_norm", "draft_norm")]
+    projection = joined("draft_projection", [(f"{prefix}{names.draft_projection}.weight", hidden)], 2 * hidden)
+    return [*(_with_offset(norm, model.norm.offset) for norm in norms), projection]
 
 
 def all_parts(model: DecoderDescription) -> list[Part]:

@@ -8,6 +8,9 @@ Drafts are the request's own tokens that followed the same tokens earlier. overl
 while the step runs (`find_drafts`): there, the last draft_match - 1 tokens must repeat. If the token that the step
 samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and of equal ones the latest.
 
+With Limits.step_drafts, a draft layer of the model runs in the step and returns the drafts of each row instead
+(Batch.drafted). They follow the token that the step samples, so `propose_drafts` takes them unchanged.
+
 The index is a hash table of n-grams for each slot, with chains. It is never cleared: each entry that a lookup finds
 is compared with the request's tokens, so an entry of an earlier request is harmless.
 """
@@ -63,6 +66,8 @@ def find_drafts(limits, state, lane, lanes):
     """
     if limits.draft_tokens == 0 or not step_ended(state.batch):
         return False
+    if limits.step_drafts > 0:
+        return find_step_drafts(state, lane, lanes)
     requests, drafts, batch = state.requests, state.drafts, state.batch
     found = 0
     for row in strided(lane, batch.counts[S.ROWS], lanes):
@@ -78,6 +83,20 @@ def find_drafts(limits, state, lane, lanes):
             found = 1 if source >= 0 else found
         elif batch.emits[row] != S.DRAFT:
             found = 1  # all of its drafts may be right
+    return block_max(found, lane, lanes) > 0
+
+
+@device
+def find_step_drafts(state, lane, lanes):
+    """find_drafts, if the step returns the drafts. No request rests, since its drafts are computed anyway."""
+    requests, drafts, batch = state.requests, state.drafts, state.batch
+    found = 0
+    for row in strided(lane, batch.counts[S.ROWS], lanes):
+        if batch.emits[row] != S.DRAFT:
+            slot = batch.row_slots[row]
+            able = batch.emits[row] != 0 and may_have_drafts(requests, slot)
+            drafts.source[slot] = row if able else -1
+            found = 1 if able else found
     return block_max(found, lane, lanes) > 0
 
 
@@ -138,13 +157,27 @@ def longest_match(limits, requests, drafts, slot):
 def wanted_drafts(limits, state, slot):
     """The drafts that a request can use in the next step, before rows and pages are shared out."""
     requests, drafts, source = state.requests, state.drafts, state.drafts.source[slot]
-    length = requests.length[slot]
-    if source < 0 or requests.stalled[slot] != 0 or requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
+    length, most = requests.length[slot], drafts.most[slot]
+    if source < 0 or requests.stalled[slot] != 0:
+        return 0
+    if limits.step_drafts > 0:
+        most = min(most, returned_drafts(limits, state.batch, source, slot))
+    elif requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
         return 0
     if free_entries(limits, state.pairs, requests.pair[slot]) <= limits.rows:  # one for each row that the step may have
         return 0
     left = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS] - length  # intake keeps it within the context
-    return min(drafts.most[slot], left - 1)  # one token comes without a draft
+    return min(most, left - 1)  # one token comes without a draft
+
+
+@device
+def returned_drafts(limits, batch, row, slot):
+    """The number of drafts that the step returned for a request; 0 if `row` is no longer its own row."""
+    count = 0
+    if row < batch.counts[S.ROWS] and batch.row_slots[row] == slot:
+        while count < limits.step_drafts and 0 <= batch.drafted[row, count] < limits.vocab_size:
+            count += 1
+    return count
 
 
 @device
@@ -177,9 +210,13 @@ def propose_drafts(limits, state, lane, lanes):
     for i in strided(lane, running, lanes):
         slot = state.running[i]
         length, source = requests.length[slot], state.drafts.source[slot]
-        expect(state, scratch.first[i] == 0 or 0 <= source < length - 1, F.DRAFT_SOURCE)
+        limit = limits.rows if limits.step_drafts > 0 else length - 1
+        expect(state, scratch.first[i] == 0 or 0 <= source < limit, F.DRAFT_SOURCE)
         for k in range(scratch.first[i]):  # in order: a source may reach into its own drafts
-            requests.tokens[slot, length + k] = requests.tokens[slot, source + 1 + k]
+            if limits.step_drafts > 0:
+                requests.tokens[slot, length + k] = state.batch.drafted[source, k]
+            else:
+                requests.tokens[slot, length + k] = requests.tokens[slot, source + 1 + k]
     if lane == 0:
         state.counters[DRAFT_TOKENS] += proposed
     barrier(lanes)
@@ -259,4 +296,5 @@ def learn_from_drafts(limits, drafts, slot, length, given, accepted):
         most = max(1, most >> 1)
         drafts.rests_until[slot] = length + limits.draft_rest
     drafts.most[slot] = most
-    drafts.source[slot] += accepted + 1
+    if limits.step_drafts == 0:
+        drafts.source[slot] += accepted + 1

@@ -11,6 +11,7 @@ Layout, int64 words:
               step_words); free pages | cached << 32 after the turn; bucket, or -1 where it plans no rows
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
+    drafted   with Limits.step_drafts: so many words for each of these rows
     notes     rare events, each after a word: kind | words << 8
                   RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read | of the token rules << 32;
                       the entry, 32 words; the prompt, two tokens a word; its page hashes; the automaton and the rules, two
@@ -61,7 +62,9 @@ def record_turn(limits, state, lane, lanes):
     at += 4 * limits.pairs
     for row in strided(lane, committed, lanes):
         words[(at + row) & mask] = batch.sampled[row]
-    at += committed + notes
+        for k in range(limits.step_drafts):
+            words[(at + committed + row * limits.step_drafts + k) & mask] = batch.drafted[row, k]
+    at += committed * (1 + limits.step_drafts) + notes
     for row in strided(lane, planned, lanes):
         tokens = batch.query_starts[row + 1] - batch.query_starts[row]
         words[(at + row) & mask] = batch.row_slots[row] | tokens << HALF
@@ -125,7 +128,8 @@ def note_word(seen, i, value):
 def open_note(limits, state):
     """Position of the next note of the open record."""
     cursor = state.recorder.cursor
-    return cursor[S.POSITION] + S.RECORD_HEADER + 4 * limits.pairs + cursor[S.COMMITS] + cursor[S.NOTES]
+    committed = cursor[S.COMMITS] * (1 + limits.step_drafts)
+    return cursor[S.POSITION] + S.RECORD_HEADER + 4 * limits.pairs + committed + cursor[S.NOTES]
 
 
 @device

@@ -1,6 +1,7 @@
 """Rules of drafts (R25, R26): which requests have some, how many, and which of them are right."""
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from blinkpy.verify.oracle.oracle_state import OracleState, Request, Row
 
@@ -45,17 +46,21 @@ def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, 
 
 def wanted(state: OracleState, request: Request) -> int:
     """R25: the number of drafts that a request can use. SecondOpinion checks the earlier place."""
-    source, tokens = int(state.sources[request.slot]), request.tokens
-    if source == -1 or tokens[source] != tokens[-1]:
+    source, tokens, most = int(state.sources[request.slot]), request.tokens, request.most_drafts
+    if state.limits.step_drafts:
+        most = min(most, len(request.returned))
+    elif source == -1 or tokens[source] != tokens[-1]:
         return 0
     if state.free_entries(state.pairs[request.pair]) <= state.limits.rows:
         return 0
     left = request.prompt_length + request.max_tokens - len(tokens)
-    return min(request.most_drafts, left - 1)
+    return min(most, left - 1)
 
 
 def continuation(state: OracleState, request: Request, count: int) -> list[int]:
-    """R25: the tokens after the earlier place, which may reach into the drafts themselves."""
+    """R25: the drafts that the step returned, or the tokens after the earlier place, which may reach into the drafts."""
+    if state.limits.step_drafts:
+        return request.returned[:count]
     tokens, first = list(request.tokens), int(state.sources[request.slot]) + 1
     for k in range(count):
         tokens.append(tokens[first + k])
@@ -72,6 +77,14 @@ def right_drafts(state: OracleState, first: int) -> int:
     return right
 
 
+def returned(state: OracleState, i: int, request: Request) -> list[int]:
+    """R25: the drafts that the step returned with row i, its request's own, before the step's token is appended."""
+    if request.grammar is not None or len(request.tokens) < request.prompt_length:
+        return []
+    drafts = state.drafted[i, : state.limits.step_drafts].tolist()
+    return list(takewhile(lambda token: 0 <= token < state.limits.vocab_size, drafts))
+
+
 def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, bool]]:
     """R6, R26: (request, token, whether a draft equals it) for each token of the step to append, in order. The caller
     appends a token before it asks for the next one.
@@ -80,6 +93,7 @@ def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, bool]]:
         if row.ahead or not row.emits:
             continue
         request, right, appended = row.request, right_drafts(state, i), 0
+        request.returned = returned(state, i, request)
         yield request, int(state.sampled[i]), right != 0
         while appended != right and not request.finish:
             appended += 1

@@ -181,6 +181,7 @@ class Request:
     ruled: bool = False  # it has token rules
     most_drafts: int = 0  # in the next step
     rests_until: int = 0  # length below which it has no drafts
+    returned: list[int] = field(default_factory=list)  # drafts from the step that this turn commits
     source: Snapshot | None = None  # from which its first step starts
     target: Snapshot | None = None  # which the planned step writes
     branch: int = 0  # end of the pages that it found and could not use
@@ -236,6 +237,7 @@ class OracleState:
 
     queues: views of the segment.
     sampled: State.batch.sampled.
+    drafted: State.batch.drafted.
     sources: State.drafts.source: the earlier place of each slot's last tokens, because any such place is correct.
     buckets: (tokens, rows) of each bucket.
     pieces: the bytes of each token, or [] without grammars.
@@ -247,6 +249,7 @@ class OracleState:
         policy: Policy,
         queues: EngineViews,
         sampled: Any,
+        drafted: Any,
         sources: Any,
         buckets: list[tuple[int, int]],
         pieces: list[bytes],
@@ -255,6 +258,7 @@ class OracleState:
         self.policy = policy
         self.queues = queues
         self.sampled = sampled
+        self.drafted = drafted
         self.sources = sources
         self.buckets = buckets
         self.pieces = pieces

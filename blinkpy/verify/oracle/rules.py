@@ -336,6 +336,8 @@ class Oracle(OracleState):
                 row.request.in_flight = False
         cancelled = [r for r in cancelled if not r.in_flight]
         settle_copies(self)
+        for request in self.running + self.waiting:
+            request.returned = []
         commit(self)
         end_lost_and_cancelled(self, verdicts, cancelled)
         change_owners(self, verdicts, now_ns)

@@ -48,6 +48,7 @@ class SecondOpinion:
             policy,
             queues,
             state.batch.sampled,
+            state.batch.drafted,
             state.drafts.source,
             buckets,
             tokens.pieces() if limits.grammar_share else [],
@@ -122,7 +123,11 @@ class SecondOpinion:
         yield "groups of the step", (words[S.GROUP], max(1, words[S.GROUPS])), groups
 
     def _may_have_drafts(self, request: Request) -> bool:
-        """R25: whether a request's last tokens occurred earlier where the scheduler says, and nothing excludes drafts."""
+        """R25: whether nothing excludes drafts; and without a draft layer, whether a request's last tokens occurred earlier
+        where the scheduler says.
+        """
+        if self.oracle.limits.step_drafts:
+            return request.grammar is None and len(request.tokens) > request.prompt_length
         source, tokens, repeated = int(self.state.drafts.source[request.slot]), request.tokens, self.oracle.limits.draft_match
         same = repeated <= source + 1 < len(tokens) and tokens[source + 1 - repeated : source + 1] == tokens[-repeated:]
         return same and request.grammar is None and len(tokens) > max(request.prompt_length - 1, request.rests_until)

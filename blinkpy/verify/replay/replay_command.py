@@ -261,7 +261,8 @@ def run_record(options: RecordOptions) -> int:
             )
         name = names[0]
     capture = RecordingReader(name).capture()
-    turns = sum(1 for _ in parse_turns(capture.words, int(capture.description["limits"]["pairs"])))
+    limits = capture.description["limits"]
+    turns = sum(1 for _ in parse_turns(capture.words, int(limits["pairs"]), int(limits["step_drafts"])))
     path = Path(options.output or f"blinkpy-{name}-{time.strftime('%Y%m%d-%H%M%S')}.recording")
     write_dump(path, capture, "asked for")
     size = path.stat().st_size / 2**20

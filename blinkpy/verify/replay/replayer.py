@@ -7,7 +7,7 @@ must write an identical record.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -76,6 +76,7 @@ class Turn:
     command: int
     inbox: Int64  # [Q, 4] heartbeat, claim, completion head, doorbell
     sampled: Int64
+    drafted: Int64  # [rows of `sampled`, Limits.step_drafts]
     entries: tuple[Entry, ...]
     cancelled: tuple[int, ...]
     planned: Int64
@@ -93,14 +94,16 @@ class Turn:
         return self.bucket != OPEN_TURN
 
 
-def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
-    """Parse consecutive records, int64 [n]. Raises BrokenRecordError at words that are not a record."""
+def parse_turns(words: Int64, pairs: int, step_drafts: int) -> Iterator[Turn]:
+    """Parse consecutive records, int64 [n]. pairs, step_drafts: of the scheduler's limits. Raises BrokenRecordError at words
+    that are not a record.
+    """
     at = 0
     while at < len(words):
         length = int(words[at]) & LOW
         if int(words[at]) >> HALF != S.RECORD_MARK or length < S.RECORD_HEADER + 4 * pairs or at + length > len(words):
             raise BrokenRecordError(f"no record at word {at}")
-        yield _turn(words[at : at + length], pairs)
+        yield _turn(words[at : at + length], pairs, step_drafts)
         at += length
 
 
@@ -112,18 +115,27 @@ def ring_words(ring: Int64, begin: int, end: int) -> Int64:
     return ring[first:last] if first <= last and end - begin < len(ring) else np.concatenate([ring[first:], ring[:last]])
 
 
-def _turn(words: Int64, pairs: int) -> Turn:
+def _turn(words: Int64, pairs: int, step_drafts: int) -> Turn:
     _, number, now, command, rows, notes, pages, bucket = words[: S.RECORD_HEADER].tolist()
     cut, notes = notes >> HALF, notes & LOW
-    lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, notes, rows >> HALF)
+    lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, (rows & LOW) * step_drafts, notes, rows >> HALF)
     if sum(lengths) != len(words) or min(lengths) < 0:
         raise BrokenRecordError(f"the record of turn {number} is inconsistent")
-    _, first, second, third, fourth, _ = accumulate(lengths, initial=0)
-    inbox, sampled, note_words, row_words = words[first:second], words[second:third], words[third:fourth], words[fourth:]
+    bounds = pairwise(accumulate(lengths, initial=0))
+    _, inbox, sampled, drafted, note_words, row_words = (words[first:last] for first, last in bounds)
     entries, cancelled, cancel_words = _notes(note_words, number)
     planned = np.empty((len(row_words), 2), np.int64)
     planned[:, 0], planned[:, 1] = row_words & LOW, row_words >> HALF
-    inputs = number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled
+    inputs = (
+        number,
+        now,
+        command,
+        inbox.reshape(pairs, 4),
+        sampled,
+        drafted.reshape(len(sampled), step_drafts),
+        entries,
+        cancelled,
+    )
     groups = cut & (1 << GROUP_BITS) - 1, cut >> GROUP_BITS & (1 << GROUP_BITS) - 1, cut & SUSPENDED_BIT != 0
     return Turn(*inputs, planned, pages & LOW, pages >> HALF, bucket, words, cancel_words, *groups)
 
@@ -182,7 +194,7 @@ class Replay:
                     np.copyto(array, capture.arrays[name])
             batch = self.state.batch
             self.state.recorder.cursor[S.COMMITS] = batch.counts[S.ROWS] if step_ended(batch) else 0
-            self.turns: list[Turn] = list(parse_turns(capture.words, sizes.pairs))
+            self.turns: list[Turn] = list(parse_turns(capture.words, sizes.pairs, self.limits.step_drafts))
         except BrokenRecordError as error:
             raise RecordingError(f"the recording is damaged: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -241,6 +253,7 @@ class Replay:
             if len(entry.rules):
                 views.prompt[entry.pair, entry["rules_offset"] :][: len(entry.rules)] = entry.rules
         state.batch.sampled[: len(turn.sampled)] = turn.sampled
+        state.batch.drafted[: len(turn.drafted), : self.limits.step_drafts] = turn.drafted
 
     def _planned(self) -> Int64:
         """Turn.planned of the last turn as replayed."""

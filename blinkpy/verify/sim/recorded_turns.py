@@ -39,7 +39,7 @@ class RecordedTurns:
         arrays = {name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}
         self._replay = Replay(Capture(about, np.zeros(0, np.int64), arrays), policy, mode)
         self._state = state
-        self._pairs = limits.pairs
+        self._pairs, self._drafts = limits.pairs, limits.step_drafts
         self._read = 0
 
     def difference(self) -> str:
@@ -56,7 +56,7 @@ class RecordedTurns:
         recorder, replayed = self._state.recorder, self._replay.state
         begin, self._read = self._read, int(recorder.progress[S.POSITION])
         try:
-            turns = list(parse_turns(ring_words(recorder.words, begin, self._read), self._pairs))
+            turns = list(parse_turns(ring_words(recorder.words, begin, self._read), self._pairs, self._drafts))
         except BrokenRecordError as error:
             yield "the record", str(error), ""
             return

@@ -98,6 +98,7 @@ def note(sim, turn, actor, event, first, second):
 
 MODULUS = 1_000_003
 PRIME = (1 << 31) - 1
+MORE_DRAFTS = 8  # drafts of each token for a wrong number
 UNWRITTEN = -77  # in rows that don't emit; the scheduler must not read it
 
 BUCKET_WRONG = fault_code("the bucket is not the smallest that fits the batch")
@@ -220,6 +221,8 @@ def compute(limits, queues, state, sim):
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for row in range(limits.rows):
         batch.sampled[row] = UNWRITTEN
+        for k in range(limits.step_drafts):
+            batch.drafted[row, k] = UNWRITTEN
     if batch.counts[S.GROUPS] > 1:
         fault = compute_group(limits, state, sim)
         if fault != 0 or batch.counts[S.GROUP] + 1 < batch.counts[S.GROUPS]:
@@ -248,6 +251,10 @@ def compute(limits, queues, state, sim):
             token = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
             token = synthetic_choice(state.grammars, requests, slot, token, limits.vocab_size)
             batch.sampled[row] = token
+            for k in range(limits.step_drafts):  # some are right, since the vocabulary is small; some are invalid
+                batch.drafted[row, k] = (scramble(total + k) >> 16) % (MORE_DRAFTS * limits.vocab_size + 2) - 1
+                if batch.drafted[row, k] > limits.vocab_size:
+                    batch.drafted[row, k] %= limits.vocab_size
             if requests.entry[slot, WORD_LOGPROBS] >= 0:
                 for k in range(LOGPROB_ENTRIES):
                     batch.logprobs[row, k] = record_word(batch.sampled[row], batch.context_lengths[row], k)

@@ -286,6 +286,9 @@ def make_world(
         sizes_of_drafts = {"tokens": (1, 2, 5), "match": (2, 2, 3, 4), "rest": (0, 1, 8), "buckets": (2, 16)}
         limits = limits._replace(**{f"draft_{name}": drafts.choice(values) for name, values in sizes_of_drafts.items()})
         odds = odds._replace(submit=drafts.choice((40, 150, odds.submit)), answer=drafts.choice((12, 30)))
+        if drafts.random() < 0.4:
+            words = 4 * limits.record_words if records else 1  # for up to 5 drafts of each row
+            limits = limits._replace(step_drafts=limits.draft_tokens, draft_rest=0, record_words=words)
     snapshots = random.Random(f"snapshots {seed}")
     if chosen is None and not drafting and limits.prefix_caching and snapshots.random() < 0.7:
         distance = snapshots.choice((1, 2, 4, 16)) * limits.page_size

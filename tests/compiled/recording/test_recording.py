@@ -109,7 +109,7 @@ def test_another_policy_or_token_is_a_difference() -> None:
     other = [d for _, differences in Replay(capture, shortest_first).run() for d in differences]
     assert any(d.startswith("rows (slot, tokens)") for d in other)
     # A page less at the start: the first difference is the number of free pages.
-    changed = dataclasses.replace(next(iter(parse_turns(capture.words, 1))), free=3)
+    changed = dataclasses.replace(next(iter(parse_turns(capture.words, 1, 0))), free=3)
     replay = Replay(capture, fcfs)
     replay.turns[0] = changed
     assert next(replay.run())[1] == ["free pages: 8 here, 3 recorded"]
@@ -138,7 +138,7 @@ def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Gen
         case.read(0)
         capture = case.recording.reader.capture()
         spans.append(len(capture.words))
-        assert sum(1 for _ in parse_turns(capture.words, case.limits.pairs)) > 0
+        assert sum(1 for _ in parse_turns(capture.words, case.limits.pairs, case.limits.step_drafts)) > 0
     words = case.limits.record_words
     settled = spans[len(spans) // 2 :]
     assert case.recording.reader.position > 2 * words

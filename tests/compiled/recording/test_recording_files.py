@@ -107,7 +107,7 @@ def test_random_words_are_no_records(rng: np.random.Generator) -> None:
         at = int(rng.integers(len(words)))
         broken[at] = rng.integers(-(2**63), 2**63 - 1)
         try:
-            turns = list(parse_turns(broken, 1))
+            turns = list(parse_turns(broken, 1, 0))
         except BrokenRecordError:
             continue
         assert len(turns) > 0  # it hit a value, not the structure
@@ -139,7 +139,7 @@ def test_the_requests_of_a_recording_are_a_workload(dump: Path, tmp_path: Path, 
 
 def test_a_replay_that_differs_has_exit_code_1(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = read_dump(dump).words.copy()
-    turn = list(parse_turns(words, 1))[3]
+    turn = list(parse_turns(words, 1, 0))[3]
     where = int(np.flatnonzero(words == turn.now_ns)[0]) + 4  # free and cached pages
     words[where] += 1
     assert cli.main(["replay", str(rewritten(dump, words=words)), "--no-trace"]) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.scheduler_cases import Case, make_case
+from support.scheduler_cases import VOCAB, Case, make_case
 
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
@@ -27,8 +27,10 @@ from blinkpy.scheduler.phases.drafts import (
 )
 
 SPACE: dict[str, Any] = {"pairs": 1, "slots": 8, "rows": 8, "tokens": 24, "pages": 120, "max_model_len": 64, "cq_entries": 64}
-OFF: dict[str, Any] = {"speculative": "off", "speculative_tokens": 7, "speculative_match": 8}
+OFF: dict[str, Any] = {"speculative": "off", "speculative_tokens": 0, "speculative_match": 8}
 DRAFTS: dict[str, Any] = SPACE | {"vocab_size": 2, "speculative": "ngram", "speculative_tokens": 4, "speculative_match": 2}
+STEP_DRAFTS: dict[str, Any] = SPACE | {"vocab_size": 2, "speculative": "mtp", "speculative_tokens": 4}
+BOTH = pytest.mark.parametrize("drafts", [DRAFTS, STEP_DRAFTS], ids=["ngram", "mtp"])
 
 
 def run(case: Case, requests: list[tuple[list[int], int, dict[str, Any]]]) -> tuple[int, int]:
@@ -119,11 +121,12 @@ def test_without_drafts_the_state_has_no_memory_for_them() -> None:
 # ---- how many -------------------------------------------------------------------------------------------------------------
 
 
+@BOTH
 @pytest.mark.parametrize("lanes", [1, 3, 11])
-def test_requests_get_the_same_tokens_in_fewer_steps(lanes: int, rng: np.random.Generator) -> None:
+def test_requests_get_the_same_tokens_in_fewer_steps(lanes: int, drafts: dict[str, Any], rng: np.random.Generator) -> None:
     """Each token is checked by its front end, and each decision by the oracle."""
     requests = random_requests(rng)
-    case = make_case(lanes=lanes, **DRAFTS, record_turns=8)
+    case = make_case(lanes=lanes, **drafts, record_turns=8)
     steps, drafted = run(case, requests)
     without, none = run(make_case(lanes=1, **DRAFTS | OFF), requests)
     right = case.counter("draft_tokens_accepted")
@@ -154,8 +157,9 @@ def test_drafts_get_the_same_pages_in_any_number_of_lanes(lanes: int, rng: np.ra
     assert several
 
 
-def test_completions_say_which_tokens_were_drafted(rng: np.random.Generator) -> None:
-    case = make_case(lanes=1, **DRAFTS)
+@BOTH
+def test_completions_say_which_tokens_were_drafted(drafts: dict[str, Any], rng: np.random.Generator) -> None:
+    case = make_case(lanes=1, **drafts)
     flagged, poll = 0, case.clients[0].poll
 
     def counting() -> Any:
@@ -181,8 +185,9 @@ def drafts_of(case: Case, turns: int = 60) -> int:
     return most
 
 
-def test_requests_with_a_grammar_and_scored_prompts_get_none(rng: np.random.Generator) -> None:
-    case = make_case(lanes=1, **DRAFTS | {"share": 2})
+@BOTH
+def test_requests_with_a_grammar_and_scored_prompts_get_none(drafts: dict[str, Any], rng: np.random.Generator) -> None:
+    case = make_case(lanes=1, **drafts | {"share": 2})
     supply = case.world.sim.grammars
     automaton = ByteAutomaton.of_words(supply.words[0][: supply.length[0]])
     for seed in range(4):
@@ -191,10 +196,11 @@ def test_requests_with_a_grammar_and_scored_prompts_get_none(rng: np.random.Gene
     case.finish()
 
 
+@BOTH
 @pytest.mark.parametrize(("change", "most"), [({"cq_entries": 8}, 0), ({"rows": 3}, 2), ({"speculative_tokens": 1}, 1), ({}, 4)])
-def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], most: int) -> None:
+def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], most: int, drafts: dict[str, Any]) -> None:
     """One request, whose tokens are all the same one: the model's are replaced."""
-    case = make_case(lanes=1, **DRAFTS | change)
+    case = make_case(lanes=1, **drafts | change)
     case.judged = False
     case.submit([0] * 12, 40, seed=3)
     seen = 0
@@ -203,14 +209,16 @@ def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], 
         rows = int(case.state.batch.counts[S.ROWS])
         seen = max(seen, rows - 1)
         case.state.batch.sampled[:rows] = 0
+        case.state.batch.drafted[:rows] = 0
     assert seen == most
     length = int(case.state.requests.length[0])
     assert length > 12 + 12 if most > 1 else length <= 12 + 24
 
 
-def test_no_draft_is_beyond_the_last_token() -> None:
+@BOTH
+def test_no_draft_is_beyond_the_last_token(drafts: dict[str, Any]) -> None:
     """Requests with few tokens left."""
-    case = make_case(lanes=1, **DRAFTS)
+    case = make_case(lanes=1, **drafts)
     for most in range(1, 8):
         case.submit([0, 1] * 6, most, seed=most)
     for _ in range(40):
@@ -222,3 +230,21 @@ def test_no_draft_is_beyond_the_last_token() -> None:
             assert batch.context_lengths[row] < end
         case.read(0)
     case.finish()
+
+
+def test_a_request_gets_the_drafts_that_its_step_returned() -> None:
+    """Up to the first that is no token. All are wrong, so that their number is halved, and no request rests."""
+    case = make_case(lanes=1, **STEP_DRAFTS | {"vocab_size": VOCAB})
+    case.judged = False
+    case.submit([1, 2, 3], 40, seed=3)
+    case.turn()
+    batch, requests = case.state.batch, case.state.requests
+    for returned, drafts in (([5, 6, 7, 8], 4), ([5, 6, VOCAB, 8], 2), ([-1, 6, 7, 8], 0), ([5, 6, 7, 8], 1), ([4, -1, 7, 8], 1)):
+        rows = int(batch.counts[S.ROWS])
+        batch.sampled[:rows], batch.drafted[:rows] = 9, -1
+        batch.drafted[0] = returned  # those of a draft's row are none of the request
+        case.turn()
+        length = int(requests.length[0])
+        assert int(batch.counts[S.ROWS]) == 1 + drafts
+        assert batch.token_ids[: 1 + drafts].tolist() == [9, *returned[:drafts]]
+        assert requests.tokens[0, length : length + drafts].tolist() == returned[:drafts]

@@ -101,7 +101,7 @@ def record_words(limits: Limits) -> int:
     longest = limits.max_model_len + 2 * limits.grammar_words
     prompts = limits.intake_tokens + longest  # tokens, words: the last one may pass the bound
     prompts = min(prompts, limits.intake_entries * longest)
-    decoding = 8 + 4 * limits.pairs + 2 * limits.rows
+    decoding = 8 + 4 * limits.pairs + (2 + limits.step_drafts) * limits.rows
     entries = limits.intake_entries * S.RECORD_ENTRY
     most = decoding + entries + prompts // 2 + prompts // limits.page_size + limits.slots + 2
     return power_of_two(max(limits.record_turns * decoding, 2 * most))
@@ -115,6 +115,7 @@ def test_the_recorders_ring_grows_at_the_word() -> None:
             ("intake_tokens", range(600, 3000), {"intake_entries": 20, "record_turns": 1}),
             ("intake_entries", range(1, 40), {"intake_tokens": 1 << 20, "record_turns": 1}),
             ("record_turns", range(1, 600), {}),
+            ("speculative_tokens", range(1, 32), {"record_turns": 500, "speculative": "mtp"}),
         ):
             made = [limits_of(**sizes, **others, **{name: value}) for value in values]
             assert [limits.record_words for limits in made] == [record_words(limits) for limits in made]
@@ -184,7 +185,8 @@ def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
 
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
-    limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)), draft_tokens=int(rng.integers(0, 2)))
+    limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)), draft_tokens=int(rng.integers(0, 3)))
+    limits = limits._replace(step_drafts=limits.draft_tokens * int(rng.integers(0, 2)))
     limits = limits._replace(snapshots=int(rng.integers(0, 4)))
     Q, R, N, B, T = limits.pairs, limits.slots, limits.pages, limits.rows, limits.tokens
     K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
@@ -192,7 +194,8 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     items = max(R, B, K, limits.index_items, share)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
     kept = (T, B) if limits.step_groups > 1 else (1, 1)
-    drafted, buckets, known = (R, limits.draft_buckets, length) if limits.draft_tokens else (1, 1, 1)
+    drafted, indexed = R if limits.draft_tokens else 1, limits.draft_tokens > limits.step_drafts
+    heads, links = ((R, limits.draft_buckets), (R, length)) if indexed else ((1, 1), (1, 1))
     usual |= {
         "drafts": (drafted,),
         "grammars": (G,),
@@ -209,13 +212,14 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "inbox.now_ns": (1,), "inbox.command": (1,), "inbox.cancel": (R,),
         **{f"batch.{name}": (T,) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
         "batch.query_starts": (B + 1,), "batch.logprobs": (B, LOGPROB_ENTRIES), "batch.counts": (8,),
+        "batch.drafted": (B, max(1, limits.step_drafts)),
         **{f"suspended.{name}": (kept[0],) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
         "suspended.query_starts": (kept[1] + 1,), "suspended.counts": (8,),
         "forecast.rows": (B, S.FORECAST_WORDS), "forecast.published": (Q,), "forecast.max_context": (1,),
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
-        "drafts.heads": (drafted, buckets), "drafts.links": (drafted, known),
+        "drafts.heads": heads, "drafts.links": links,
         "snapshots.of_page": (N if limits.snapshots else 1,),
         "pace": (S.PACE_WORDS,), "tenants.clock": (1,),
     }
@@ -223,7 +227,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     none = {
         "requests": "page_table canonical grammar rules snapshot_source snapshot_target",
         "snapshots": "page of_page",
-        "batch": "cache_slots token_rows row_slots",
+        "batch": "cache_slots token_rows row_slots drafted",
         "drafts": "source",
     }
     none["tenants"], none["pages"] = "key service", "ring ring_position bucket_head bucket_next bucket_previous key parent"

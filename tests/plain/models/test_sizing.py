@@ -142,13 +142,13 @@ def test_no_state_is_larger_than_its_part_of_the_plan(rng: np.random.Generator) 
     model = describe_config(MODELS[0].config)
     for _ in range(12):
         length, slots, pages = (int(rng.integers(low, high)) for low, high in ((16, 5000), (2, 300), (50_000, 100_000)))
-        recorded, drafts = int(rng.choice((0, 64))), str(rng.choice(("off", "ngram")))
+        recorded, drafts = int(rng.choice((0, 64))), str(rng.choice(("off", "ngram", "mtp")))
         asked = {"max_model_len": length, "slots": slots, "num_pages": pages, "speculative": drafts, "record_steps": recorded}
         config = Config().with_options(asked | {"max_num_batched_tokens": 2048, "grammar_slots": 0})
         planned = plan_memory(config, model, 2, 1 << 20, 1 << 40, 1 << 40).parts["scheduler state"]
         sizes = QueueSizes(1, slots, 1 << max(1, (slots - 1).bit_length()), 64, 64, 1)
         facts = EngineFacts(1, 70001, 70003, length, 100, 16, pages, slots, 5000)
-        limits = {"speculative": drafts, "max_num_batched_tokens": 2048, "speculative_tokens": 7, "speculative_match": 8}
+        limits = {"speculative": drafts, "max_num_batched_tokens": 2048, "speculative_tokens": 0, "speculative_match": 8}
         made = make_state(make_limits_by_name(sizes, facts, **limits), bucket_shapes(slots, 2048))
         state = sum(array.nbytes for _, array in named_arrays(made))
         assert state * (2 if recorded else 1) <= planned <= 8 * state, asked

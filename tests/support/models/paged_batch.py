@@ -48,6 +48,7 @@ class PagedBatches:
             "snapshot_target": np.full(slots, -1, np.int32),
         }
         self.requests = Requests(**(none | arrays))
+        self.step_drafts = 1  # width of Batch.drafted
 
     def add(self, tokens: list[int], *, share: Sequence | None = None, share_pages: int = 0, **parameters: float) -> Sequence:
         """A new request with a prompt. share: take over its first pages, as after a hit in the prefix cache.
@@ -97,6 +98,7 @@ class PagedBatches:
             sampled=self.rng.integers(-(2**31), 2**31, self.max_rows).astype(np.int32),
             logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, LOGPROB_ENTRIES)),
             counts=np.zeros(BATCH_COUNTS, np.int64),
+            drafted=np.full((self.max_rows, self.step_drafts), -1, np.int32),
         )
         at = 0
         for row, (sequence, count, draft) in enumerate(rows):
