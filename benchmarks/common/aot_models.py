@@ -49,7 +49,8 @@ STEPS = (ONE, FEW, MANY, MIXED, replace(FEW, drafted=True), replace(ONE, whole=T
 class Form(NamedTuple):
     """A model as it is served.
 
-    name: as in benchmarks/results/published_widths.json, or "float32" with or without another name.
+    name: as in benchmarks/results/published_widths.json, or "float32" with or without another name; or "mtp", with the
+        draft layer.
     """
 
     hub_id: str
@@ -75,8 +76,8 @@ class MetaStep:
         return f"{self.form.hub_id} {self.form.name}{cache} {self.shape.name}{whole}, {table}"
 
     def launch(self) -> None:
-        """Launch everything."""
-        step_of(self).launch(self.shape)
+        """Launch everything. A draft layer reads all tokens."""
+        step_of(self).launch(replace(self.shape, whole=self.shape.whole or self.form.model.drafting))
 
 
 @lru_cache
@@ -109,6 +110,8 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
             found.append(f"{hub_id} {name}: {error}")
             continue
         found.append(Form(hub_id, name, model, torch.bfloat16))
+        if name == "bfloat16" and len(model.further_layers) == 1:
+            found.append(Form(hub_id, "mtp", model.with_draft_layer(), torch.bfloat16))
         if name not in ("fp8_blocks", "w4a16", "nvfp4"):
             found.append(Form(hub_id, "float32" if name == "bfloat16" else f"float32 {name}", model, torch.float32))
     return found
@@ -172,11 +175,12 @@ def step_of(asked: MetaStep) -> GpuStep:
     """The engine's step, on meta tensors."""
     (_, _, model, dtype), shape = asked.form, asked.shape
     batch: Any = SimpleNamespace(
-        **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
+        **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
         **{name: meta(shape.rows) for name in ("row_slots", "context_lengths", "emits", "sampled")},
         query_starts=meta(shape.rows + 1),
         counts=meta(8, dtype=torch.int64),
         logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
+        drafted=meta(shape.rows, 3),
     )
     snapshots = {name: meta(SLOTS) for name in ("snapshot_source", "snapshot_target")}
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **snapshots, **meta_requests()._asdict())
@@ -189,7 +193,7 @@ def step_of(asked: MetaStep) -> GpuStep:
         cache,
         batch,
         requests,
-        [shape],
+        [replace(shape, whole=shape.whole or model.drafting)],
         MAX_MODEL_LEN,
         of_gpu.linear,
         asked.pdl,

@@ -49,7 +49,8 @@ def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDA
     config, limits = setup.config, setup.limits
     buckets = bucket_shapes(setup.sizes.max_num_seqs, config.scheduler.max_num_batched_tokens)
     cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
-    return buckets, *step_shapes(buckets, whole=config.engine.batch_invariant, drafts=limits.draft_tokens > 0, **cut)
+    whole = config.engine.batch_invariant or setup.model.drafting  # a draft layer reads all tokens
+    return buckets, *step_shapes(buckets, whole=whole, drafts=limits.draft_tokens > 0, **cut)
 
 
 def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers | None = None) -> GpuParts:

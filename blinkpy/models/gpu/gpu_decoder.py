@@ -43,6 +43,7 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
+from blinkpy.models.gpu.draft_stage import DraftStage
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.gpu_delta import launch_copies, launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
@@ -82,8 +83,8 @@ class GpuDecoder:
         invariant: bool = False,
         peers: Peers | None = None,
     ):
-        if invariant and any(shape.last_tokens_only for shape in shapes):
-            raise ValueError("a batch-invariant decoder needs complete shapes")
+        if (invariant or model.drafting) and any(shape.last_tokens_only for shape in shapes):
+            raise ValueError("a batch-invariant decoder, or one with a draft layer, needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model = model
         self.weights = weights
@@ -117,7 +118,11 @@ class GpuDecoder:
         scratch = 2 * model.mlp_size if self.fp8 is None else max(2 * model.mlp_size, model.hidden_size)
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * scratch)
         self.rings = self._window_rings(tokens)
-        rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
+        rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only or model.drafting}
+        self.drafts = None
+        if model.drafting:
+            last = model.layers[-1].mlp
+            self.drafts = DraftStage(model, tokens, rows, dtype, device, BLOCKS[type(last)])
         self.experts = None
         if any(model.expert_layers):
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
@@ -156,11 +161,11 @@ class GpuDecoder:
             embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
             if self.model.layer_inputs:
                 launch_inputs(self, shape)
-        blocks = blocks_of_group(len(layers), shape.groups, group)
+        blocks, final = blocks_of_group(self.model.own_layers, shape.groups, group), self.model.own_layers - 1
         for block in blocks:
             index, is_mlp = divmod(block, 2)
             self._ends_group = block == blocks[-1] and group + 1 < shape.groups
-            last, mlp = index == len(layers) - 1, self.model.layers[index].mlp
+            last, mlp = index == final, self.model.layers[index].mlp
             if not is_mlp:
                 with noted(lambda index=index: f"attention of layer {index}"):  # type: ignore[misc]
                     self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
@@ -180,7 +185,12 @@ class GpuDecoder:
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
         every = None if shape.last_tokens_only else self.view
-        rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
+        if self.drafts is None:
+            rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
+        else:  # the draft layer reads the results of all tokens
+            results, starts = self.drafts.hidden[: shape.tokens], self.batch.query_starts
+            rms_norm(source, norm, eps, counts, results, residual, pdl=self.pdl)
+            last_tokens(results, starts, counts, last, self.buffers.last_counts, pdl=self.pdl)
         if self.peers is None:
             self._linear(last, self.weights.lm_head, logits)
         else:

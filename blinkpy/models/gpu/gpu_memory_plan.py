@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import NGRAM, Config, ConfigError
 from blinkpy.kernels import (
     MAX_EXPERTS,
     MAX_FP8_WIDTH,
@@ -86,11 +86,11 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
-    streams = 5 if model.experts.parallel else 3
+    streams = (5 if model.experts.parallel else 3) + (4 if model.drafting else 0)
     width = streams * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
     width += (len(model.layers) + 1) * model.layer_inputs
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
-    last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
+    last = (3 if model.drafting else 2) * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
     rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
@@ -113,7 +113,7 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 def draft_bytes(config: Config, max_model_len: int) -> int:
     """Upper bound of the index from which drafts come, for all request slots."""
-    return 8 * config.all_slots * max_model_len if config.scheduler.speculative != "off" else 0
+    return 8 * config.all_slots * max_model_len if config.scheduler.speculative == NGRAM else 0
 
 
 def grammar_bytes(config: Config, model: DecoderDescription) -> int:

@@ -98,6 +98,8 @@ class GpuStep:
         call = SamplingCall(logits, requests, self._grammars, decoder.view, *results, self._sampling, decoder.pdl)
         self._sample(call)
         write_logprobs(call)
+        if decoder.drafts is not None:
+            decoder.drafts.launch(decoder, shape)
 
     def capture(self, stream: torch.cuda.Stream, progress: Callable[[float], None] = lambda share: None) -> list[StepGraph]:
         """Compile and load every kernel, then capture one graph per shape, or per layer group of a cut shape. The
@@ -135,11 +137,11 @@ class GpuStep:
                 self._output(shape)
         finally:
             graph.capture_end()
-        late = mlp_follows(len(self.decoder.weights.layers), shape.groups, group)
+        late = mlp_follows(self.decoder.model.own_layers, shape.groups, group)
         return StepGraph(graph, layers, ends, late)
 
 
-STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
+STEP_WRITES = ("sampled", "logprobs", "drafted")  # fields of a batch that a step writes; it reads the others
 READ_IN_PLACE = (
     "entry",
     "tokens",
@@ -200,7 +202,8 @@ class HostDrivenStep:
             for name in Batch._fields
             if name not in STEP_WRITES
         ]
-        self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
+        results = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
+        self._sampled, self._logprobs, self._drafted = results
         self._tables = (requests.page_table, state.requests.page_table)
         for step_graph in self._step.graphs:
             step_graph.graph.instantiate()
@@ -218,7 +221,8 @@ class HostDrivenStep:
                 target.copy_(source, non_blocking=True)
             self._copy_tables(int(counts[S.MAX_CONTEXT]))
             self._step.graphs[graph].graph.replay()
-            self._sampled[0].copy_(self._sampled[1], non_blocking=True)
+            for target, result in (self._sampled, self._drafted):
+                target.copy_(result, non_blocking=True)
             if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
                 self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)
         check_cuda(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
@@ -241,7 +245,7 @@ def measure_cache(
     returns.
     """
     tokens, device = calibration_tokens(model), weights.device
-    shape = StepShape(tokens, 1, mixed=True, whole=invariant)
+    shape = StepShape(tokens, 1, mixed=True, whole=invariant or model.drafting)
     cache = PagedCache(model, -(-tokens // page_size), page_size, weights.dtype, device)
     batch: Any = map_arrays(lambda array: torch.from_numpy(array).to(device), calibration_batch(model))
     requests: Any = SimpleNamespace(page_table=torch.arange(cache.num_pages, dtype=torch.int32, device=device)[None])

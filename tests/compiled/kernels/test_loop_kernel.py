@@ -27,7 +27,7 @@ from blinkpy.scheduler.cycle import engine_phases, make_phases
 from blinkpy.scheduler.rank_exchange import rank_phases
 
 REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 160, 160, 8192, 416 << 10
-DRAFTING_BYTES = 420 << 10  # of schedule with drafts, which also has the parts of snapshots that no variant leaves out
+DRAFTING_BYTES = 430 << 10  # of schedule with drafts, which also has the parts of snapshots that no variant leaves out
 RANK_BYTES = 512  # of shared memory: a rank's table has two more tuples of arrays
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)

@@ -34,7 +34,8 @@ HOURS = 6 * 3600 if NIGHTLY else 900  # seconds; the whole takes some 7,000 kern
 OTHERS = (
     "embed rms_norm rope_and_cache last_tokens swiglu softcap router gate_shared quantise_rows swiglu_rows write_logprobs "
     "place_pages keep_spilled latent_decode latent_prefill head_products rotate_and_cache "
-    "convolve recur copy_states gate_output mix_inputs gate_inputs all_reduce gather_logits"
+    "convolve recur copy_states gate_output mix_inputs gate_inputs all_reduce gather_logits "
+    "following_tokens choose_rows keep_rows take_drafts"
 )
 
 
@@ -121,7 +122,17 @@ def test_a_form_that_is_refused_is_refused_in_words() -> None:
     assert all(any(reason in words for reason in reasons) for words in refused), refused
     forms = [form for model in published() for form in forms_of(model.hub_id, model.config) if isinstance(form, Form)]
     assert {form.hub_id for form in forms} == {model.hub_id for model in published()}
-    assert {form.name for form in forms} >= {"bfloat16", "fp8", "fp8_blocks", "w4a16", "nvfp4", "mxfp4", "float32", "float32 fp8"}
+    assert {form.name for form in forms} >= {
+        "bfloat16",
+        "fp8",
+        "fp8_blocks",
+        "w4a16",
+        "nvfp4",
+        "mxfp4",
+        "float32",
+        "float32 fp8",
+        "mtp",
+    }
 
 
 def test_a_kernel_that_does_not_compile_is_a_problem() -> None:

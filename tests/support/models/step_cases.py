@@ -33,7 +33,7 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_w
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
 
-PAGE, LENGTH, ROWS_AT_MOST = 16, 128, 8
+PAGE, LENGTH, ROWS_AT_MOST, STEP_DRAFTS = 16, 128, 8, 3
 TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter takes milliseconds for each program
 # Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and
 # a GPU's sums of FP8 products have fewer bits than float32.
@@ -57,12 +57,13 @@ class OnDevice:
         self.batches = PagedBatches(
             rng, page_size=PAGE, num_pages=self.pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
         )
+        self.batches.step_drafts = STEP_DRAFTS if model.drafting else 1
         empty, requests = self.batches.batch([]), self.batches.requests
         self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), empty)
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
-        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant, drafts=drafts)
+        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant or model.drafting, drafts=drafts)
         sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
@@ -140,22 +141,26 @@ def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
-    drafts: bool = False,
+    drafts: bool = False, draft_layer: bool = False,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
     drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
+    draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts)
-    model, batches = as_stored(describe_model(folder), folder), on.batches
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts, draft_layer)
+    model, batches = on.step.decoder.model, on.batches
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
         weights = quantise(weights)
     slots = len(batches.requests.page_table)
-    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots)
+    cpu = CpuStep(
+        model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots, drafts=STEP_DRAFTS * draft_layer
+    )
+    returned = 0
     states = [tensor for one in cpu.cache.states.layers if one is not None for tensor in one]
     if on.largest is not None:
         np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
@@ -197,11 +202,14 @@ def step_case(
         for state, before in zip(states, held, strict=True):
             state.copy_(before)
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
-        if len(emitting):
+        if len(emitting) and not draft_layer:  # whose logits replace those of the model
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
         if exact:
             found = on.batch.sampled.cpu().numpy()
             assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
+            made = batch.drafted[: int(batch.counts[ROWS])]
+            assert on.batch.drafted.cpu().numpy()[: len(made)].tolist() == made.tolist(), f"{name}, drafts of {shape.name}"
+            returned += int((made >= 0).sum())
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
             _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
         batches.commit(batch)
@@ -214,6 +222,7 @@ def step_case(
         for ours, theirs in zip(found, states, strict=True):
             assert kernel_reference.relative_error(ours[taken].cpu(), theirs[taken]) < limit
     assert drafted > 0 or not drafts, "no step had drafts"
+    assert returned > 0 or not draft_layer or not exact, "no step returned drafts"
     return worst
 
 
@@ -351,14 +360,15 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
-    fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: bool = False,
+    fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: bool = False, draft_layer: bool = False,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     if save is None:
         model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     else:
         save(folder)
-    model = as_stored(describe_model(folder), folder)
+    described = describe_model(folder)
+    model = as_stored(described.with_draft_layer() if draft_layer else described, folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
     weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2
     options: dict[str, Any] = {"table": table, "invariant": invariant, "fp8_cache": fp8_cache, "drafts": drafts}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
+from support.models.draft_heads import save_drafting_model
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
 
 from blinkpy.config import ConfigError
@@ -117,6 +118,17 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
         options = {}  # latent vectors have no FP8 form
     error = step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=4, drafts=True, **options)
     assert error < (3e-2 if options.get("fp8_cache") else 1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"drafts": True, "rows": 4, "steps": 8}, {"invariant": True}], ids=["plain", "drafts", "invariant"]
+)
+@pytest.mark.parametrize("name", third(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
+def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    """The drafts that they return, and the keys of the draft layer, are those of the CPU."""
+    how: dict[str, Any] = {"steps": 4, "draft_layer": True, **options}
+    how["save"] = lambda folder: save_drafting_model(name, folder, int(rng.integers(2**31)))
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how) < 1e-4
 
 
 FP8_STEPS = {

@@ -1,0 +1,75 @@
+"""The draft layer of a GPU's step, behind sampling: see blinkpy/models/cpu/draft_chain.py, which computes the same."""
+
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.draft_tokens import DraftRows, choose_rows, following_tokens, keep_rows, take_drafts
+from blinkpy.kernels.launch import BatchView
+from blinkpy.kernels.norm import embed, rms_norm
+from blinkpy.kernels.sampling.sampler import RequestView
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.gpu.gpu_buffers import ResidualStream
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.weights.decoder_weights import embedding_factor
+
+
+class DraftStage:
+    """Work memory of the draft layer.
+
+    tokens, rows: of the largest step.
+    run_mlp: launches the layer's MLP or experts: run_mlp(decoder, weights, block).
+    """
+
+    def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str, run_mlp: Any):
+        def zeros(count: int, width: int) -> torch.Tensor:
+            return torch.zeros(count, width, dtype=dtype, device=device)
+
+        width = model.hidden_size
+        self.hidden = zeros(tokens, width)  # normalised results of the model, and then of the draft layer
+        self.embedded = zeros(tokens, width)
+        self.both = zeros(tokens, 2 * width)
+        self.kept = zeros(rows, width)  # results at the rows' last right tokens
+        self.following = torch.zeros(tokens, dtype=torch.int32, device=device)
+        self.own = DraftRows.allocate(rows, device)
+        self._run_mlp = run_mlp
+
+    def launch(self, decoder: Any, shape: StepShape) -> None:
+        """Launch all drafts of a step, whose tokens are sampled, and whose normalised results are in `hidden`.
+
+        decoder: blinkpy.models.gpu.gpu_decoder.GpuDecoder, which imports this file. Its logits are overwritten.
+        """
+        batch, requests, page = decoder.batch, RequestView.of(decoder.requests), decoder.cache.page_size
+        drafts, rows, pdl, view = batch.drafted.shape[1], shape.rows, decoder.pdl, decoder.view
+        decoder.pdl = False  # these kernels read what those before them have written, where others read the batch
+        following_tokens(batch, requests, self.following[: shape.tokens])
+        self._layer(decoder, shape, self.following, self.hidden)
+        own = DraftRows(BatchView(*self.own.view), *(some[:rows] for some in self.own[1:]))
+        choose_rows(batch, requests, own, drafts=drafts, page_size=page)
+        keep_rows(self.hidden[: shape.tokens], own, self.kept[:rows])
+        decoder.view, again = own.view, StepShape(rows, rows, mixed=False, whole=True)
+        for number in range(drafts):
+            if number:
+                self._layer(decoder, again, own.tokens, self.kept)
+            logits = decoder.buffers.logits[:rows]
+            decoder.stream = ResidualStream(decoder.buffers.hidden[:rows], own.view.counts)
+            decoder._linear(self.kept[:rows], decoder.weights.lm_head, logits)
+            take_drafts(logits, decoder.requests.page_table, own, batch.drafted, number=number, page_size=page)
+        decoder.view, decoder.pdl = view, pdl
+
+    def _layer(self, decoder: Any, shape: StepShape, tokens: torch.Tensor, results: torch.Tensor) -> None:
+        """Launch the draft layer over the decoder's view. tokens: after each of its tokens. results: of the pass before, which
+        those of this one replace.
+        """
+        model, weights, counts = decoder.model, decoder.weights, decoder.view.counts
+        count, index, eps, width = shape.tokens, model.own_layers, model.norm.eps, model.hidden_size
+        embedded, both, hidden = self.embedded[:count], self.both[:count], decoder.buffers.hidden[:count]
+        embed(tokens, weights.embedding, counts, embedded, factor=embedding_factor(model, embedded.dtype))
+        rms_norm(embedded, weights.draft_embedding_norm, eps, counts, both[:, :width])
+        rms_norm(results[:count], weights.draft_hidden_norm, eps, counts, both[:, width:])
+        decoder.stream = ResidualStream(hidden, counts)
+        decoder._linear(both, weights.draft_projection, hidden)
+        decoder._attention(shape, weights.layers[index], index, last_tokens_only=False)
+        self._run_mlp(decoder, weights.layers[index], model.layers[index].mlp)
+        source, residual = decoder.stream.take()
+        rms_norm(source, weights.draft_norm, eps, counts, results[:count], residual)

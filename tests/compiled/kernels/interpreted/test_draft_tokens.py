@@ -1,0 +1,9 @@
+"""The kernels around a draft layer, in the interpreter. Their blocks: test_block_edges.py."""
+
+import numpy as np
+from support.models.kernel_cases.draft_cases import rows_case
+
+
+def test_rows_that_get_drafts(rng: np.random.Generator) -> None:
+    for _ in range(4):
+        rows_case(rng, "cpu")
