@@ -275,11 +275,12 @@ class ByteAutomaton:
         if position == DEAD:
             return DEAD
         state, count = position & STATE_MASK, position >> COUNT_SHIFT
-        for byte in output:
-            following = int(self.next_state[state, self.class_of[byte]])
+        counted, next_state = self.counted, self.next_state.item
+        for of_class in self.class_of[np.frombuffer(output, np.uint8)].tolist():
+            following = next_state(state, of_class)
             if following == DEAD:
                 return DEAD
-            if max(state, following) >= self.counted:
+            if state >= counted or following >= counted:
                 count = self._count_after(state, following, count)
                 if count == DEAD:
                     return DEAD
