@@ -15,7 +15,7 @@ from blinkpy.models.description.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.quantization_reader import read_quantization
 from blinkpy.models.families.refused_classes import MISSING
-from blinkpy.models.weights.weight_parts import all_parts
+from blinkpy.models.weights.weight_parts import layer_parts
 from blinkpy.packages import modules_of
 
 LISTED = "docs/models.md lists the supported classes"
@@ -108,9 +108,21 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
         raise ConfigError("--quantization fp8 is not supported for this model: its weights are stored with 4 bits")
     if quantization == "fp8" and model.quantization is None:
         model = replace(model, quantization=QUANTISED_ON_LOADING)
-    if model.quantization is not None or model.packing is not None:
-        all_parts(model)  # refuses matrices that can't be FP8, or have 4 bits
+    _check_matrices(model)
     return model
+
+
+def _check_matrices(model: DecoderDescription) -> None:
+    """Raises ConfigError if a matrix can't be FP8, or have 4 bits. Without names of unquantised matrices, equal layers are equal
+    here, too, and the first of them is checked.
+    """
+    kind = model.packing or model.quantization
+    if kind is None:
+        return
+    numbers = range(len(model.layers))
+    firsts = {model.layers[number]: number for number in reversed(numbers)}
+    for number in numbers if kind.ignored or kind.ignored_ends else sorted(firsts.values()):
+        layer_parts(model, number)
 
 
 def describe_model(folder: str | Path, quantization: str = "auto") -> DecoderDescription:
