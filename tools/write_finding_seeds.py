@@ -1,5 +1,5 @@
-"""Writes tests/support/finding_seeds.py again: for each bug that the first seeds don't find, the seed that finds it
-within the fewest turns.
+"""Writes tests/support/finding_seeds.py again: for each bug that the first seed doesn't find soon, the seed that finds it
+within the fewest turns. A seed that still finds its bug soon stays.
 
 A seed makes another world when the simulator's draws change; a hunt that begins with an old seed takes longer.
 
@@ -12,26 +12,28 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from support.endless_calls import EndlessCallError, endless_calls_end
+from support.finding_seeds import FINDING_SEEDS
 from support.hunts import CALL_S, UNDER_TEST, SimulatorHunt
 from support.seeded_bugs import SCHEDULER_BUGS, Bug
 
 FILE = Path(__file__).parents[1] / "tests" / "support" / "finding_seeds.py"
 BEGIN = "FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {\n"
-SOON = 1000  # turns: a bug found within these needs no seed
-FEW = 150  # turns within which a seed is good enough
+SOON = 300  # turns: a bug found within these needs no other seed
+FEW = 150  # turns within which a new seed is good enough
 SEEDS, MOST_SEEDS = 30, 400  # seeds to try, after the first finding and before it
 
 
 def finding_seed(bug: Bug) -> int:
     """The seed to begin with, or 0: the first seed is good enough, or no seed finds the bug."""
-    turns, found, worlds = 0, list[tuple[int, int]](), SimulatorHunt(bug)
+    found, worlds, before = list[tuple[int, int]](), SimulatorHunt(bug), FINDING_SEEDS.get(bug.what, 0)
     try:
         with endless_calls_end(CALL_S, UNDER_TEST):
+            if before and (outcome := worlds.world(seed := before)).failure and outcome.calls <= SOON:
+                return before
             for seed in range(1, MOST_SEEDS + 1):
                 outcome = worlds.world(seed)
-                turns += outcome.calls
                 if outcome.failure:
-                    if not found and turns <= SOON:
+                    if seed == 1 and outcome.calls <= SOON:
                         return 0
                     found.append((outcome.calls, seed))
                 if found and (min(found)[0] <= FEW or seed >= SEEDS):
