@@ -18,7 +18,7 @@ def test_kernels_in_the_interpreter(seed: int, left_out: Callable[[str], None]) 
         thirds = "two in three mixed steps, FP8 steps and steps of ranks"
         left_out(f"{thirds}, and one dtype of each case of experts and attention, with seed {seed}")
     environment = os.environ | {"TRITON_INTERPRET": "1", "BLINKPY_SEED": str(seed), "OMP_NUM_THREADS": "1"}
-    flags = ["-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+    flags = ["-q", "--no-header", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *flags, str(HERE / "interpreted")]
     done = subprocess.run(command, env=environment, cwd=HERE.parents[2], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

@@ -8,7 +8,7 @@ What is wrong in Triton 3.6 and mended here by `install()`:
   (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
 What Triton looks up and makes anew at each call of a function is kept: that is two thirds of the time otherwise. So is what it
-finds out about two operands of one type; and sums are not tested for overflow, of which it would tell nobody.
+finds out about the types of two operands; and sums are not tested for overflow, of which it would tell nobody.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
 Programs run one after another, so a kernel must not wait for another program.
@@ -70,7 +70,7 @@ def install() -> None:
     interpreter._patch_lang_tensor = patch_tensor
     _patch_language_once()
     _share_shapes()
-    _combine_equal_types_at_once()
+    _combine_known_types_at_once()
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
     builder.create_fmul = create_fmul
@@ -118,25 +118,56 @@ def _share_shapes() -> None:
     interpreter._get_np_dtype = share_numpy_type
 
 
-def _combine_equal_types_at_once() -> None:
-    """Two tensors of one type and shape are operands without a conversion. Triton asks what they would be
-    converted to and repeated as, and, for a sum of integers, whether it leaves their range; that is for its
-    device_assert, which does nothing here."""
+def _combine_known_types_at_once() -> None:
+    """Two operands of known types need no check: the types, and the value of a number, decide about conversions and shapes.
+    Triton asks again at each operation, and, for a sum of integers, whether it leaves their range; that is for its device_assert,
+    which does nothing here."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
     from triton.language.semantic import TritonSemantic
 
-    check = TritonSemantic.binary_op_type_checking_impl
-    as_they_are = {"fp32", "fp64", "int1", "int32", "uint32", "int64", "uint64"}
+    check, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
+    repeated, numbers = dict[tuple[str, str], tuple[Any, ...]](), dict[Any, Any]()
+    converts = dict[Any, bool]()  # whether an operation on two types converts one of them
+
+    def repeat(tensor: Any, its_type: Any) -> Any:
+        if its_type is None:
+            return tensor
+        shape = tuple(its_type.get_block_shapes())
+        return tl.tensor(interpreter.TensorHandle(np.broadcast_to(tensor.handle.data, shape), its_type.scalar), its_type)
+
+    def broadcast_once(self: Any, lhs: Any, rhs: Any) -> Any:
+        key = lhs.type.name, rhs.type.name
+        if key not in repeated:
+            both = broadcast(self, lhs, rhs)
+            repeated[key] = tuple(None if new is old else new.type for new, old in zip(both, (lhs, rhs), strict=True))
+            return both
+        left, right = repeated[key]
+        return repeat(lhs, left), repeat(rhs, right)
 
     def check_once(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
-        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
-            its_type = lhs.type
-            if its_type.name == rhs.type.name and its_type.scalar.name in as_they_are:
-                return lhs, rhs
-        return check(self, lhs, rhs, *options, **named)
+        first, second = isinstance(lhs, tl.tensor), isinstance(rhs, tl.tensor)
+        if named or not (first or second):
+            return check(self, lhs, rhs, *options, **named)
+        if first and second:
+            types = lhs.type.name, rhs.type.name, options
+            if converts.get(types, True):
+                both = check(self, lhs, rhs, *options)
+                converts[types] = any(new.type.scalar != old.type.scalar for new, old in zip(both, (lhs, rhs), strict=True))
+                return both
+            return broadcast_once(self, lhs, rhs)
+        tensor, number = (lhs, rhs) if first else (rhs, lhs)
+        key = tensor.type.name, type(number), number, first, options
+        if key not in numbers:
+            both = check(self, lhs, rhs, *options)
+            if both[not first] is tensor:
+                numbers[key] = both[first]
+            return both
+        return (tensor, numbers[key]) if first else (numbers[key], tensor)
 
     assert not interpreter.interpreter_builder.options.debug
+    interpreter.TensorHandle.__post_init__ = lambda self: None  # a check of Triton's own arrays
+    TritonSemantic.broadcast_impl_value = broadcast_once
     TritonSemantic.binary_op_type_checking_impl = check_once
     TritonSemantic.binary_op_sanitize_overflow_impl = lambda self, lhs, rhs, operation: None
 
