@@ -17,7 +17,7 @@ os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the t
 # every policy's scheduler; tests of servers begin behind it, and load what it compiled.
 LONGEST = (
     *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_benchmarks.py"),
-    *("test_serve.py", "test_policy_check.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),
+    *("test_serve.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),
     *("test_loop_kernel.py", "test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py"),
 )
 
@@ -27,7 +27,7 @@ LONGEST = (
 TOGETHER = {
     "njit": (
         *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
-        *("test_engine.py", "test_expect.py", "test_integrity.py"),
+        *("test_engine.py", "test_expect.py", "test_integrity.py", "test_policy_check.py"),
     ),
     "sm_90": ("test_loop_kernel.py", "test_numba_sm90.py"),
 }

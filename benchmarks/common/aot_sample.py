@@ -24,6 +24,7 @@ SIZES = frozenset(
 FLAGS = ("SCALES", "SWIGLU")  # numbers that select one of a few algorithms of a kernel
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: the contents of configuration files
 MOST = 84  # kernels of a sample
+DRAWN_STEPS = 3  # of STEPS, for each model class in each form
 DRAWN = 8  # the candidate with most new choices is taken
 
 Fact = tuple[Any, ...]
@@ -59,7 +60,7 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
 def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
     """Steps of a sample.
 
-    For each model class in each form: the steps of one model, each with one kind of cache. For each kind of form with
+    For each model class in each form: DRAWN_STEPS steps of one model, each with one kind of cache. For each kind of form with
     entries in a table: all steps of one form, with that table.
     """
     draw = random.Random(seed)
@@ -68,7 +69,7 @@ def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
         groups.setdefault((form.model.name, form.name), []).append(form)
     for group in groups.values():
         form, first = draw.choice(group), draw.randrange(2)
-        for i, shape in enumerate(STEPS):
+        for i, shape in enumerate(draw.sample(STEPS, DRAWN_STEPS)):
             yield MetaStep(form, shape, "", bool((first + i) % 2) and not form.model.attention.latent)
     for gpu in gpus_with_tables():
         measured: dict[Any, list[Any]] = {}
