@@ -1,9 +1,11 @@
 """Answers come back as history: for each template and format, whole, cut off anywhere, and as clients dump them."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from openai.types.chat import ChatCompletionMessage
@@ -20,7 +22,7 @@ from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.http.response_answer import ResponseAnswer
-from blinkpy.dpu.text.chat_template import ChatTemplate
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
 
@@ -195,6 +197,68 @@ def test_turns_in_any_order_reach_the_model(case: str, tokenizer: Tokenizer) -> 
         assert all(f"turn {i}" in prompt for i in range(len(roles))), (roles, prompt)
 
 
+STRICT = """{% set ns = namespace(last='', calls=0, wants='') %}{% for m in messages %}
+{% if m.role == ns.last and m.role != 'tool' and not ns.calls %}{{ raise_exception('turns must alternate') }}{% endif %}
+{% if m.tool_calls and m.tool_calls | length > MOST %}{{ raise_exception('one call at a time') }}{% endif %}
+{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}{% endfor %}
+{% set ns.last = m.role %}{% set ns.calls = m.tool_calls | length if m.tool_calls else 0 %}
+{% if m.thinking %}<thought>{{ m.thinking }}</thought>{% endif %}<{{ m.role }}>{{ m.content or '' }}</{{ m.role }}>
+{% for c in m.tool_calls %}<call {{ c.id }}>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}
+{% if m.role == 'tool' %}<result {{ m.tool_call_id }}>{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_all_of_a_random_conversation_reaches_a_strict_template(
+    together: bool, tokenizer: Tokenizer, rng: np.random.Generator
+) -> None:
+    """Once each, texts and thoughts in their order, and each result with the id of its call. Equal ids are refused if the
+    template takes one call at a time."""
+    template = ChatTemplate(STRICT.replace("MOST", "9" if together else "1"), {}, 100_000)
+    dialect, joined = ChatDialect(template, ModelOptions(), ""), 0
+    for _ in range(150):
+        messages, marks, pairs, equal = list[dict[str, Any]](), list[str](), list[tuple[str, str]](), False
+
+        def mark(kind: str, marks: list[str] = marks) -> str:
+            marks.append(f"{kind}-{len(marks)}.")
+            return marks[-1]
+
+        for role in rng.choice(["user", "assistant", "calls"], int(rng.integers(1, 7))):
+            if role == "user":
+                messages.append({"role": "user", "content": mark("text")})
+                continue
+            one: dict[str, Any] = {"role": "assistant"} | ({"reasoning_content": mark("thought")} if rng.random() < 0.7 else {})
+            joined += bool(messages) and "reasoning_content" in messages[-1] and "reasoning_content" in one
+            messages.append(one | {"content": mark("text")})
+            if role == "calls":
+                ids = [f"{rng.choice(['call_long', 'x'])}{len(marks)}{i}" for i in range(int(rng.integers(1, 4)))]
+                if rng.random() < 0.1:
+                    equal, ids = True, [*ids, ids[0]]
+                known = not together or rng.random() < 0.5  # else the order decides
+                calls = [{"id": one} if known else {} for one in ids]
+                messages[-1]["tool_calls"] = [
+                    {**call, "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": mark("call")})}}
+                    for call in calls
+                ]
+                own, order = marks[-len(ids) :], rng.permutation(len(ids)) if known else np.arange(len(ids))
+                for at in order.tolist():
+                    messages.append({"role": "tool", "tool_call_id": ids[at], "content": mark("text")})
+                    pairs.append((own[at], marks[-1]))
+        if equal:
+            if not together:
+                with pytest.raises(ChatError, match="must be the id of a call"):
+                    shown(dialect, tokenizer, chat(messages))
+            continue
+        prompt = shown(dialect, tokenizer, chat(messages))
+        assert [prompt.count(one) for one in marks] == [1] * len(marks), (messages, prompt)
+        for kind in ("text", "thought") if together else ("thought",):
+            places = [prompt.index(one) for one in marks if one.startswith(kind)]
+            assert places == sorted(places), (kind, messages, prompt)
+        for call, result in pairs:
+            (own,) = re.findall(rf"<call (\w{{9}})>[^<]*{re.escape(call)}", prompt)
+            assert re.search(rf"{re.escape(result)}</tool>\s*<result {own}>", prompt), (messages, prompt)
+    assert joined > 5
+
+
 def test_a_refusal_names_the_message(tokenizer: Tokenizer) -> None:
     """If no form fits."""
     source = (
@@ -207,6 +271,16 @@ def test_a_refusal_names_the_message(tokenizer: Tokenizer) -> None:
         with pytest.raises(ApiError, match="no secrets") as refused:
             shown(dialect, tokenizer, chat(messages))
         assert refused.value.param is not None and refused.value.param == f"messages[{at}].content"
+    source = (
+        "{% for m in messages %}{% if m.role in ('system', 'developer') %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+        + source
+    )
+    dialect = ChatDialect(ChatTemplate(source, {}, 1000), ModelOptions(), "")  # instructions become a user's message
+    for later in ([], [{"role": "assistant", "content": "x"}, USER]):
+        messages = [USER, {"role": "assistant", "content": "x"}, *({"role": "system", "content": "secret"},) * 3, *later]
+        with pytest.raises(ApiError, match="no secrets") as refused:
+            shown(dialect, tokenizer, chat(messages))
+        assert refused.value.param == "messages[2].content"
 
 
 def test_a_call_is_forced_without_tools_in_the_template(tokenizer: Tokenizer) -> None:

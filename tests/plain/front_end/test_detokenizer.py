@@ -51,6 +51,20 @@ def test_text_comes_back(source, rng) -> None:
         assert not any(REPLACEMENT in part for part in parts), "a character was broken"
 
 
+def test_a_token_is_spelled_as_its_text_or_byte_by_byte(rng) -> None:
+    """Tokens of any bytes, mixed of text and parts of characters."""
+    _, table = texts_of(byte_level_json)
+    table.pieces = [
+        rng.choice([*range(256), 10, 195, 169], int(rng.integers(1, 6))).astype(np.uint8).tobytes() for _ in range(400)
+    ]
+    for token, piece in enumerate(table.pieces):
+        text, given = table.spell(token)
+        whole = piece.decode(errors="ignore")
+        assert given == piece
+        assert text == whole if whole.encode() == piece else bytes.fromhex(text.replace("\\x", " ")) == piece, piece
+        assert whole.encode() == piece or len(text) == 4 * len(piece)
+
+
 def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
     """Special tokens have no text, and added ones have. Invalid UTF-8 gives the same replacement characters, at
     the latest at the end."""

@@ -391,6 +391,24 @@ def test_refused_strangers_have_a_bounded_number_of_lines(server, caplog, monkey
         assert server.complete([7], max_tokens=1).status_code == 200
         wait_for(lambda: any("/v1/completions" in record.getMessage() for record in caplog.records))
         assert sum("/nothing" in record.getMessage() for record in caplog.records) == 3
-        log._span = (log._span[0] - 100, log._span[1])
-        assert server.client.get("/nothing").status_code == 404
-        wait_for(lambda: "5 lines for refused clients without a key were left out" in caplog.text)
+
+
+def test_lines_for_strangers_are_bounded_in_each_span(caplog, monkeypatch, rng: np.random.Generator) -> None:
+    """At random times: each span begins with a line after the last one's end, and first reports what that one left out."""
+    monkeypatch.setattr("blinkpy.dpu.watch.access_log.MOST_STRANGERS", 3)
+    now, begun, count, wanted = 1000.0, 0.0, 0, list[str]()
+    monkeypatch.setattr("blinkpy.dpu.watch.access_log.time", SimpleNamespace(monotonic=lambda: now))
+    log = AccessLog(Metrics(), True)
+    tenant = SimpleNamespace(name="")
+    with caplog.at_level(logging.INFO, "blinkpy.access"):
+        for number in range(200):
+            now += float(rng.choice([0.0, 1.0, 10.0, 59.0, 60.0, 200.0], p=[0.4, 0.2, 0.2, 0.1, 0.05, 0.05]))
+            one: Any = SimpleNamespace(method="POST", path=f"/{number}", headers=[], client="", request_id="", tenant=tenant,
+                                       arrival=now, status=401, generations=[])  # fmt: skip
+            log.ended(one, stranger=True)
+            if now - begun >= 60.0:
+                wanted += [f"{count - 3} lines for refused clients without a key were left out"] if count > 3 else []
+                begun, count = now, 0
+            count += 1
+            wanted += [f'POST "/{number}"'] if count <= 3 else []
+    assert [record.getMessage() for record in caplog.records] == wanted

@@ -193,6 +193,33 @@ def test_other_text_is_content(name: str, seed: int) -> None:
     assert parsed(name, [], [held])[0] == held
 
 
+EXAMPLES = {"string": "x", "integer": 7, "number": 0.5, "boolean": True, "array": [1], "object": {"a": 1}, "null": None}
+
+
+def naming(kinds: list[str], draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A schema that names these types: one, a list, examples, or parts of them as alternatives, of which some repeat others."""
+    form = draw.choice(("type", "list", "enum", "anyOf", "oneOf") if depth < 3 else ("list",))
+    if form == "enum":
+        return {"enum": draw.sample([EXAMPLES[kind] for kind in kinds], len(kinds))}
+    if form in ("anyOf", "oneOf"):
+        cut_at = draw.randint(1, len(kinds))
+        parts = [kinds[:cut_at], kinds[cut_at:] or kinds[-1:]]
+        return {form: [naming(part, draw, depth + 1) for part in parts]}
+    return {"type": kinds[0] if len(kinds) == 1 else kinds}
+
+
+def test_types_are_found_however_a_schema_names_them(seed: int) -> None:
+    """And a value is JSON if it is of one of them, else a text."""
+    draw = random.Random(seed)
+    for _ in range(300):
+        kinds = draw.sample(list(EXAMPLES), draw.randint(1, 4))
+        schema = naming(kinds, draw)
+        assert types_of(schema) == frozenset(kinds), schema
+        kind, value = draw.choice(list(EXAMPLES.items()))
+        text, fits = json.dumps(value), kind in kinds or (kind == "integer" and "number" in kinds)
+        assert json.loads(as_json(text, types_of(schema))) == (value if fits and kind != "string" else text), (schema, text)
+
+
 def test_types() -> None:
     for text, schema, expected in (
         ("5", {"type": "string"}, '"5"'),
