@@ -92,6 +92,7 @@ WORLDS: tuple[tuple[int, str], ...] = (
     (22, "uneven"),
     (26, "hostile"),
     (29, "hostile"),
+    (52, "even"),
     (52, "hostile"),
     (108, "uneven"),
     (126, "hostile"),

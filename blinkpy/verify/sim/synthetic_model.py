@@ -98,7 +98,7 @@ def note(sim, turn, actor, event, first, second):
 
 MODULUS = 1_000_003
 PRIME = (1 << 31) - 1
-MORE_DRAFTS = 8  # drafts of each token for a wrong number
+MORE_DRAFTS = 8  # valid drafts of each token for an invalid number
 UNWRITTEN = -77  # in rows that don't emit; the scheduler must not read it
 
 BUCKET_WRONG = fault_code("the bucket is not the smallest that fits the batch")
@@ -252,8 +252,8 @@ def compute(limits, queues, state, sim):
             token = synthetic_choice(state.grammars, requests, slot, token, limits.vocab_size)
             batch.sampled[row] = token
             for k in range(limits.step_drafts):  # some are right, since the vocabulary is small; some are invalid
-                batch.drafted[row, k] = (scramble(total + k) >> 16) % (MORE_DRAFTS * limits.vocab_size + 2) - 1
-                if batch.drafted[row, k] > limits.vocab_size:
+                batch.drafted[row, k] = (scramble(total + k) >> 16) % (MORE_DRAFTS * limits.vocab_size + 3) - 1
+                if batch.drafted[row, k] > limits.vocab_size + 1:
                     batch.drafted[row, k] %= limits.vocab_size
             if requests.entry[slot, WORD_LOGPROBS] >= 0:
                 for k in range(LOGPROB_ENTRIES):
