@@ -87,7 +87,7 @@ def minimal_automaton(edges: Edges, accepting: list[bool], counted: Sequence[Cou
     first, low, high, target = (np.array(column, np.int64) for column in edges)
     every = _Edges(np.repeat(np.arange(len(accepting)), np.diff(first)), low, high + 1, target, first)
     chosen = np.array(alive)
-    found, kinds = every.among(chosen), kinds[chosen]  # what leads to a state that is alive is alive too
+    found, kinds = every.among(chosen), kinds[chosen]  # each state before an alive one is alive
     merged, first_of = _quotient(found, kinds, _blocks(found, kinds))
     return _numbered(merged, kinds[first_of], labels)
 
@@ -194,7 +194,7 @@ def _blocks(edges: _Edges, kinds: Int64) -> Int64:
 
 
 def _ranges(first: Int64, keys: Int64) -> tuple[Int64, Int64]:
-    """(the places first[key] .. first[key + 1] - 1 of each key, one after the other; where those of each key end)."""
+    """(the places first[key] .. first[key + 1] - 1 of each key, one after the other; the end of those of each key)."""
     counts = first[keys + 1] - first[keys]
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[keys] - ends + counts, counts), ends

@@ -10,7 +10,7 @@ from blinkpy.dpu.api_errors import ApiError, anthropic_error
 from blinkpy.dpu.generation import LENGTH, TokenLogprobs
 from blinkpy.dpu.http.answers import Choice, Turns, Usage
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.text.conversation_fit import as_object
+from blinkpy.dpu.text.conversation_forms import as_object
 from blinkpy.dpu.tools.message_parser import MessageParser
 from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 

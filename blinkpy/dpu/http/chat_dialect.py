@@ -11,7 +11,8 @@ from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateRefusalError, chat_text
-from blinkpy.dpu.text.conversation_fit import TemplateProbe, text_of
+from blinkpy.dpu.text.conversation_fit import TemplateProbe
+from blinkpy.dpu.text.conversation_forms import text_of
 from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
 from blinkpy.dpu.tools.call_format import CallFormat, call_formats, choose_format
 from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, constrained_calls, forced_calls, with_tokens

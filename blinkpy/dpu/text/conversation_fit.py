@@ -5,35 +5,41 @@ Others leave such messages out. The probe renders small conversations once, when
 conversation into an equivalent form if the template would refuse it or omit a part.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+from blinkpy.dpu.text.conversation_forms import (
+    EMPTY,
+    INSTRUCTIONS,
+    Fitted,
+    Message,
+    apart_from_turns,
+    as_object,
+    folded,
+    joined,
+    named_results,
+    ordered_results,
+    short_ids,
+    text_of,
+    with_every_result,
+    without_silence,
+    written,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-INSTRUCTIONS = ("system", "developer")  # roles
 TOOL, CALL, RESULT, PART, LATE = (f"probe_of_a_{what}" for what in ("tool", "call", "result", "part", "late_message"))
 SECOND, THOUGHT = "probe_of_a_second_call", "probe_of_a_thought"
-NINE = 9  # characters of a call's id, where templates insist on a length
 LONG_IDS = ("call_0123456789abcdef01234567", "call_123456789abcdef012345678")
 SHORT_IDS = ("abcdefghi", "jklmnopqr")
-WRAPPED = "arguments"  # the name for arguments that are not an object, if a template needs an object
 _FUNCTION = {"name": TOOL, "parameters": {"type": "object", "properties": {}}}
-_TOOLS = [{"type": "function", "function": _FUNCTION | {"description": ""}}]
+_DEFAULTS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+_TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _FUNCTION | {"description": ""}}]
 _QUESTION: dict[str, Any] = {"role": "user", "content": "x"}
 _LATE: dict[str, Any] = {"role": "user", "content": LATE}
 _PARTS = [{"type": "text", "text": PART}, {"type": "text", "text": PART}]
-
-Message = dict[str, Any]
-
-
-class Fitted(NamedTuple):
-    """A message for the template. source: index of the given message."""
-
-    source: int
-    message: Message
 
 
 class _CallForm(NamedTuple):
@@ -55,29 +61,36 @@ class TemplateProbe:
     takes_results: whether it writes them in some form, perhaps as text."""
 
     def __init__(self, template: ChatTemplate | None):
-        self._template = template
+        self._template, self._names_results = template, False
+        self._in_parts: set[str] = set()  # roles whose content the template takes only as a list of parts
+        self._fill_parts("user", [])
         text = self._render([_QUESTION])
         self.takes_tools = text is None or TOOL in text
-        self._wants_descriptions = self._render([_QUESTION], [{"type": "function", "function": _FUNCTION}]) is None
+        self._defaults = [name for name in _DEFAULTS if self._render([_QUESTION], _tools_without(name)) is None]
+        self._fill_parts("system", [_QUESTION])
+        self._fill_parts("assistant", [_QUESTION])
         self._probe_calls()
         self._takes_parts = {role: self._reads_parts(role) for role in ROLES}
         self._probe_reasoning()
         self._probe_instructions()
         said = {"role": "assistant", "content": "x"}
+        self._fills = {role for role in ("user", "tool", "assistant") if self._refuses_empty(role)}
         self._joins_users = not self._writes([_QUESTION, _LATE])
         self._joins_assistants = not self._writes([_QUESTION, said, said | {"content": LATE}, _QUESTION])
         opened = [said, _LATE]
         self._opens_with_user = not self._writes(opened) and self._writes([_QUESTION, *opened])
         asked = [*self._called(CALL), _LATE]
-        silent = {"role": "assistant", "content": ""}
+        silent = {"role": "assistant", "content": EMPTY if "assistant" in self._fills else ""}
         self._answers_results = not self._writes(asked) and self._writes([*asked[:-1], silent, _LATE])
+        self._wants_results |= self._answers_results and self._render([*asked[:2], _LATE]) is None
 
     # ---- probes
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = _TOOLS) -> str | None:
         """The text of a conversation; None if the template refuses it."""
+        shown = [self._with_parts(message) for message in messages]
         try:
-            return "" if self._template is None else self._template.render(messages, tools=tools)
+            return "" if self._template is None else self._template.render(shown, tools=tools)
         except ChatError:
             return None
 
@@ -86,6 +99,30 @@ class TemplateProbe:
         text = self._render(messages)
         return text is not None and all(name in text for name in names or (LATE,))
 
+    def _fill_parts(self, role: str, others: list[Message]) -> None:
+        """Give the contents of a role as parts from now on, if the template takes no other."""
+        before, after = (others, [_QUESTION]) if role == "assistant" else ([], others)
+        text = [*before, _LATE | {"role": role}, *after]
+        if not self._writes(text):
+            self._in_parts.add(role)
+            if not self._writes(text):
+                self._in_parts.discard(role)
+
+    def _with_parts(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message["role"] not in self._in_parts or not isinstance(message["content"], str):
+            return message
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+    def _refuses_empty(self, role: str) -> bool:
+        """Whether the template refuses an empty content of a role, but takes another."""
+        called = self._called(CALL)
+        before = {"tool": called[:2], "assistant": [_QUESTION]}.get(role, [])
+        message = called[2] if role == "tool" else {"role": role, "content": "x"}
+        after = [_QUESTION] * (role == "assistant")
+        return self._render([*before, message | {"content": ""}, *after]) is None and self._writes(
+            [*before, message, *after], "x"
+        )
+
     def _called(self, *names: str, form: _CallForm | None = None, arguments: Any = None) -> list[Message]:
         """A conversation with calls of these names, and a result of each."""
         form = form or self._form or _CALL_FORMS[0]
@@ -93,22 +130,33 @@ class TemplateProbe:
         pairs = list(zip(form.ids, names, strict=False))
         calls = [{"id": one, "type": "function", "function": {"name": name, "arguments": given}} for one, name in pairs]
         results = [{"role": "tool", "content": RESULT, "tool_call_id": one} for one, _ in pairs]
+        if self._names_results:
+            results = [result | {"name": name} for result, (_, name) in zip(results, pairs, strict=True)]
         return [_QUESTION, {"role": "assistant", "content": form.content, "tool_calls": calls}, *results]
 
     def _probe_calls(self) -> None:
         self._form: _CallForm | None = None
-        for form in _CALL_FORMS:
+        for self._names_results, form in product((False, True), _CALL_FORMS):
             text = self._render(self._called(CALL, form=form))
             if text is not None and CALL in text and (form.content is not None or "None" not in text):
                 self._form = form
                 break
         else:  # a template may write calls, but not the results
+            self._names_results = False
             self._form = next((form for form in _CALL_FORMS if self._writes(self._called(CALL, form=form)[:2], CALL)), None)
         self._writes_results = self._form is not None and self._writes(self._called(CALL), RESULT)
         as_text = [_QUESTION, {"role": "assistant", "content": CALL}, _LATE]
         writes_text = self._render(as_text) is None or self._writes(as_text, CALL, LATE)
         self.takes_calls, self.takes_results = self._form is not None or writes_text, self._writes_results or writes_text
-        self._takes_calls_together = self._writes(self._called(CALL, SECOND), CALL, SECOND)
+        two = self._called(CALL, SECOND)
+        self._takes_calls_together = self._writes(two, CALL, SECOND)
+        said, one, other = {"role": "assistant", "content": "x"}, self._called(CALL), two[1]
+        later = [said, _QUESTION, other | {"tool_calls": two[1]["tool_calls"][1:]}, two[3], said, _LATE]
+        self._wants_results = self._writes([*one, *later], CALL) and self._render([*one[:2], *later]) is None
+        if self._takes_calls_together:
+            lacking = [*two[:3], _LATE], [*two[:2], two[3], _LATE]
+            self._wants_results |= any(self._render(some) is None for some in lacking)
+        self._orders_results = self._takes_calls_together and not self._writes([*two[:2], two[3], two[2]], CALL, SECOND)
         combined = self._called(CALL)
         combined[1] = combined[1] | {"content": "x"}
         self._calls_alone = self._form is not None and not self._writes(combined, CALL)  # no calls next to content
@@ -148,23 +196,44 @@ class TemplateProbe:
     # ---- tools and conversations
 
     def described(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Tools as the template takes them: with a description if it insists on descriptions."""
-        if not self._wants_descriptions:
+        """Tools as the template takes them: with empty fields if it insists on them."""
+        if not self._defaults:
             return list(tools)
-        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+        found: list[Mapping[str, Any]] = []
+        for tool in tools:
+            function = {**{name: _DEFAULTS[name] for name in self._defaults}, **tool["function"]}
+            if "parameters" in self._defaults:
+                function["parameters"] = {**_DEFAULTS["parameters"], **function["parameters"]}
+            found.append({**tool, "function": function})
+        return found
 
     def fitted(self, messages: Sequence[Message]) -> list[Fitted]:
         """A conversation in a form that the template takes, without changes if it takes any. Raises ChatError for results
         without a call if each call needs a separate message."""
         found = [Fitted(i, self._message(message)) for i, message in enumerate(messages)]
+        if "assistant" in self._fills:
+            found = without_silence(found)
         found = list(self._with_results(self._instructed(found)))
+        if self._wants_results:
+            found = list(with_every_result(found))
+        if self._names_results:
+            found = named_results(found)
+        if self._orders_results:
+            found = ordered_results(found)
         if self._calls_alone:
             found = list(self._apart(found))
         if not self._takes_calls_together:
             found = list(self._one_by_one(found))
         if self._form is not None and self._form.ids == SHORT_IDS:
-            found = _short_ids(found)
-        return list(self._in_turns(found))
+            found = short_ids(found)
+        fitted = list(self._in_turns(found))
+        if self._fills or self._in_parts:
+            fitted = [Fitted(one.source, dict(self._with_parts(self._filled(one.message)))) for one in fitted]
+        return fitted
+
+    def _filled(self, message: Message) -> Message:
+        fills = message["role"] in self._fills and not message["content"] and "tool_calls" not in message
+        return message | {"content": EMPTY} if fills else message
 
     def refused_at(self, fitted: Sequence[Fitted], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, str]:
         """The index of the given message that the template refuses, and the field at fault: of a conversation that it refuses."""
@@ -193,6 +262,8 @@ class TemplateProbe:
         message["content"] = content
         if message["role"] == "developer" and not self._takes_developers:
             message["role"] = "system"
+        elif message["role"] == "system" and not self._takes_system and self._takes_developers:
+            message["role"] = "developer"
         if self._thinking and "reasoning_content" in message:
             message["thinking"] = message.pop("reasoning_content")
             if self._thinking_alone and content and "tool_calls" in message:  # the template writes either as reasoning
@@ -207,7 +278,7 @@ class TemplateProbe:
     def _with_calls(self, message: Message, content: Any) -> Any:
         """The content next to a message's calls, whose arguments take the template's form. Without a form, calls become text."""
         if self._form is None:
-            calls = (_written(call["function"]) for call in message.pop("tool_calls"))
+            calls = (written(call["function"]) for call in message.pop("tool_calls"))
             return "\n".join(filter(None, (text_of(content), *calls)))
         message["tool_calls"] = [{**call, "function": self._function(call["function"])} for call in message["tool_calls"]]
         return content or self._form.content
@@ -231,10 +302,12 @@ class TemplateProbe:
         if not self._folds:
             return first + later
         if not self._takes_system and not self._takes_developers:
-            return _folded(first + later)
+            return folded(first + later)
         if first and not later and not self._system_alone:  # the template writes instructions with the next message
             return [*first, Fitted(first[-1].source, {"role": "user", "content": ""})]
-        return first + (later if self._takes_late else _folded(later))
+        if not self._takes_late:
+            return first + folded(later)
+        return first + (apart_from_turns(later) if self._joins_users or self._answers_results else later)
 
     # ---- calls and results
 
@@ -283,15 +356,21 @@ class TemplateProbe:
     def _in_turns(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
         """Turns in the template's order: consecutive messages of one role become one message."""
         last: Fitted | None = None
+        opened = False  # a message other than instructions has come
         for one in messages:
             role = one.message["role"]
-            if last is None and role == "assistant" and self._opens_with_user:
+            begins = last is None or (last.message["role"] in INSTRUCTIONS and not opened)
+            opened = opened or role not in INSTRUCTIONS
+            if begins and role == "assistant" and self._opens_with_user:
+                if last is not None:
+                    yield last
+                    last = None
                 yield Fitted(one.source, {"role": "user", "content": ""})
             if last is not None:
                 before = last.message["role"]
                 joins = self._joins_users if role == "user" else role == "assistant" and self._joins_assistants
                 if joins and before == role and "tool_calls" not in last.message:
-                    last = Fitted(last.source, _joined(last.message, one.message))
+                    last = Fitted(last.source, joined(last.message, one.message))
                     continue
                 yield last
                 if before == "tool" and role == "user" and self._answers_results:
@@ -301,86 +380,7 @@ class TemplateProbe:
             yield last
 
 
-def text_of(content: str | list[dict[str, str]] | None) -> str:
-    """Content in one text."""
-    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
-
-
-def as_object(written: str) -> dict[str, Any]:
-    """Arguments as an object: empty for an empty text; otherwise an object with the JSON value, or with the text if it
-    is not JSON."""
-    if not written.strip():
-        return {}
-    try:
-        return {WRAPPED: json.loads(written)}
-    except (ValueError, RecursionError):
-        return {WRAPPED: written}
-
-
-def _written(function: Mapping[str, Any]) -> str:
-    """A call as text, in the form of Hermes."""
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return (
-        f'<tool_call>\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {text or "{}"}}}\n</tool_call>'
-    )
-
-
-def _joined(first: Message, second: Message) -> Message:
-    """Two messages of one role as one."""
-    texts = [text_of(message["content"]) for message in (first, second)]
-    joined = {**first, **second, "content": "\n\n".join(filter(None, texts))}
-    for name in ("reasoning_content", "thinking"):
-        thoughts = [message[name] for message in (first, second) if message.get(name)]
-        if thoughts:
-            joined[name] = "\n".join(thoughts)
-    return joined
-
-
-def _folded(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Instructions as the beginning of the next message if a user sent it, otherwise as a separate message of a user."""
-    found: list[Fitted] = []
-    waiting: list[Fitted] = []
-    for one in (*messages, None):
-        if one is not None and one.message["role"] in INSTRUCTIONS:
-            waiting.append(one)
-            continue
-        if waiting:
-            instructions = "\n\n".join(text_of(instruction.message["content"]) for instruction in waiting)
-            if one is not None and one.message["role"] == "user":
-                one = Fitted(one.source, one.message | {"content": f"{instructions}\n\n{text_of(one.message['content'])}"})
-            else:
-                found.append(Fitted(waiting[0].source, {"role": "user", "content": instructions}))
-            waiting = []
-        if one is not None:
-            found.append(one)
-    return found
-
-
-def _short_ids(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Ids of calls in NINE letters and digits: another id becomes a hash. A call without an id gets the id of the result at its
-    place, otherwise a hash of its place."""
-    found: list[Fitted] = []
-    for at, (index, message) in enumerate(messages):
-        if message.get("tool_calls"):
-            results = []
-            for following in messages[at + 1 :]:
-                if following.message["role"] != "tool":
-                    break
-                results.append(following.message["tool_call_id"])
-            calls = []
-            for number, call in enumerate(message["tool_calls"]):
-                own = call.get("id") or (results[number] if number < len(results) else f"{index}.{number}")
-                calls.append({**call, "id": short_id(own)})
-            message = message | {"tool_calls": calls}
-        elif message["role"] == "tool":
-            message = message | {"tool_call_id": short_id(message["tool_call_id"])}
-        found.append(Fitted(index, message))
-    return found
-
-
-def short_id(given: str) -> str:
-    """An id of NINE letters and digits: the given one if it is of that form, else a hash of it."""
-    if len(given) == NINE and given.isascii() and given.isalnum():
-        return given
-    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:NINE]
+def _tools_without(name: str) -> list[dict[str, Any]]:
+    """The probe's tool without a field."""
+    function = {key: value for key, value in _TOOLS[0]["function"].items() if key != name}
+    return [{"type": "function", "function": function}]

@@ -25,7 +25,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     depth_checked,
     distinct,
 )
-from blinkpy.dpu.text.conversation_fit import WRAPPED
+from blinkpy.dpu.text.conversation_forms import WRAPPED
 from blinkpy.dpu.text.stop_strings import MAX_STOPS
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETER, RequestParameters
 
