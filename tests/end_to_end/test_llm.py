@@ -110,6 +110,50 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
     assert stop in decode(done.token_ids) and stop not in decode(done.token_ids[:-1]), done.token_ids
 
 
+def test_laws_of_random_requests(demo: LLM, rng: np.random.Generator) -> None:
+    """Any parameters together: each output has what was asked for, and its counts, texts and reasons agree."""
+    decode, texts = demo.get_tokenizer().decode, ["Once upon a time", "The cat sat on the mat. " * 3, "x"]
+    for _ in range(10):
+        count, prompts = int(rng.integers(1, 4)), [str(rng.choice(texts)) for _ in range(rng.integers(1, 3))]
+        given: dict[str, Any] = {"n": count, "max_tokens": int(rng.integers(1, 12)), "temperature": float(rng.choice([0.0, 1.0]))}
+        given |= {"stop": str(rng.choice(["e", "the", " a"]))} if rng.random() < 0.3 else {}
+        asked = {name: int(rng.integers(0, 4)) if rng.random() < 0.5 else None for name in ("logprobs", "prompt_logprobs")}
+        outputs = demo.generate(prompts, SamplingParams(**given, **asked, seed=int(rng.integers(1000))))
+        assert [output.prompt for output in outputs] == prompts
+        for output in outputs:
+            assert output.finished and [done.index for done in output.outputs] == list(range(count))
+            scores = output.prompt_logprobs
+            assert (scores is None) == (asked["prompt_logprobs"] is None), given
+            if scores is not None:
+                assert scores[0] is None and len(scores) == len(output.prompt_token_ids)
+                assert all(token in (table or {}) for token, table in zip(output.prompt_token_ids[1:], scores[1:], strict=True))
+            for done in output.outputs:
+                assert 1 <= len(done.token_ids) <= given["max_tokens"] and done.finish_reason in ("stop", "length")
+                assert decode(done.token_ids).startswith(done.text) and given.get("stop", "never") not in done.text
+                assert done.finish_reason == "stop" or len(done.token_ids) == given["max_tokens"]
+                assert (done.logprobs is None) == (asked["logprobs"] is None)
+                if done.logprobs is not None:
+                    assert all(token in table for token, table in zip(done.token_ids, done.logprobs, strict=True))
+            same = {tuple(done.token_ids) for done in output.outputs}
+            assert len(same) == 1 or given["temperature"] > 0
+
+
+def test_token_ids_end_at_the_vocabulary(null: LLM) -> None:
+    """Wherever a request has some."""
+    size = null._pair.facts.vocab_size
+    for token, fits in ((size - 1, True), (size, False)):
+        asked: list[tuple[Any, dict[str, Any]]] = [([[1, token]], {})]
+        asked += [("x", {name: [token]}) for name in ("stop_token_ids", "allowed_token_ids")] + [
+            ("x", {"logit_bias": {token: 1.0}})
+        ]
+        for prompt, options in asked:
+            if fits:
+                assert len(null.generate(prompt, SamplingParams(max_tokens=1, **options))) == 1
+            else:
+                with pytest.raises(ValueError, match=rf"(0 to {size - 1}\b|{size})"):
+                    null.generate(prompt, SamplingParams(max_tokens=1, **options))
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "reason"),
     [

@@ -5,10 +5,12 @@ Claim outputs/calls: Calls and reasoning arrive as the model wrote them, however
 """
 # ruff: noqa: RUF001
 
+import ast
 import json
 import random
 import re
 import string
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -385,6 +387,23 @@ def test_python_literals() -> None:
     text = "a=(1, 2,), b='\\u00e9', c=true, d=None, e=-1.5, f=(1), g='a\\d', h='a' 'b', i=[false,], j=0xff,"
     assert json.loads(arguments(text)) == expected
     assert json.loads(arguments("a='\\ud800'")) == {"a": "\ud800"}
+
+
+def test_strings_of_any_kind_are_those_of_python(seed: int) -> None:
+    """Raw or not, in either quotes, with escapes and line breaks: a literal in three quotes says the same to Python."""
+    draw, read = random.Random(seed), 0
+    for _ in range(300):
+        prefix, quote = draw.choice(["", "", "r", "R", "u"]), draw.choice("'\"")
+        parts = ["a", "é", "\n", "\n", "\\\\", "\\n", "\\d", f"\\{quote}", "\\x41", "\\\n"]
+        inside = "".join(draw.choice(parts) for _ in range(draw.randrange(6)))
+        whole = f"{prefix}{quote * 3}{inside}{quote * 3}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = ast.literal_eval(whole)
+        ((_, found),) = parsed([f"[get_x(a={prefix}{quote}{inside}{quote})]"], **parser_of("pythonic")).calls
+        assert json.loads(found) == {"a": wanted}, whole
+        read += "\n" in inside
+    assert read > 50
 
 
 def test_reasoning(seed: int) -> None:

@@ -110,6 +110,16 @@ def test_defaults_of_a_model() -> None:
             of_model({name: value})
 
 
+def test_stop_ids_are_those_of_the_request_and_of_the_model(rng: np.random.Generator) -> None:
+    """In this order and once each. `ignore_eos` is about those of the model alone."""
+    for _ in range(100):
+        own, model = (rng.integers(0, 9, rng.integers(0, 4)).tolist() for _ in range(2))
+        for ignore, given in ((False, own), (True, own), (False, None), (True, None)):
+            made = SamplingParams(stop_token_ids=given, ignore_eos=ignore).request_parameters(100, model)
+            wanted = [*(given or []), *([] if ignore else model)]
+            assert list(made.stop_ids) == sorted(set(wanted), key=wanted.index), (given, ignore, model)
+
+
 def test_sampling_params_become_request_parameters() -> None:
     given = SamplingParams(temperature=0, top_k=-1, min_p=-0.0, logprobs=3, stop_token_ids=[7, 7, 2])
     found = given.request_parameters(100, [2, 5])

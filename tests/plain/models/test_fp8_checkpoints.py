@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import BLOCKS, GROUP, SCHEMES, TENSOR, TOKEN, compressed, save_fp8
 from support.models.model_zoo import BASE, save_model
+from support.models.packed_checkpoints import AWQ, GPTQ
+from support.models.published_widths import PACKINGS
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -57,6 +59,27 @@ def test_what_a_list_keeps_is_what_transformers_keeps(rng: np.random.Generator) 
         assert quantization is not None
         for name in names:
             assert quantization.keeps(name) != should_convert_module(name, ignored), (name, ignored)
+
+
+LISTS = {"compressed-tensors": ("ignore",), "fp8": ("modules_to_not_convert", "ignored_layers")}
+LISTS |= {"modelopt": ("ignore", "exclude_modules"), "awq": ("modules_to_not_convert",), "gptq": ("modules_to_not_convert",)}
+
+
+def test_each_list_of_each_layout_keeps_its_names_and_no_others(rng: np.random.Generator) -> None:
+    """Of 8 and 4 bits. Names that begin alike, and names in two lists of one section."""
+    parts = ["self_attn.q_proj", "mlp.gate", "mlp.gate_proj", "mlp.experts.1.down_proj", "mlp.experts.11.down_proj"]
+    names = [f"model.layers.{layer}.{part}" for layer in (1, 10, 11) for part in parts]
+    plain = [section for section, *_ in SCHEMES.values()] + [*PACKINGS.values(), AWQ, GPTQ]
+    assert {section["quant_method"] for section in plain} >= LISTS.keys()
+    for section in plain:
+        keys = LISTS[section["quant_method"]]
+        for _ in range(5):
+            listed = {key: rng.choice(names, rng.integers(0, 4), replace=False).tolist() for key in keys}
+            found = read_quantization(HfConfig("a model", {"quantization_config": section | listed}, {}))
+            assert found is not None
+            kept = {name for own in listed.values() for name in own}
+            assert {name for name in names if found.keeps(name)} == kept, section
+            assert not any(found.keeps(f"{name}_x") for name in names), section
 
 
 @pytest.fixture
