@@ -38,6 +38,8 @@ MOST_GROUPS = 255
 """Groups of layers of a step that is cut: a record has a byte for them."""
 MOST_ENGINES = 64
 """Engines behind one front end."""
+MOST_RANKS = 8
+"""GPUs that hold one model together: those of a common machine."""
 ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Of an engine, and of its segment below /dev/shm."""
 DEFAULT_SLOTS = 256  # of a worker
@@ -348,6 +350,12 @@ class EngineOptions:
         low=1,
         high=MOST_ENGINES,
         commands="serve",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "number of GPUs that hold one model together, each a part of every layer (docs/tensor-parallel.md)",
+        low=1,
+        high=MOST_RANKS,
     )
     check_integrity: str = option(
         "idle",

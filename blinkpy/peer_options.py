@@ -1,6 +1,6 @@
 """Options of vLLM and SGLang that do not exist here, with the option to use instead, for errors about unknown options."""
 
-_ONE_GPU = "one GPU serves the model; for several engines use '--data-parallel-size'"
+_OTHER_SPLITS = "a model is split over GPUs of one machine by '--tensor-parallel-size' alone"
 _LORA = "adapters are not supported"
 _SPECULATION = "drafts come from the request's tokens or the checkpoint's own layer; see '--speculative', '--speculative-tokens'"
 _IMAGES = "models accept text only"
@@ -14,9 +14,6 @@ _DISAGGREGATION = "prompts and outputs are processed on one engine"
 PEER_OPTIONS = {
     **dict.fromkeys(
         (
-            "tensor-parallel-size",
-            "tp",
-            "tp-size",
             "pipeline-parallel-size",
             "pp",
             "pp-size",
@@ -29,8 +26,9 @@ PEER_OPTIONS = {
             "distributed-executor-backend",
             "decode-context-parallel-size",
         ),
-        _ONE_GPU,
+        _OTHER_SPLITS,
     ),
+    **dict.fromkeys(("tp", "tp-size"), "use '--tensor-parallel-size'"),
     **dict.fromkeys(("dp", "dp-size"), "use '--data-parallel-size'"),
     **dict.fromkeys(("mem-fraction-static", "gpu-memory-fraction"), "use '--gpu-memory-utilization'"),
     **dict.fromkeys(("context-length", "max-total-tokens", "max-seq-len"), "use '--max-model-len'"),

@@ -3,7 +3,16 @@
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
-from blinkpy.config import BatchOptions, ConfigError, check_class_sizes, check_engine_name, check_step_sizes, check_value, option
+from blinkpy.config import (
+    MOST_RANKS,
+    BatchOptions,
+    ConfigError,
+    check_class_sizes,
+    check_engine_name,
+    check_step_sizes,
+    check_value,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,7 @@ class CheckModelOptions:
     slots: int = option(0, "same as for blinkpy serve", low=0, high=65535)
     window_cache: str = option("full", "same as for blinkpy serve", choices=("full", "ring"))
     kv_cache_dtype: str = option("auto", "same as for blinkpy serve", choices=("auto", "fp8_e4m3"))
+    tensor_parallel_size: int = option(1, "same as for blinkpy serve", low=1, high=MOST_RANKS)
     gpu_gib: float = option(0.0, "memory of a hypothetical additional GPU, in GiB (0: no GPU)", low=0, high=4096)
     json: bool = option(False, "print the result as JSON")
 

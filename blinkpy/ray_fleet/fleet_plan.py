@@ -60,7 +60,9 @@ class EnginesPlan:
 
     least: int = option(1, "minimum number of engines", low=1, high=MOST_ENGINES)
     most: int = option(0, "maximum number of engines (0: equal to least)", low=0, high=MOST_ENGINES)
-    gpus: float = option(1.0, "GPUs of an engine: 1, or a fraction (0 with --device cpu or null)", low=0, high=1)
+    gpus: float = option(
+        1.0, "GPUs of an engine, times tensor_parallel_size: 1, or a fraction (0 with --device cpu or null)", low=0, high=1
+    )
     cpus: float = option(0.0, "cores that Ray reserves for an engine", low=0, high=1024)
     resource: str = option("", "a Ray resource that an engine's node must have")
 
@@ -93,7 +95,7 @@ class FleetPlan:
     @property
     def engine_gpus(self) -> float:
         """The GPUs of an engine."""
-        return 0.0 if self.config.engine.device in NO_GPU else self.engines.gpus
+        return 0.0 if self.config.engine.device in NO_GPU else self.engines.gpus * self.config.engine.tensor_parallel_size
 
     @property
     def crosses_machines(self) -> bool:
@@ -167,6 +169,8 @@ def _check(plan: FleetPlan) -> None:
         raise ConfigError(f"port must be 1 to {65536 - number} with {number} front ends, not {port}")
     if plan.engines.gpus == 0 and plan.config.engine.device not in NO_GPU:
         raise ConfigError("engines.gpus 0 needs device cpu or null, since Ray would not reserve the engine's GPU")
+    if plan.engines.gpus < 1 < plan.config.engine.tensor_parallel_size:
+        raise ConfigError(f"engines.gpus must be 1 with tensor_parallel_size above 1, not {plan.engines.gpus:g}")
     check_placement(plan.config, MOST_ENGINES)
     rdma = plan.config.extension(RdmaOptions)
     if plan.crosses_machines and not rdma.link_key_file and not rdma.insecure_link:

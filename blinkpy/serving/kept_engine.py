@@ -184,7 +184,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_of(config: Config, engines: int) -> list[str]:
-    """A GPU for each engine, for CUDA_VISIBLE_DEVICES; empty for engines without a GPU. Raises ConfigError if
+    """The GPUs of each engine, for CUDA_VISIBLE_DEVICES; empty for engines without a GPU. Raises ConfigError if
     there are too few.
     """
     if config.engine.device not in ("auto", "cuda"):
@@ -194,9 +194,11 @@ def gpus_of(config: Config, engines: int) -> list[str]:
     gpus = [str(gpu) for gpu in range(present)] if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
     if config.engine.device == "auto" and (not present or not gpus):
         return []
-    if len(gpus) < engines:
-        raise ConfigError(f"data_parallel_size {engines} needs {engines} GPUs, but this machine has {len(gpus)}")
-    return gpus[:engines]
+    each = config.engine.tensor_parallel_size
+    if len(gpus) < engines * each:
+        of = f" of tensor_parallel_size {each}" if each > 1 else ""
+        raise ConfigError(f"data_parallel_size {engines}{of} needs {engines * each} GPUs, but this machine has {len(gpus)}")
+    return [",".join(gpus[i * each : (i + 1) * each]) for i in range(engines)]
 
 
 class EngineGroup:

@@ -20,11 +20,13 @@ from blinkpy.model_files import read_json
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
+from blinkpy.models.description.split import Share
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels, slots_that_fit, snapshots_that_fit
 from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
 from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.rank_checkpoint import rank_description
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 from blinkpy.tool_options import CheckModelOptions
 
@@ -176,18 +178,24 @@ def itemsize_of(model: DecoderDescription, config: Config) -> int:
 
 
 def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuFit:
-    """How a model fits on a GPU with `total` free bytes, by the arithmetic of an engine's start."""
+    """How a model fits on GPUs with `total` free bytes each, by the arithmetic of an engine's start.
+
+    config: tensor_parallel_size says how many GPUs have a part of the model.
+    """
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
+    ranks = config.engine.tensor_parallel_size
     try:
+        model = rank_description(model, Share(0, ranks))
         require_kernels(model)
         config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
         page_bytes = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), ring_sizes(config, model))
-        plan = plan_memory(config, model, itemsize, page_bytes, total, total)
+        plan = plan_memory(config, model, itemsize, page_bytes, total, total, ranks=ranks)
         if not config.queue.slots:
             config = config.with_options({"slots": slots_that_fit(plan, config, model, itemsize)})
-            plan = plan_memory(config, model, itemsize, page_bytes, total, total)
+            plan = plan_memory(config, model, itemsize, page_bytes, total, total, ranks=ranks)
         if snapshots := snapshots_that_fit(plan, config, model, itemsize):
-            plan = plan_memory(config.with_options({"state_snapshots": snapshots}), model, itemsize, page_bytes, total, total)
+            with_snapshots = config.with_options({"state_snapshots": snapshots})
+            plan = plan_memory(with_snapshots, model, itemsize, page_bytes, total, total, ranks=ranks)
         plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
         sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
     except ConfigError as error:
@@ -252,7 +260,8 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     facts.ring_bytes_per_slot = _ring_bytes_per_slot(model, rings, cached)
     facts.state_bytes_per_slot = model.state_bytes(itemsize)
     facts.tried = tried(model)
-    facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
+    each = f"{ranks} x " if (ranks := config.engine.tensor_parallel_size) > 1 else ""
+    facts.gpus = [fit(model, config, each + gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")
 
@@ -340,7 +349,10 @@ def as_json(facts: ModelFacts, **more: Any) -> str:
 
 # `blinkpy check-model`: a report about a model, without reading its weights.
 
-SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache", "kv_cache_dtype")
+SERVER_OPTIONS = (
+    "dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache", "kv_cache_dtype",
+    "tensor_parallel_size",
+)  # fmt: skip
 
 
 def run_check_model(options: CheckModelOptions) -> int:

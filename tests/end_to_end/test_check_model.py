@@ -201,6 +201,17 @@ def test_no_such_model_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> Non
     assert "is not a folder, a hub id" in capsys.readouterr().err
 
 
+def test_several_gpus_have_a_part_of_the_model_each(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, alone = look(capsys, str(model))
+    code, facts = look(capsys, str(model), "--tensor-parallel-size", "2")
+    assert code == 0 and facts["command"] == f"blinkpy serve {model} --tensor-parallel-size 2"
+    assert [one["gpu"] for one in facts["gpus"]] == [f"2 x {one['gpu']}" for one in alone["gpus"]]
+    assert facts["weight_bytes"] == alone["weight_bytes"], "those of the whole model"
+    change(model, num_attention_heads=6)
+    _, facts = look(capsys, str(model), "--tensor-parallel-size", "4")
+    assert all("can't be split over 4 ranks: it has 6 query heads" in one["problem"] for one in facts["gpus"])
+
+
 def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator, saved: Path) -> None:
     """Of a GPU of any size: weights and cached tokens stay within what may be used, and more tokens would not."""
     model = describe_model(saved)

@@ -109,7 +109,7 @@ class CudaDevice:
     pdl: whether kernels are chained by programmatic dependent launch.
     loop: replaces GpuLoop.
     sample: replaces sample_tokens.
-    gpus: numbers of the GPUs that have a part of the model each.
+    gpus: numbers of the GPUs that have a part of the model each; empty: the first --tensor-parallel-size ones.
     """
 
     name, gpu, reads_weights, has_draft_layers = "cuda", True, True, True
@@ -121,14 +121,17 @@ class CudaDevice:
         pdl: bool = True,
         loop: type[GpuLoop] | None = None,
         sample: Callable[[SamplingCall], None] | None = None,
-        gpus: tuple[int, ...] = (0,),
+        gpus: tuple[int, ...] = (),
     ):
         self.plan: MemoryPlan
-        self._gpus, self._ranks = gpus, len(gpus)
+        self._gpus = gpus
         self._trace_rows = trace_rows
         self._pdl = pdl
         self._loop = loop
         self._sample = sample
+
+    def _gpus_of(self, config: Config) -> tuple[int, ...]:
+        return self._gpus or tuple(range(config.engine.tensor_parallel_size))
 
     def auto_rank(self) -> int:
         return 2 if gpu_usable() else 0
@@ -144,10 +147,10 @@ class CudaDevice:
             return "--step-groups needs --control gpu: a step that the host launches is not cut"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
         missing = missing or fp8_problem(config.cache.kv_cache_dtype)
-        if self._ranks > 1 and not missing:
+        if len(gpus := self._gpus_of(config)) > 1 and not missing:
             from blinkpy.engine.devices.rank_parts import ranks_problem
 
-            missing = ranks_problem(config, self._gpus)
+            missing = ranks_problem(config, gpus)
         if missing:
             return missing
         from blinkpy.engine.link.pair_placement import placement_problem
@@ -178,22 +181,20 @@ class CudaDevice:
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
 
-        model, itemsize = self._part(model), cache_itemsize(config, self._dtype(config, model).itemsize)
+        model, itemsize = self._part(config, model), cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.gpu.gpu_memory_plan import slots_that_fit
 
-        return slots_that_fit(self._plan(config, model), config, self._part(model), self._dtype(config, model).itemsize)
+        return slots_that_fit(self._plan(config, model), config, self._part(config, model), self._dtype(config, model).itemsize)
 
-    def _part(self, model: DecoderDescription) -> DecoderDescription:
+    def _part(self, config: Config, model: DecoderDescription) -> DecoderDescription:
         """The part of a model that each GPU has. Raises ConfigError if the model can't be split."""
-        if self._ranks == 1:
-            return model
         from blinkpy.models.description.split import Share
         from blinkpy.models.weights.rank_checkpoint import rank_description
 
-        return rank_description(model, Share(0, self._ranks))
+        return rank_description(model, Share(0, len(self._gpus_of(config))))
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.gpu.gpu_memory_plan import snapshots_that_fit
@@ -208,13 +209,14 @@ class CudaDevice:
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels
         from blinkpy.queues.layout import QueueLayout
 
-        require_kernels(part := self._part(model))
-        free, total = torch.cuda.mem_get_info() if self._ranks == 1 else min(map(torch.cuda.mem_get_info, self._gpus))
+        gpus = self._gpus_of(config)
+        require_kernels(part := self._part(config, model))
+        free, total = min(map(torch.cuda.mem_get_info, gpus))
         asked, queue_memory = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
-        in_host_memory = queue_memory == HOST and self._ranks == 1  # ranks have a copy of the queues
+        in_host_memory = queue_memory == HOST and len(gpus) == 1  # ranks have a copy of the queues
         queues = 0 if in_host_memory else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
         itemsize, page_bytes = self._dtype(config, model).itemsize, self.page_bytes(config, model)
-        return plan_memory(config, part, itemsize, page_bytes, free, total, queues, self._ranks)
+        return plan_memory(config, part, itemsize, page_bytes, free, total, queues, len(gpus))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.engine.sizing import pages_for
@@ -222,7 +224,7 @@ class CudaDevice:
         itemsize = self._dtype(config, model).itemsize
         for name in TARGETS:
             if target_ms := getattr(config.scheduler, name):
-                check_pace(name, target_ms, self._part(model), itemsize, memory_bandwidth())
+                check_pace(name, target_ms, self._part(config, model), itemsize, memory_bandwidth())
         self.plan = self._plan(config, model)
         pages = config.cache.num_pages or pages_for(config.model.max_model_len or MINIMUM_TOKENS, config.cache.page_size)
         self.plan.require(pages * self.page_bytes(config, model))
@@ -248,11 +250,11 @@ class CudaDevice:
 
         self.plan.require(setup.sizes.num_pages * self.page_bytes(setup.config, setup.model))
         how = GpuOptions(self._dtype(setup.config, setup.model), self._pdl, self._sample)
-        if self._ranks > 1:
+        if len(gpus := self._gpus_of(setup.config)) > 1:
             from blinkpy.engine.devices.rank_loops import RankLoops
             from blinkpy.engine.devices.rank_parts import load_ranks
 
-            return RankLoops(setup, load_ranks(setup, how, self._gpus), self._trace_rows)
+            return RankLoops(setup, load_ranks(setup, how, gpus), self._trace_rows)
         parts = load_gpu(setup, how)
         if setup.config.engine.control != "host":
             from blinkpy.engine.devices.gpu_loop import GpuLoop  # imported here: --control host works without numba-cuda

@@ -192,6 +192,8 @@ class HostDevice:
             return f"--queue-memory {queue_memory} needs --device cuda; the engine would run on {self.name}"
         if config.engine.control == "gpu":
             return f"--control gpu needs --device cuda; the engine would run on {self.name}"
+        if (ranks := config.engine.tensor_parallel_size) > 1:
+            return f"--tensor-parallel-size {ranks} needs --device cuda; the engine would run on {self.name}"
         return ""
 
 

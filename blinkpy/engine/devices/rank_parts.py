@@ -25,6 +25,8 @@ def ranks_problem(config: Config, gpus: Sequence[int]) -> str:
         return f"{OPTION} {ranks} needs --queue-memory {HOST}, not {queue_memory}"
     if config.scheduler.speculative != "off":
         return f"{OPTION} {ranks} needs --speculative off: drafts were not tested on several GPUs"
+    if config.scheduler.step_groups > 1:
+        return f"{OPTION} {ranks} needs --step-groups 1: cut steps were not tested on several GPUs"
     names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
     if max(gpus) >= len(names):
         return gpus_problem(names, max(gpus) + 1, [])

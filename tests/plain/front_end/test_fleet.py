@@ -135,6 +135,10 @@ def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         gpus_of(options(device="auto")[0], 4)
     monkeypatch.setenv(kept_engine.VISIBLE, "5, GPU-x")
     assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
+    monkeypatch.setenv(kept_engine.VISIBLE, "5,GPU-x,2,7,1")
+    assert gpus_of(options(device="cuda", tensor_parallel_size=2)[0], 2) == ["5,GPU-x", "2,7"]
+    with pytest.raises(ConfigError, match="data_parallel_size 2 of tensor_parallel_size 3 needs 6 GPUs, but this machine has 5"):
+        gpus_of(options(device="cuda", tensor_parallel_size=3)[0], 2)
     monkeypatch.setenv(kept_engine.VISIBLE, "")
     assert gpus_of(options(device="auto")[0], 2) == []
 

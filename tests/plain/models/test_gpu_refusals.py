@@ -50,7 +50,7 @@ def gpu(monkeypatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Synthetic")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu=0: (free, total))
         monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, driver))
         monkeypatch.setattr(runtime, "cudaDeviceGetAttribute", lambda what, device: attributes[what])
         monkeypatch.setattr(decoder_weights, "dummy_weights", Mock(side_effect=loading or LoadingBegan))
@@ -144,10 +144,10 @@ def test_what_the_gpu_can_do(gpu, folder, made, options) -> None:
 def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(gpu, folder, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, "placement_problem", lambda queue_memory: "")
     gpu(**SMALL)
-    # 2**26 tokens of 4 bytes in each of 4 arenas, and less than 2 MiB a pair for rings, records and page hashes.
+    # 2**26 tokens of 4 bytes in each of 4 arenas, a hash of 8 bytes for 16 tokens, and a little for rings and records.
     options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024, "grammar_slots": 0}
     for queue_memory in ("dmabuf", "peermem"):
-        with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.0[01] GiB, "):
+        with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.13 GiB, "):
             make_engine(config(folder, queue_memory=queue_memory, **options)).start()
     with pytest.raises(ConfigError, match="does not fit") as caught:
         make_engine(config(folder, queue_memory="host", **options)).start()

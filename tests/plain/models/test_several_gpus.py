@@ -15,7 +15,6 @@ pytest.importorskip("numba_cuda")
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from blinkpy.config import Config, ConfigError  # noqa: E402
 from blinkpy.engine.devices import rank_loops, rank_parts  # noqa: E402
-from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
 from blinkpy.models.weights import decoder_weights  # noqa: E402
 
@@ -49,8 +48,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def start(folder: Path, ranks: int = 2, shape: str = "llama-3-8b", **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
-    config = Config().with_options({"model": str(folder), "device": "cuda", "load_format": "dummy", **values})
-    make_engine(config, device=CudaDevice(gpus=tuple(range(ranks)))).start()
+    options = {"model": str(folder), "device": "cuda", "load_format": "dummy", "tensor_parallel_size": ranks, **values}
+    make_engine(Config().with_options(options)).start()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +62,8 @@ def start(folder: Path, ranks: int = 2, shape: str = "llama-3-8b", **values: Any
         ({"free": 8 * GIB}, 2, {}, r"does not fit on the GPU: .*sums over GPUs .*of which 8.00 GiB are free"),
         ({}, 2, {"control": "host"}, "needs --control gpu: the host runs the steps of one GPU only"),
         ({}, 2, {"speculative": "ngram"}, "needs --speculative off"),
+        ({}, 2, {"step_groups": 4, "policy": "deadlines"}, "needs --step-groups 1: cut steps were not tested"),
+        ({}, 2, {"device": "null"}, "--tensor-parallel-size 2 needs --device cuda; the engine would run on null"),
     ],
 )
 def test_refusals(

@@ -97,6 +97,7 @@ ALSO = {
 }
 NO_LIMIT = {
     "data_parallel_size": "a number of processes",
+    "tensor_parallel_size": "a number of GPUs",
     "null_step_us": "a pace",
     "port": "an address",
     "rdma_gid_index": "an address",

@@ -53,6 +53,9 @@ interval_s = 1
     assert not found.crosses_machines
     shortest = plan(file, "")
     assert (shortest.engines.least, shortest.most, shortest.engine_gpus) == (1, 1, 1.0)
+    assert plan(file, "[engine]\ntensor_parallel_size = 4\n").engine_gpus == 4.0
+    with pytest.raises(ConfigError, match=r"engines\.gpus must be 1 with tensor_parallel_size above 1, not 0\.5"):
+        plan(file, "[engine]\ntensor_parallel_size = 4\n[engines]\ngpus = 0.5\n")
     far = plan(file, 'transport = "rdma"\ninsecure_link = true\n')
     assert far.crosses_machines
 

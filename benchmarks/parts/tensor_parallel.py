@@ -1,0 +1,86 @@
+"""Time per output token of one model on one GPU and on several (--tensor-parallel-size).
+
+    python -m benchmarks.parts.tensor_parallel --shape llama-3-8b --ranks 1 2 --streams 1 8 64
+
+Engines with random weights run in this process, one after the other. A client sends all requests together through the real
+queues. TPOT of a request: the time from its first token to its last one, by their number less one.
+"""
+
+import gc
+import json
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common.harness import Flag, Run, UsageError, run_benchmark, table
+from benchmarks.common.model_shapes import SHAPES
+from benchmarks.common.nvml import EnergyMeter
+from benchmarks.parts.drafts import Text, serve, serving
+from blinkpy.config import Config, ConfigError
+from blinkpy.engine.engine import make_engine
+
+VOCABULARY = 4096  # of the prompts
+
+
+def measure(config: Config, texts: list[Text], run: Run) -> dict[int, dict[str, Any]]:
+    """The figures of one engine by streams. Raises ConfigError."""
+    engine = make_engine(config.with_options({"name": f"ranks-{secrets.token_hex(6)}"}))
+    found = {}
+    with serving(engine) as pair:
+        serve(engine, pair, texts[:1], 0, 1)  # the first requests of an engine are slower
+        for done, streams in enumerate(run.options.streams):
+            run.progress(f"{config.engine.tensor_parallel_size} GPUs, {streams} streams", done, len(run.options.streams))
+            figures = serve(engine, pair, texts[:streams], 0, streams)
+            found[streams] = {name: figures[name] for name in ("tpot_ms", "tokens_per_s")}
+    return found
+
+
+def benchmark(run: Run) -> None:
+    options = run.options
+    draw = np.random.default_rng(1)
+    prompts = draw.integers(0, VOCABULARY, (max(options.streams), options.prompt))
+    texts = [Text(prompt.tolist(), [0] * options.new) for prompt in prompts]
+    with tempfile.TemporaryDirectory() as folder:
+        model: dict[str, Any] = {"model": "demo", "device": "cpu"}
+        if not options.smoke:
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
+            (Path(folder) / "tokenizer.json").write_text("{}")
+            model = {"model": folder, "device": "cuda", "load_format": "dummy", "quantization": options.quantization}
+        sizes = {"max_model_len": options.prompt + options.new, "enable_prefix_caching": False, "grammar_slots": 0}
+        config, engines = Config().with_options({**model, **sizes}), {}
+        for ranks in options.ranks:
+            try:
+                engines[ranks] = measure(config.with_options({"tensor_parallel_size": ranks}), texts, run)
+            except ConfigError as error:
+                raise UsageError(str(error)) from error
+            gc.collect()  # the next engine needs this engine's memory
+            if not options.smoke:
+                torch.cuda.empty_cache()
+    first = engines[options.ranks[0]]
+    rows = [
+        [str(ranks), str(streams), f"{one['tpot_ms']:.3g}", f"{first[streams]['tpot_ms'] / one['tpot_ms']:.2f}x"]
+        for ranks, found in engines.items()
+        for streams, one in found.items()
+    ]
+    with EnergyMeter() as meter:
+        where = {"gpu": "" if options.smoke else meter.facts.get("gpu", "unknown")}
+    run.write(__doc__, {**where, "shape": "demo" if options.smoke else options.shape, "engines": engines})
+    print(table(("GPUs", "streams", "TPOT, ms", "faster"), rows))
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        "parts.tensor_parallel",
+        "Time per output token on one GPU and on several.",
+        benchmark,
+        shape=Flag("llama-3-8b", "of the model"),
+        quantization=Flag("auto", "of the engine"),
+        ranks=Flag((1, 2), "GPUs of an engine", (1,)),
+        streams=Flag((1, 8, 64), "requests at once", (1, 2)),
+        prompt=Flag(512, "tokens of a prompt", 64),
+        new=Flag(256, "tokens of an output", 24),
+    )
