@@ -9,6 +9,7 @@ queues. TPOT of a request: the time from its first token to its last one, by the
 import gc
 import json
 import secrets
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common.harness import Flag, Run, UsageError, run_benchmark, table
-from benchmarks.common.model_shapes import SHAPES
-from benchmarks.common.nvml import EnergyMeter
-from benchmarks.parts.drafts import Text, serve, serving
-from blinkpy.config import Config, ConfigError
-from blinkpy.engine.engine import make_engine
+sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
+
+from support.engine_serving import serving  # noqa: E402
+
+from benchmarks.common.harness import Flag, Run, UsageError, run_benchmark, table  # noqa: E402
+from benchmarks.common.model_shapes import SHAPES  # noqa: E402
+from benchmarks.common.nvml import EnergyMeter  # noqa: E402
+from benchmarks.parts.drafts import Text, serve  # noqa: E402
+from blinkpy.config import Config, ConfigError  # noqa: E402
+from blinkpy.engine.engine import make_engine  # noqa: E402
 
 VOCABULARY = 4096  # of the prompts
 
