@@ -147,14 +147,14 @@ class CacheOptions:
     enable_prefix_caching: bool = option(True, "reuse cached pages of prompts that start with the same tokens")
     state_snapshots: int = option(
         0,
-        "snapshots of states, for the prefix cache of models with recurrent layers (0: up to 128, by the memory; docs/models.md)",
+        "snapshots of states, for the prefix cache of models with recurrent layers (0: up to 128, as memory permits; docs/models.md)",
         low=0,
         high=4096,
     )
     snapshot_tokens: int = option(
         4096,
-        "distance of these snapshots within a prompt, rounded up to a power of two; others are at its end and at the end of "
-        "common beginnings",
+        "prompt tokens between two snapshots of recurrent states, rounded up to a power of two; more snapshots are at the end of "
+        "prompts and of common prefixes",
         low=1,
         high=1 << 22,
     )
@@ -435,8 +435,8 @@ class FrontendOptions:
     )
     body_budget_mib: int = option(
         128,
-        "memory limit of a worker for request bodies, in MiB: half of it for bodies being received, and "
-        "half for each of the two queues of max_preparing",
+        "memory limit of a worker for request bodies, in MiB; bodies being received may use half of it, and "
+        "so may each of the two queues for tokenization",
         low=1,
         high=1 << 16,
     )
@@ -621,7 +621,7 @@ class Config:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.worker_slots})")
         if self.frontend.response_store_mib and self.frontend.workers > 1:
             raise ConfigError(
-                f"response_store_mib needs workers 1, not {self.frontend.workers}: each worker would store other responses"
+                f"response_store_mib needs workers 1, not {self.frontend.workers}: each worker stores only its own responses"
             )
         if 0 < self.engine.grammar_slots < self.frontend.workers:
             raise ConfigError(
@@ -808,9 +808,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: i
 
 
 def check_asked(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if given options, by flat name, exclude each other, although a default would yield to
-    an option.
-    """
+    """Raise ConfigError if options that the user set, by flat name, exclude each other. A default would yield."""
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
     if "response_store_count" in values and not values.get("response_store_mib"):
@@ -821,7 +819,7 @@ def check_asked(values: Mapping[str, Any]) -> None:
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT; an IPv6 host is in brackets. name: of the option, for ConfigError."""
+    """(host, port) of HOST:PORT; an IPv6 host is in brackets. name: the option's name, for ConfigError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -835,7 +833,7 @@ def split_address(text: str, name: str) -> tuple[str, int]:
 def listed(text: str, name: str) -> list[str]:
     """The entries of a list option: a JSON list of strings, as in vLLM, or text with commas.
 
-    name: of the option, for ConfigError.
+    name: the option's name, for ConfigError.
     """
     if not text.startswith("["):
         return [entry.strip() for entry in text.split(",") if entry.strip()]

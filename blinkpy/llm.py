@@ -63,11 +63,11 @@ class _Work:
     """One unfinished output of a prompt, and the sink of its text. Implements
     blinkpy.serving.engine_loop.Work.
 
-    index: of the prompt.
-    ids: of the prompt, int32 [n].
+    index: the prompt's index.
+    ids: the prompt's tokens, int32 [n].
     leader: the generation of the prompt's first output; this output starts after its first token.
     rules: token rules.
-    scores: of the prompt, if this output provides them.
+    scores: the prompt's log probabilities, if this output provides them.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class _Work:
         return [None if entry.logprob is None else _table(entry, spell) for entry in scores.entries]
 
     def output(self, index: int, spell: TokenSpeller) -> CompletionOutput:
-        """The result, after the end of the request. spell: of the tokenizer."""
+        """The result, after the end of the request. spell: the tokenizer's method."""
         logprobs = [_table(entry, spell) for entry in self._logprobs] if self.asked else None
         return CompletionOutput(index, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
 
@@ -246,7 +246,7 @@ class LLM:
         """Answer a conversation, or each of several. Each output has a `message`.
 
         messages: lists of {"role", "content"} and further fields of OpenAI's messages.
-        tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: as in
+        tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: see
             docs/api.md and docs/tools.md.
         Other parameters and errors: as for generate().
         """
@@ -304,7 +304,7 @@ class LLM:
         """Generate all outputs.
 
         shown: see OutputCount.
-        expected: of chats, the permitted parts of each answer in addition to content.
+        expected: for chats, the permitted parts of each answer in addition to content.
         """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]

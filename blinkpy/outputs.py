@@ -16,13 +16,13 @@ class Logprob:
 class CompletionOutput:
     """One generated continuation.
 
-    index: of the output among the prompt's outputs.
+    index: position of the output among the prompt's outputs.
     text: without a stop token or stop string.
     token_ids: including a stop token.
     finish_reason: "stop" or "length".
-    logprobs: for each of token_ids, the most likely tokens by id, in descending order, and the generated one;
+    logprobs: the most likely tokens at each of token_ids, by id, in descending order, and the generated one;
         None unless requested.
-    message: of a chat, to continue the conversation: role, content, reasoning_content and tool_calls as in
+    message: a chat's message, to continue the conversation: role, content, reasoning_content and tool_calls as in
         OpenAI's API.
     """
 
@@ -39,7 +39,7 @@ class RequestOutput:
     """A prompt with its outputs.
 
     prompt: None if token ids were given.
-    prompt_logprobs: for each of prompt_token_ids as in CompletionOutput.logprobs, None for the first; None
+    prompt_logprobs: the same for each of prompt_token_ids, None for the first; None
         unless requested.
     """
 

@@ -21,7 +21,7 @@ class ProgressCallback(Protocol):
 class TimedPhases:
     """A ProgressCallback that measures the duration of each phase, and forwards each call.
 
-    seconds: by phase, after the phase's end.
+    seconds: duration of each phase that has ended.
     """
 
     def __init__(self, report: ProgressCallback | None):
@@ -50,7 +50,7 @@ def bar(done: float, total: float, width: int = 20) -> str:
 class Progress:
     """Shows consecutive phases, for one thread.
 
-    stream: by default standard error.
+    stream: the output, by default standard error.
     clock: seconds, for tests.
     logger: if it has a handler and level INFO, it gets the lines instead of a stream that is not a terminal. On a terminal it
         gets a line per phase in addition.

@@ -24,7 +24,7 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def _are(values: Any, fine: Callable[[Any], Any]) -> bool:
-    """Whether all values of an iterable pass a check. A text does not, because its values would be its
+    """Whether all values of an iterable pass a check. A text fails, because its values would be its
     characters.
     """
     return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping) and all(map(fine, values))
@@ -47,7 +47,7 @@ class SamplingParams(SamplingFields):
     stop: a string that ends the output, or a list.
     stop_token_ids: token ids that end the output, in addition to the model's end-of-sequence ids.
     ignore_eos: True: the model's end-of-sequence ids don't end the output.
-    grammar: of the output, over bytes; `logprobs` are then over the tokens that the grammar allows.
+    grammar: grammar of the output, over bytes; `logprobs` then cover only the tokens that it allows.
     prompt_logprobs: `logprobs` for the prompt's tokens; such a prompt takes a step for each token.
     logit_bias: token ids with -100 to 100 to add to their logits.
     allowed_token_ids: no other token is generated.
@@ -124,7 +124,7 @@ class SamplingParams(SamplingFields):
         return TokenRules(vocab_size, biases, self.allowed_token_ids, banned)
 
     def request_parameters(self, space: int, eos_ids: Sequence[int]) -> RequestParameters:
-        """The parameters for the engine. room: tokens of the context after the prompt. Raises ValueError."""
+        """The parameters for the engine. space: tokens of the context after the prompt. Raises ValueError."""
         ids = tuple(dict.fromkeys([*(self.stop_token_ids or ()), *(() if self.ignore_eos else eos_ids)]))
         if len(ids) > STOP_IDS:
             raise ValueError(

@@ -64,7 +64,7 @@ def cache_folder() -> Path | None:
 class _SharedCache(FunctionCache):
     """Numba's cache of one function's variants, safe for processes that fill it concurrently.
 
-    key: as for cached_njit. Numba would compare pickles, and those of intrinsics differ between processes.
+    key: see cached_njit. Numba would compare pickles, and those of intrinsics differ between processes.
     """
 
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
@@ -139,7 +139,7 @@ class _SharedCache(FunctionCache):
 
 
 def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | None) -> Any:
-    """Cache the code of a function that Numba wrapped in this state's folder, if the folder exists."""
+    """Cache a Numba-wrapped function's code in the folder of this state of the sources, if it exists."""
     folder = cache_folder()
     if folder is not None:
         before = numba.config.CACHE_DIR

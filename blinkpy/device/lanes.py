@@ -35,7 +35,7 @@ class Accesses:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self.since = self.now = 0  # marks of accesses: of the first lane after the last barrier, and of the running lane
+        self.since = self.now = 0  # marks of the accesses since the last barrier's first lane, and of the running lane
         self.several = lanes  # the mark of a word that several lanes read
 
     def pass_barrier(self) -> None:
@@ -118,7 +118,7 @@ class LanesDivergedError(RuntimeError):
 class Team:
     """`lanes` lanes that run device functions together.
 
-    seed: of the order of the lanes.
+    seed: random seed of the lanes' order.
     races: detect races.
     """
 

@@ -27,7 +27,7 @@ class ApiError(Exception):
 
     status: HTTP status.
     param: the faulty parameter of the request.
-    code: for programs.
+    code: a name of the error for programs.
     retry_s: s after which the same request may succeed, if that depends on time.
     limit: the option whose limit was exceeded.
     allow: the permitted methods, for status 405.
@@ -102,7 +102,7 @@ def overloaded() -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A 500: a fault of the server, which the log has."""
+    """A 500: an error of the server; the log has details."""
     return ApiError(500, "Internal server error.", code="internal_error")
 
 

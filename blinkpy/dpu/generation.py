@@ -91,7 +91,7 @@ def prompt_logprobs(
     """vLLM's list `prompt_logprobs`: for each prompt token, the most likely tokens and itself, by id; null
     for the first token.
 
-    ranks: of the prompt's tokens; null if unknown.
+    ranks: ranks of the prompt's tokens; null if unknown.
     """
 
     def table(entry: TokenLogprobs, rank: int | None) -> dict[str, dict[str, Any]] | None:
@@ -177,7 +177,7 @@ NO_TOKEN_LEFT = "allowed_token_ids, bad_words, stop_token_ids, min_tokens and th
 def excluding(rules: TokenRules | None, grammar: ByteAutomaton | None, stop_ids: Sequence[int]) -> str:
     """The request's parameter that may exclude every token, or "".
 
-    stop_ids: from the request; a grammar allows them only at its end.
+    stop_ids: the request's stop token ids; a grammar allows them only at its end.
     """
     if rules is not None and (rules.allowed is not None or rules.banned):
         return "bad_words" if rules.allowed is None else "allowed_token_ids"

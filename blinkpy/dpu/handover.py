@@ -42,7 +42,7 @@ class Inheritance:
     line: socket.socket
 
     def accept(self) -> None:
-        """Report that this front end serves; the old one then leaves."""
+        """Report that this front end serves; the old one then drains."""
         with contextlib.suppress(OSError):  # the old front end has already exited
             self.line.sendall(SERVES)
         self.line.close()

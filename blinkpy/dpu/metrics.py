@@ -61,8 +61,8 @@ ENDINGS = ("stop", "length", "abort", "error")
 class HistogramShape(NamedTuple):
     """A histogram.
 
-    attribute: of Metrics.
-    name, help: for Prometheus.
+    attribute: an attribute of Metrics.
+    name, help: the metric's name and help text for Prometheus.
     bounds: upper bounds of the buckets, s or tokens.
     """
 
@@ -172,7 +172,7 @@ class Metrics:
         self._histograms[attribute].observe(value)
 
     def values(self, name: int | str) -> list[float]:
-        """The values of all workers. name: of COUNTERS, GAUGES, METERS or ENDINGS, or a status."""
+        """The values of all workers. name: a name in COUNTERS, GAUGES, METERS or ENDINGS, or a status."""
         return [self._all[w * BLOCK + _PLACES[name]] for w in range(self.workers)]
 
     def histogram(self, which: int) -> list[tuple[list[float], float]]:

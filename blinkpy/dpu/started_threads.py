@@ -9,7 +9,7 @@ START_S = 30.0  # for all threads to run, s
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:
     """A pool of `count` threads, which never starts another one.
 
-    name: of its threads, before their numbers.
+    name: prefix of its threads' names, before their numbers.
 
     Raises RuntimeError if the machine can't start that many threads.
     """

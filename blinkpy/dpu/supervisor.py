@@ -74,7 +74,7 @@ class WorkerProcess:
     index: number of the worker.
     sock: its listening socket.
     words: memory shared with its link thread (blinkpy.dpu.link.link_thread).
-    memory_fd, starts_fd: of the supervisor's memory and of EngineStarts.
+    memory_fd, starts_fd: descriptors of the supervisor's memory and of EngineStarts.
     secret: see Service.
     is_heir: whether another front end still accepts on the socket.
     """
@@ -176,7 +176,7 @@ class WorkerProcess:
 class Supervisor:
     """Runs config.frontend.workers workers.
 
-    folder: of the model, local; clients see config.model.served_model_name.
+    folder: the model's local folder; clients see config.model.served_model_name.
     on_ready: called with host and port when every worker listens, possibly before the engine is ready.
     starts_fd: see EngineStarts; -1 if this server does not start the engine.
     inherited: sockets of the previous front end.
@@ -269,7 +269,7 @@ class Supervisor:
         return worker.is_hopeless
 
     def _take_over(self, inherited: Inheritance) -> bool:
-        """All workers serve: let the old front end leave, unless a worker has no engine."""
+        """All workers serve: let the old front end drain, unless a worker has no engine."""
         without = [worker.index for worker in self.workers if not worker.attached]
         if without:
             logger.error(

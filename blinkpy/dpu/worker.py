@@ -56,12 +56,12 @@ def make_server(
     """Create the server of one worker. It answers 503 until an engine is connected.
 
     pair: index of the worker and of its queue pairs.
-    folder: of the model.
+    folder: the model's folder.
     memory: shared with blinkpy.dpu.supervisor; None for a single worker.
     on_ready: called when the server listens.
     owner: the worker's identity for engines on other machines; 0 chooses a new one.
     on_drained, heir: see Server.
-    starts: of each engine; empty if unknown.
+    starts: number of starts of each engine; empty if unknown.
     secret: see Service.
     Raises ConfigError for an unusable model or keys file.
     """
@@ -128,7 +128,7 @@ def serve_worker(
     """Main function of a worker: serve on a listening socket until SIGTERM or SIGINT.
 
     starts_fd: see EngineStarts; -1 without it.
-    folder: of the model, for its tokenizer.
+    folder: the model's folder, for its tokenizer.
     heir: see Server.
     """
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format)

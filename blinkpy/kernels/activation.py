@@ -108,7 +108,7 @@ def _rounded(row_ptr, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: t
 def quantised_swiglu(
     x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None, *, gelu: bool = False, pdl: bool = False
 ) -> None:
-    """`swiglu`, rounded to x's dtype and then quantised. input_scale: of all rows, or None."""
+    """`swiglu`, rounded to x's dtype and then quantised. input_scale: scale of all rows, or None."""
     tokens, width = len(x), x.shape[1] // 2
     check_width(width)
     header = (counts, "counts", *launch.HEADER)
@@ -188,7 +188,7 @@ def gate_output(
 
     x: [M, width].
     gates: [M, width], or [T, width] if the rows of x are the last tokens of a batch's rows.
-    query_starts: of that batch, int32 [at least M + 1]; None: x has all tokens.
+    query_starts: that batch's query starts, int32 [at least M + 1]; None: x has all tokens.
     """
     rows, width = x.shape
     starts = None if query_starts is None else (query_starts, "query_starts", (launch.AtLeast(rows + 1),), torch.int32)

@@ -177,7 +177,7 @@ def all_reduce(
     counts: int64 [8].
     add: add the sum to out, each rounded to its dtype.
     spins: reads of a flag until a peer is late.
-    phases: as in the kernel; the interpreter runs one after the other.
+    phases: see the kernel; the interpreter runs one phase after another.
     """
     rows, width = out.shape
     launch.check_tensors(
@@ -228,7 +228,7 @@ def gather_logits(
 ) -> torch.Tensor:
     """The first `rows` rows of all ranks' parts of the logits, side by side, on every rank: float32 [rows, vocab].
 
-    As all_reduce, which must come before the next gather_logits. Rows from counts[TOKENS] on are not valid.
+    Call it like all_reduce, and call all_reduce before the next gather_logits. Rows from counts[TOKENS] on are not valid.
     """
     part, whole = peers.part[:rows], peers.whole[:rows]
     launch.check_tensors(
@@ -246,11 +246,11 @@ def gather_logits(
 def connect_peers(
     devices: list[torch.device], dtype: torch.dtype, tokens: int, hidden: int, rows: int, head: list[range]
 ) -> list[Peers]:
-    """Of each rank, with memory on its device. Each device must be able to access the memory of all.
+    """The peers of each rank, with memory on its device. Each device must be able to access the memory of all.
 
-    dtype: of the addends.
-    tokens, hidden: of the largest sum.
-    rows: of the logits.
+    dtype: the addends' dtype.
+    tokens, hidden: shape of the largest sum.
+    rows: rows of the logits.
     head: the columns of the logits that each rank computes.
     """
     ranks = len(devices)

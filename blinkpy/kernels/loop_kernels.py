@@ -182,7 +182,7 @@ def schedule_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[...
         each, from LOOP_FIRST_CUT on.
     loop: the loop's words.
     trace: int64 [rows, TRACE_COLUMNS].
-    while_handle, switch_handle: of the loop's WHILE and SWITCH nodes.
+    while_handle, switch_handle: handles of the loop's WHILE and SWITCH nodes.
     own: index of the graph that contains the kernel, or -1.
     """
     read, schedule, publish, shared_words = (
@@ -346,7 +346,7 @@ def loop_code(
 ) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before.
 
-    ranked: for one of several ranks.
+    ranked: whether the kernel is for one of several ranks.
     """
     make, parts = rank_phases if ranked else engine_phases, (limits.draft_tokens > 0, limits.snapshots > 0)
     phases = make(loop_phases(policy, limits))

@@ -102,7 +102,7 @@ def rms_norm(
     add: out += norm(x) * weight.
     factor: [1] of any storage dtype; the result, with `add` the sum, is multiplied by it.
     quantised: (FP8 rows for the norm rounded to out's dtype, scale of all rows or None).
-    keep: with quantised: write out as well.
+    keep: if quantised, write out as well.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:

@@ -420,7 +420,7 @@ def least_of_hub(words, slot, state):
 
 @device
 def bad_loop(words, slot, state):
-    """1 unless the edges of a state keep to the rules of counted strings (blinkpy/queues/byte_automaton.py)."""
+    """1 unless the edges of a state follow the rules of counted strings (blinkpy/queues/byte_automaton.py)."""
     states, counted, hubs = words[slot, A.STATES_WORD], words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
     row, bad, again, exits, hub = 1 + words[slot, A.CLASSES_WORD], 0, 0, 0, -1
     if counted == states:

@@ -98,12 +98,12 @@ def make_limits(
 ) -> Limits:
     """The scheduler's limits for a queue segment.
 
-    scheduler: with settled step sizes; max_num_seqs is that of `facts`.
+    scheduler: options with settled step sizes; max_num_seqs is that of `facts`.
     intake_entries: submission entries per turn; 0: enough for the rows.
     intake_tokens: prompt tokens after which the intake of a turn ends.
     record_turns: turns that the flight recorder keeps; 0: off.
     token_words: words for the bytes of all tokens, for grammars.
-    snapshots: of recurrent states; only with prefix_caching, and without drafts.
+    snapshots: number of snapshots of recurrent states; only with prefix_caching, and without drafts.
     snapshot_tokens: distance of snapshots in a prompt; rounded up to a power of two, at least the page size.
     Raises ConfigError for contradictory options, with their names.
     """
@@ -202,8 +202,8 @@ def groups_of_step(step_groups, tokens, most):
     """Number of layer groups of a step that may be cut. A smaller step has fewer groups, so that all groups
     take similar times.
 
-    tokens: of its bucket.
-    most: of the largest bucket.
+    tokens: tokens of its bucket.
+    most: tokens of the largest bucket.
     """
     return (step_groups * tokens + most - 1) // most
 

@@ -146,7 +146,7 @@ def settle_snapshots(limits, state, lane, lanes):
 
 @device
 def attach_snapshot(limits, state, slot):
-    """One lane: give a request's new snapshot to the indexed page that ends where the request is computed to. It stays unused
+    """One lane: give a request's new snapshot to the indexed page that ends at the request's computed position. It stays unused
     if that page is not indexed, is evicted, or has a snapshot.
     """
     requests, snapshots, pages = state.requests, state.snapshots, state.pages

@@ -104,7 +104,7 @@ def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, 
     """Snapshots of states: the number that the user set, or as many as fit into `room` bytes, at most DEFAULT_SNAPSHOTS.
     0 without recurrent layers or prefix caching.
 
-    itemsize: of activations.
+    itemsize: bytes of an activation.
     """
     if model.delta is None or not config.cache.enable_prefix_caching:
         return 0
@@ -112,14 +112,14 @@ def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, 
 
 
 def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
-    """Bytes of the snapshots whose number is set. itemsize: of activations."""
+    """Bytes of the snapshots whose number is set. itemsize: bytes of an activation."""
     return config.cache.state_snapshots * model.state_bytes(itemsize)
 
 
 def settled_slots(config: Config, model: DecoderDescription, itemsize: int, space: int) -> int:
     """Request slots of a worker if the user set none: as many as have states within `room` bytes, at most DEFAULT_SLOTS.
 
-    itemsize: of activations. room: for the states of all workers.
+    itemsize: bytes of an activation. space: bytes for the states of all workers.
     """
     each = config.frontend.workers * model.state_bytes(itemsize)
     slots = min(DEFAULT_SLOTS, max(1, space // each)) if each else DEFAULT_SLOTS
@@ -127,5 +127,5 @@ def settled_slots(config: Config, model: DecoderDescription, itemsize: int, spac
 
 
 def pool_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
-    """Bytes of the states of all request slots. itemsize: of activations."""
+    """Bytes of the states of all request slots. itemsize: bytes of an activation."""
     return config.all_slots * model.state_bytes(itemsize)

@@ -132,7 +132,7 @@ class RingSizes:
 
     layers: sliding-window layers that cache keys and values.
     window: the widest, tokens.
-    pages: of one ring.
+    pages: pages of one ring.
     slots: requests.
     spill: maximum pages that a step may spill.
     """
@@ -146,7 +146,7 @@ class RingSizes:
 
     @classmethod
     def of(cls, model: DecoderDescription, page_size: int, slots: int, tokens: int, rows: int) -> Self | None:
-        """The sizes for a model; None if it has no windows. tokens, rows: of the largest step."""
+        """The sizes for a model; None if it has no windows. tokens, rows: size of the largest step."""
         windowed = [(index, layer.attention) for index, layer in enumerate(model.layers) if layer.attention.window]
         layers = tuple(index for index, attention in windowed if attention.keys_of is None)
         if not layers:
@@ -236,9 +236,9 @@ class PagedCache:
         contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that
         reads the keys of another layer has the tensors of that layer. With latent
         attention, values are the first elements of keys, in their memory.
-    states: of layers with a gated delta net, for `slots` requests, with `snapshots` copies.
-    num_pages: of the pool, for the other layers.
-    dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
+    states: states of layers with a gated delta net, for `slots` requests, with `snapshots` copies.
+    num_pages: pages of the pool, for the other layers.
+    dtype: dtype of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
     """
 

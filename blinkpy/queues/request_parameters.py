@@ -168,7 +168,7 @@ class SamplingFields:
     repetition_penalty: above 0, to 100, for tokens of prompt and output; 1 is off.
     presence_penalty: -2 to 2, subtracted once from the logits of tokens in the output.
     frequency_penalty: -2 to 2, subtracted for each occurrence in the output.
-    seed: of the random choices; None: random.
+    seed: seed of the random choices; None: random.
     priority: lower first, under the policy `priority`.
     logprobs: log probabilities of the generated tokens and of this number (0 to 20) of most likely
         tokens, from the model's distribution before penalties and temperature; None: none.

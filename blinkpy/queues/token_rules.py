@@ -72,7 +72,7 @@ class TokenRules:
 
     @property
     def digest(self) -> int:
-        """62 bits of the content: equal rules have equal ones, others different ones."""
+        """62 bits of the content: equal for equal rules, otherwise different."""
         return self._digest
 
     @cached_property

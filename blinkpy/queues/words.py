@@ -75,7 +75,7 @@ DIGEST_BITS = 62
 
 
 def digest_of(words: Int32) -> int:
-    """DIGEST_BITS of a hash: equal words have equal ones, others different ones."""
+    """DIGEST_BITS of a hash: equal for equal words, otherwise different."""
     return digest_of_bytes(words.tobytes())
 
 
@@ -103,12 +103,12 @@ def pack_hits(request_id: int, pages: int, waited_ns: int = 0) -> int:
 
 
 def hits_of(word: int, request_id: int) -> int:
-    """Pages of a request, 0 where the word is another one's."""
+    """Pages of a request, 0 if the word belongs to another request."""
     return word >> HIT_SHIFT if word & NAME_MASK == name_of(request_id) else 0
 
 
 def wait_of(word: int, request_id: int) -> int:
-    """How long a request waited, ns; -1 where the word is another one's."""
+    """How long a request waited, ns; -1 if the word belongs to another request."""
     return (word >> NAME_BITS & WAIT_LIMIT - 1) << WAIT_SHIFT if word & NAME_MASK == name_of(request_id) else -1
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("blinkpy.ray")
 class Started(NamedTuple):
     """The result of a start.
 
-    address: of an engine, as in the front ends' list; of a front end, its URL.
+    address: an engine's address in the front ends' list; a front end's URL.
     segment: name of an engine's segment.
     problem: why the process does not run, or "".
     hopeless: whether another attempt would fail, too.
@@ -116,7 +116,7 @@ class EngineActor(_Actor):
     """Runs one engine.
 
     table: the engine's options.
-    number: of the engine.
+    number: the engine's number.
     crosses_machines: front ends may be on other nodes.
     """
 
@@ -159,7 +159,7 @@ class FrontEndActor(_Actor):
     """Runs one front end. A file lists its engines.
 
     table: the front end's options.
-    number: of the front end.
+    number: the front end's number.
     crosses_machines: whether its address must be reachable from other nodes.
     """
 

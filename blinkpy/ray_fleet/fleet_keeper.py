@@ -56,7 +56,7 @@ class Member:
 
     call: start, wait_end or end.
     since: start of the phase, s.
-    address, segment: as in Started.
+    address, segment: see Started.
     starts: number of starts; pause_s: pause before the last one.
     due: time of the next start, s.
     logged: the log has reported that it has no node.

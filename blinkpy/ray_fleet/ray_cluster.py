@@ -32,7 +32,7 @@ class ActorLostError(Exception):
 class RayCluster:
     """A connection to a cluster until close(). Raises ConfigError.
 
-    address: of a running cluster; "": start one on this machine, which close() ends.
+    address: a running cluster's address; "": start a cluster on this machine, which close() ends.
     own: the cluster was started here.
     """
 
@@ -125,7 +125,7 @@ def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
     """The node for all engines and front ends that share memory: the node with most GPUs that has the
     required resources.
 
-    nodes: from ray.nodes().
+    nodes: the result of ray.nodes().
     Raises ConfigError if no node has enough resources for the minimum number of engines.
     """
     wanted = {"GPU": plan.engine_gpus * plan.engines.least, "CPU": plan.engines.cpus * plan.engines.least}

@@ -42,10 +42,10 @@ def _copied(array: np.ndarray, memory: torch.Tensor, at: int) -> torch.Tensor:
 
 
 class GpuRecording:
-    """state: the scheduler's on the GPU, its recorder in `recording`'s memory. progress: tensor of
+    """state: the scheduler's state on the GPU, with its recorder in `recording`'s memory. progress: tensor of
     Recorder.progress.
 
-    state: on the host, as make_state() made it. Raises CudaError if host memory can't be mapped.
+    state: the host's state, as make_state() made it. Raises CudaError if host memory can't be mapped.
     """
 
     def __init__(self, recording: RecordingMemory, state: State):

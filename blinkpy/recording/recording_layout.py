@@ -62,7 +62,7 @@ Int64 = NDArray[np.int64]
 
 
 class RecordingLayout:
-    """Offsets in the memory, bytes. offsets: of arrays in a snapshot's content, which has copied_bytes."""
+    """Offsets in the memory, bytes. offsets: offsets of arrays in a snapshot's content, which has copied_bytes."""
 
     def __init__(self, description: Mapping[str, Any]):
         self.words = int(description["limits"]["record_words"])
@@ -89,9 +89,9 @@ class RecordingLayout:
 class RecordingViews:
     """NumPy arrays over the memory.
 
-    heads, contents: of the two snapshots.
+    heads, contents: headers and contents of the two snapshots.
     copies: the arrays in these contents, by name.
-    inputs: of the unfinished turn, by name.
+    inputs: inputs of the unfinished turn, by name.
     """
 
     def __init__(self, memory: mmap.mmap, layout: RecordingLayout):

@@ -154,7 +154,7 @@ class RecordingMemory:
         return self._views.contents[self._next]
 
     def finish_snapshot(self, position: int) -> None:
-        """Complete the snapshot. position: of the first record after it."""
+        """Complete the snapshot. position: position of the first record after it."""
         head = self._views.heads[self._next]
         head[TAKEN_AT] = position
         head[WRITES] += 1

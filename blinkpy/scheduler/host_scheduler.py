@@ -35,7 +35,7 @@ class Scheduler:
     """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source
     itself.
 
-    limits, state: of make_limits and make_state. mode: "njit" compiles, which takes some 20 s if the sources
+    limits, state: results of make_limits and make_state. mode: "njit" compiles, which takes some 20 s if the sources
     have changed; "python" interprets the source, about a hundred times slower.
     """
 
@@ -65,7 +65,7 @@ class Scheduler:
     def turn(self, now_ns: int) -> int:
         """Commit the last step's state.batch.sampled and plan the next step. See make_turn.
 
-        now_ns: of the monotonic clock.
+        now_ns: time of the monotonic clock.
         """
         if not self._attached:
             raise RuntimeError("call attach() before the first turn")

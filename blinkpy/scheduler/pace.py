@@ -1,7 +1,7 @@
 """Paced steps: with a target for the time of a token (Limits.pace_ns, and best_effort_pace_ns of the other
 class), a step waits until a request needs it.
 
-A held step is a turn without a batch: the loop keeps turning, so new events are seen immediately and the
+A delayed step is a turn without a batch: the loop keeps turning, so new events are seen immediately and the
 heartbeat continues. Requests that wait for the same step share it, and the weights are read less often.
 The rule is R17 of docs/verification.md. A request's pace counts from its first token, so it catches up
 after a late step. Even a request that is far ahead waits at most one pace for its next token.

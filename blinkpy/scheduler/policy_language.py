@@ -91,7 +91,7 @@ LAST = "such a request would be served last"
 
 
 class PolicyError(Exception):
-    """A policy uses unsupported code. place: of the code."""
+    """A policy uses unsupported code. place: line of the code."""
 
     def __init__(self, text: str, place: Place):
         super().__init__(text)
@@ -119,7 +119,7 @@ class Value(NamedTuple):
 
 
 def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolicy:
-    """Rewrite a policy to guarded code. fields: of a request. Raises PolicyError with the line for
+    """Rewrite a policy to guarded code. fields: a request's fields. Raises PolicyError with the line for
     unsupported code.
     """
     program = Program(fields)
@@ -138,7 +138,7 @@ def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolic
 class Program:
     """All functions of a policy.
 
-    fields: of a request.
+    fields: a request's fields.
     names: globals of the rewritten code.
     definitions: the rewritten functions, with their files.
     """

@@ -190,7 +190,7 @@ class EndlessCall(BaseException):
 class CountedCalls:
     """The function with a count of the source lines that each call runs in the function's file.
 
-    lines: of the last call.
+    lines: number of lines that the last call ran.
     line: the last line that ran.
     """
 

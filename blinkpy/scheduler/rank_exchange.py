@@ -137,7 +137,7 @@ def begin_turn(limits, source, mirror, exchange, state, clock_ns, lane, lanes):
 
     source: queues of the front ends; only rank 0 reads them.
     mirror: queues with the same sizes, in rank 0's memory.
-    clock_ns: rank 0's, the same for all lanes.
+    clock_ns: rank 0's clock, the same for all lanes.
     """
     own = exchange.own
     epoch = own[EPOCH] + 1

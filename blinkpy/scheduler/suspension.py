@@ -126,7 +126,7 @@ def suspend(limits, state, lane, lanes):
 def interrupt_or_resume(limits, state, bucket, lane, lanes):
     """While a step is suspended: run the planned step that interrupts it, or resume it.
 
-    bucket: of the interrupting step; below 0 if there is no such step.
+    bucket: the interrupting step's bucket; below 0 without such a step.
 
     Returns the bucket of the next step.
     """

@@ -134,7 +134,7 @@ def run_front(
     """Run front ends until SIGTERM or SIGINT, in the main thread. The model must be a local folder.
 
     quiet: the parent reports a second signal.
-    starts_fd: as for frontend_child.
+    starts_fd: see frontend_child.
     inherited: sockets from the previous front end.
     """
     from blinkpy.dpu.supervisor import Supervisor, longest_end_s

@@ -204,7 +204,7 @@ def gpus_of(config: Config, engines: int) -> list[str]:
 class EngineGroup:
     """The engines of a server.
 
-    config: of the server; data_parallel_size is the number of engines.
+    config: the server's options; data_parallel_size is the number of engines.
     starts_fd: see EngineStarts, one for each engine.
     hurry: returns whether a second signal arrived.
     front_config: the config for front ends.

@@ -136,7 +136,7 @@ class ModelFacts:
 def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, int]) -> ModelFacts:
     """The facts of a model's folder. Raises ConfigError if config.json can't be read.
 
-    hub_id: of weights that are on the hub; "": they are in the folder.
+    hub_id: id of the weights on the hub; "": they are in the folder.
     gpus: bytes of memory by name.
     """
     facts = ModelFacts()

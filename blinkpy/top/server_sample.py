@@ -19,7 +19,7 @@ class ServerSample:
     """One sample of a server's metrics.
 
     values: sums over all labels, by name without "blinkpy_".
-    buckets: of histograms: count up to each bound.
+    buckets: count up to each bound of a histogram.
     state: the engine's, or "".
     problem: why the sample is empty, or "".
     at: s of the monotonic clock.

@@ -32,7 +32,7 @@ class Admission:
     """Decides which requests get slots.
 
     free_slots: the number of free slots in the queue pair.
-    places: names of the grammars and token rules in flight, and the engine's limit of different ones.
+    places: names of the grammars and token rules in flight, and the engine's limit on different names.
     slots: the slots of all queue pairs, free or not.
 
     Raises ConfigError for keys that can't be used.

@@ -1,6 +1,6 @@
 """A queue that is fair between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), pure and without a clock.
 
-Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least one is next, with its
+Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least virtual time is next, with its
 oldest item. An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. Of two
 owners of equal weight that always have items, the charges differ by at most two items. Push and pop cost the logarithm of the
 number of owners.
@@ -30,7 +30,7 @@ class FairLine(Generic[Item]):
     def __init__(self) -> None:
         self._owners: dict[str, _Owner[Item]] = {}
         self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each owner with items
-        self._now = self._latest = 0.0  # virtual time: of the queue, and the greatest of any owner
+        self._now = self._latest = 0.0  # the queue's virtual time, and the greatest of any owner
         self._pushed = self.count = 0
         self.size = 0.0
 

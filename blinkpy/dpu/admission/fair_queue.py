@@ -26,7 +26,7 @@ MOST_PASSED = 256  # requests at the head of a tenant's queue that are considere
 class Ticket:
     """One HTTP request in the queue, and later in slots; each choice takes one slot.
 
-    prompt_tokens: of all its prompts. tokens: its maximum, with the outputs of all choices.
+    prompt_tokens: tokens of all its prompts. tokens: maximum number, including the outputs of all choices.
     """
 
     tenant: Tenant

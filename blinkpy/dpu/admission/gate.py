@@ -161,7 +161,7 @@ class Gate:
 
 
 class FullError(Exception):
-    """The queue of a pool has no room for one more."""
+    """The queue of a pool is full."""
 
 
 class _Waiter(NamedTuple):
@@ -227,7 +227,7 @@ class Places:
             raise FullError
 
     def _drop(self, newest: _Waiter) -> None:
-        """Make room for the newest job, or drop it."""
+        """Evict jobs until the newest fits, or drop it."""
         line = self._line
         while line.count and (self.waiting > self.most_waiting or self.bytes > self.most_bytes):
             name = line.largest()

@@ -54,7 +54,7 @@ class KeyRing:
 def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: bytes = b"") -> KeyRing:
     """The keys of a file ("": no file), and api_key ("": no key), the key of a tenant without limits.
 
-    secret: of the server, for salts. Raises ConfigError with file, tenant and reason.
+    secret: the server's secret, for salts. Raises ConfigError with file, tenant and reason.
     """
     digests: dict[bytes, Tenant] = {}
     if path:
@@ -117,7 +117,7 @@ def _tables(path: str) -> dict[str, Any]:
 
 
 def _field(rule: str, default: str, meaning: str) -> Meta:
-    """rule: of its values, for errors. default, meaning: for docs/operate.md."""
+    """rule: the rule for its values, in errors. default, meaning: texts for docs/operate.md."""
     return Meta(description=rule, extra={"default": default, "meaning": meaning})
 
 
@@ -283,7 +283,7 @@ class KeysFile(NamedTuple):
 
 
 def keys_of(config: Config, secret: bytes = b"") -> KeysFile:
-    """The sources of a server's keys. secret: of the server, for salts."""
+    """The sources of a server's keys. secret: the server's secret, for salts."""
     options = config.extension(AdmissionOptions)
     api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
     return KeysFile(options.api_keys, api_key, options.share_prefixes, secret)

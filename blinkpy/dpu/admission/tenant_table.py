@@ -41,7 +41,7 @@ class TenantTable:
         self._places: dict[tuple[int, int], int] = {}  # start of the row last found for (worker, number)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Make rows for tenants, by number. Rows of removed tenants are reused once nothing of them runs or waits.
+        """Make rows for tenants, by number. Rows of removed tenants are reused once none of their requests runs or waits.
 
         Raises ConfigError if no row is left.
         """

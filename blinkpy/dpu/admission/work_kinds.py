@@ -1,5 +1,5 @@
-"""The kinds of work that clients can cause in a worker. `make attack` draws from this table, so a new kind is attacked by
-being here."""
+"""The kinds of work that clients can cause in a worker. `make attack` draws from this table, so it attacks each
+kind here."""
 
 from typing import Any, NamedTuple
 

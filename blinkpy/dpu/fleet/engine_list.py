@@ -101,9 +101,9 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
 class EnginesFile(Generic[T]):
     """The file of --engines-file: the engines of a front end, which may change while it runs.
 
-    The file is checked at most twice per second. Replace it by a rename; of a half-written list, the complete
-    lines count, and the rest follows at the next check.
-    config: of the front end, with the file's path.
+    The file is checked at most twice per second. Replace it by a rename: from a half-written file,
+    only complete lines are read until the next check.
+    config: the front end's options, with the file's path.
     entry: makes an engine from its label and the config of its link.
     entries: the engines of the last valid list.
     Raises ConfigError.

@@ -52,7 +52,7 @@ class Engines:
     pieces: the bytes of each token, as for blinkpy.dpu.fleet.moves.
     most_moves: maximum moves of a generation.
     move_timeout_s: maximum total time of a generation's pauses.
-    rule: of the placement.
+    rule: the placement rule.
     watch: a coroutine that calls its argument with the listed engines repeatedly, until cancelled.
     records_output: keep the token ids of each generation's output in its flight; always done with several
         engines.
@@ -108,7 +108,7 @@ class Engines:
         for link in self.links:
             link.removed = link.label not in listed
             if link.removed and link.is_idle():
-                logger.info("engine %s has left", link.label)
+                logger.info("engine %s was removed", link.label)
                 link.vacate()
                 self._forget(link.index)
         known = {link.label for link in self._all if not link.vacant}

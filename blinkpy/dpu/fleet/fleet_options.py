@@ -15,8 +15,8 @@ class FleetOptions:
 
     max_moves: int = option(
         3,
-        "maximum number of moves of a request to another engine after a failure of its engine; beyond it the request ends "
-        "with an error (0: no moves)",
+        "maximum number of times that a request moves to another engine because its engine failed; beyond it the request "
+        "ends with an error (0: no moves)",
         low=0,
         high=1000,
     )

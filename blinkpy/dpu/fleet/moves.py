@@ -90,7 +90,7 @@ class Moves:
 
     place: submits a request to an engine with free slots; returns False if all are full. Raises ApiError and
         ValueError.
-    pieces: as for continuation().
+    pieces: see continuation().
     metrics: count the moves.
     most_moves: maximum moves of a generation.
     timeout_s: maximum total time of a generation's pauses.

@@ -208,9 +208,9 @@ class Placement:
 
     engines: their number.
     page_size: tokens.
-    rule: of placement_rules, or a user's.
+    rule: a function of placement_rules, or a user's.
     record_pages: pages recorded per engine; ideally as many as the engine has.
-    seed: of the random draws.
+    seed: random seed of the draws.
     on_fault: called if the rule raises or returns no engine that accepts requests; the least loaded engine is
         then chosen.
     faults: number of these calls.

@@ -28,12 +28,12 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # OpenBLAS t
 
 @cache
 def own_sources() -> str:
-    """The digest of this process's sources: of the files at the first call, soon after the start."""
+    """The digest of this process's source files as they were at the first call, soon after the start."""
     return source_digest(FRONT_END)
 
 
 def sources_changed() -> bool:
-    """Whether the installed files are other ones than at the start."""
+    """Whether the installed files have changed since the start."""
     try:
         return source_digest(FRONT_END) != own_sources()
     except OSError:  # an upgrade is under way

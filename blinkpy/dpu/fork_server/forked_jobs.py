@@ -29,7 +29,7 @@ class ForkBudget(NamedTuple):
 
     cpu_s: CPU time, s.
     memory_bytes: address space in addition to the process's own.
-    brief_s: CPU time after which the priority of a job without others is lowered, s; side by side, jobs begin with it.
+    brief_s: CPU time, s, after which a lone job gets the lower priority; concurrent jobs begin with that priority.
     """
 
     cpu_s: float

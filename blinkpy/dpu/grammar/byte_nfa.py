@@ -22,7 +22,7 @@ class ByteNfa:
     """Nodes with edges for ranges of bytes, and with empty edges.
 
     at_begin, at_end: empty edges for the start and the end of a string only (anchors).
-    counted: of the nodes of counted strings.
+    counted: counters of the nodes of counted strings.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ def separated(piece: Piece, between: Piece) -> Piece:
 def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: int) -> Piece:
     """least to most characters between two delimiters, counted by the engine (blinkpy/queues/byte_automaton.py).
 
-    character: of which no string begins another one, or with the delimiter.
+    character: a piece; none of its strings is a prefix of another, or begins with the delimiter.
     """
     edges, last = range_edges(character), character.accepting.tolist()
 
@@ -296,7 +296,7 @@ class _Subsets:
         return edges, accepting
 
     def counted(self) -> list[Counted | None]:
-        """Of each state; empty if no string is counted. Raises MixedCountsError."""
+        """The counted string of each state; empty if no string is counted. Raises MixedCountsError."""
         of, result, mixed = self.nfa.counted, list[Counted | None](), set[tuple[int, int]]()
         for nodes in self.found if of else ():
             if type(nodes) is int:

@@ -29,7 +29,7 @@ def object_of(named: list[Member], others: list[Member], least: int = 0, most: i
         at = {0: first}  # nodes before a member, by the number of members so far (up to counts)
 
         def write(member: Member, entries: dict[int, int], exits: dict[int, int]) -> None:
-            """Add one member, from the start of its key. The nodes are by the number of members, including this one."""
+            """Add one member, from the start of its key. The nodes are indexed by the number of members, including this one."""
             for count, entry in entries.items():
                 colon = nfa.node()
                 value = nfa.node()
@@ -38,7 +38,7 @@ def object_of(named: list[Member], others: list[Member], least: int = 0, most: i
                 member.value(nfa, value, exits.setdefault(count, nfa.node()))
 
         def with_comma(at: dict[int, int]) -> dict[int, int]:
-            """Nodes before a key, by the number of members including its own."""
+            """Nodes before a key, indexed by the number of members, including the key's own."""
             entries: dict[int, int] = {}
             for count, node in at.items():
                 if most is not None and count >= most:

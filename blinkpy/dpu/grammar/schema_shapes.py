@@ -34,7 +34,7 @@ Conjunction = tuple[Place, ...]  # a value must satisfy all; an empty list allow
 class Members(NamedTuple):
     """The requirements of one schema for an object's members.
 
-    others: for members without a name or pattern here; None: not specified.
+    others: schema of the members that no name or pattern here covers; None: not specified.
     closing: other members are forbidden, unless some schema specifies them.
     """
 
@@ -45,8 +45,8 @@ class Members(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The requirements of one schema for an array's items. others: for items after the first ones; None: not
-    specified."""
+    """The requirements of one schema for an array's items. others: schema of the items after the first
+    ones; None: not specified."""
 
     first: tuple[Place, ...]
     others: Place | None

@@ -30,9 +30,9 @@ LONG_BYTES = 1 << 16  # bytes of an answer that takes more than a millisecond to
 class Collector:
     """Gathers the choices of one request.
 
-    choices: for each prompt; the answer has the `n` likeliest of them.
+    choices: choices generated per prompt; the answer has the `n` likeliest of them.
     with_logprobs: whether the answer has log probabilities.
-    shows_prompt: whether it also has those of the prompts, as a field.
+    shows_prompt: whether it also has the prompts' log probabilities, as a field.
     done: set when all choices have ended, or one has failed (see `error`).
     awaited: all futures that a task may wait for.
     dropped: the answer is no longer wanted.
@@ -140,7 +140,7 @@ class PlainText:
     """Writes the chunks of most tokens directly, for a choice whose text depends only on its tokens, after its first
     event.
 
-    frame: see Answer.frame; chunks: of the stream.
+    frame: see Answer.frame; chunks: the stream's chunks.
     """
 
     __slots__ = ("_around", "_before", "_behind", "_chunks", "_detokenizer")

@@ -69,7 +69,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A finished choice. finish_reason: stop or length. logprobs: of its tokens, if requested, after those of an echo."""
+    """A finished choice. finish_reason: stop or length. logprobs: those of an echoed prompt and of its tokens, if requested."""
 
     index: int
     text: str
@@ -98,7 +98,7 @@ class Answer:
     chat: /v1/chat/completions, otherwise /v1/completions.
     spell: needed for answers with log probabilities.
     request_id: the client's.
-    service_tier: as named in the answer; None: omitted.
+    service_tier: its name in the answer; None: omitted.
     null_usage: all events have a null `usage`, except the last one with token counts.
     """
 

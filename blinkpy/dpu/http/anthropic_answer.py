@@ -19,7 +19,7 @@ DELTAS = {TEXT: ("text_delta", "text"), THINKING: ("thinking_delta", "thinking")
 
 
 class _Block:
-    """A content block. id, name: of a call."""
+    """A content block. id, name: id and name of a call."""
 
     def __init__(self, kind: str, name: str = "", call_id: str = ""):
         self.kind, self.name, self.id = kind, name, call_id

@@ -263,7 +263,7 @@ class App:
         exchange.write(200, JSON, converted)
 
     async def _count_input(self, kind: str, head: dict[str, str], exchange: Exchange) -> None:
-        """Count the tokens of a request's prompt. kind: of JOBS; head: fields of the answer before the number."""
+        """Count the tokens of a request's prompt. kind: a key of JOBS; head: fields of the answer before the number."""
         request, count = await self._prepare(kind, exchange)
         if self.service.needs_automaton(request):
             await exchange.unless_disconnected(self.service.compile_grammar(request, exchange.asker))

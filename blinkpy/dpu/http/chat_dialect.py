@@ -166,7 +166,7 @@ class ChatDialect:
         """Extend the request's grammar to the whole answer: to optional calls, for strict or allowed tools, and to
         reasoning before the answer.
 
-        inside: the prompt has opened the reasoning; None: and closed it.
+        inside: the prompt has opened the reasoning; None: it has opened and closed it.
         """
         field, strict = request.grammar, any(tool.strict for tool in tools)
         if field is None and not strict and not self._keeps_out(request):

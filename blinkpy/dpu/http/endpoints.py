@@ -17,7 +17,7 @@ from blinkpy.version import __version__
 
 
 class Endpoint(NamedTuple):
-    """One path. body: of a POST. posted: of a GET, whether a POST gets the same answer, whatever its body."""
+    """One path. body: model of a POST's body. posted: a POST with any body gets the same answer as this GET."""
 
     method: str
     path: str

@@ -174,7 +174,7 @@ class Server:
         self.app.service.engine.fail_all(unavailable("The server failed and is restarting; try again."))
 
     def _end_stuck(self) -> None:
-        """Apart from the task, whose frame would keep the last connection."""
+        """A function apart from the task, whose frame would keep the last connection alive."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.connections.open):
             connection.end_if_stuck(now)

@@ -33,7 +33,7 @@ Event = tuple[str, dict[str, Any]]  # its type and its content
 
 @dataclass
 class Item:
-    """One item. index: its place in the output. name, call_id, namespace: of a call. logprobs: of the text of a message."""
+    """One item. index: its place in the output. name, call_id, namespace: of calls only. logprobs: of messages only."""
 
     kind: str
     id: str

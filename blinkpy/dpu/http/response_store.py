@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 class ResponseStore:
     """The responses of each tenant by id, each with the conversation that ended with it.
 
-    most_bytes: of all conversations. Beyond it, the tenant with the most bytes loses its least recently used conversation.
+    most_bytes: limit for all conversations. Beyond it, the tenant with the most bytes loses its least recently used conversation.
     most_count: conversations of a tenant. Beyond it, the tenant loses its least recently used conversation.
     """
 

@@ -25,7 +25,7 @@ PREFIXES = {  # of ids
 
 
 class StoredPath(NamedTuple):
-    """A path below /v1/responses. of_input: of the list of input items."""
+    """A path below /v1/responses. of_input: it names the list of input items."""
 
     response_id: str
     of_input: bool

@@ -77,7 +77,7 @@ class CompletionRead:
 
 
 class RegisteredMemory:
-    """Page-aligned memory for pyverbs. address: of its first byte."""
+    """Page-aligned memory for pyverbs. address: address of its first byte."""
 
     def __init__(self, length: int):
         self.buffer = mmap.mmap(-1, length)
@@ -87,7 +87,7 @@ class RegisteredMemory:
 class RdmaTransport:
     """One queue pair of an engine on another machine.
 
-    port: of the network card.
+    port: the network card's port.
     end: this side of the RDMA connection.
     depth: maximum outstanding work requests.
     welcome: the engine's answer to the handshake.
@@ -394,7 +394,7 @@ def attach_rdma(
 
     owner: see blinkpy.transport.handshake.Hello.
     device, gid_index: see blinkpy.transport.verbs.Port.
-    key: of the engine.
+    key: the engine's link key.
     """
     with contextlib.ExitStack() as opened:
         rdma_port = opened.enter_context(contextlib.closing(Port(device, gid_index)))

@@ -37,7 +37,7 @@ from blinkpy.queues.words import (
 )
 from blinkpy.transport.contract import Transport, TransportError
 
-FIRST_WINDOW, WINDOW = 16, 256  # completions per read: of the first read, and of reads after it found some
+FIRST_WINDOW, WINDOW = 16, 256  # completions per read: for the first read, and for reads after it found some
 CLAIM_POLL_S = 0.0005
 REQUEST_LIMIT = 0xFFFFFFFE  # requests per epoch, because ids must not repeat
 
@@ -57,12 +57,12 @@ class EngineLostError(Exception):
 class InFlightRequest:
     """One submitted request.
 
-    owner: from the caller.
+    owner: the caller's object.
     after: the ring's position after its entry.
-    names: of its grammar and its token rules.
+    names: digests of its grammar and its token rules.
     written: bytes of each of them that had to be written to the engine's memory.
-    records: of its completions with HAS_LOGPROBS, in order; the reader of such a completion removes one from
-        the left.
+    records: log-probability records of its completions with HAS_LOGPROBS, in order; the reader of such a completion removes
+        one from the left.
     cached_tokens: prompt tokens found in the prefix cache; known after the first completion, when it is no
         longer `silent`.
     waited_ns: time in the engine until it began to run, -1 if unknown; known at the same time.

@@ -236,7 +236,7 @@ class TemplateProbe:
         return message | {"content": EMPTY} if fills else message
 
     def refused_at(self, fitted: Sequence[Fitted], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, str]:
-        """The index of the given message that the template refuses, and the field at fault: of a conversation that it refuses."""
+        """For a conversation that the template refuses: the index of the message at fault, and its field."""
         taken, refused = 0, len(fitted)
         while refused - taken > 1:  # the shortest beginning that is refused
             middle = (taken + refused) // 2

@@ -246,7 +246,7 @@ class Tokenizer:
     Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json and
     config.json. Raises ConfigError.
     config: the result of read_tokenizer_config.
-    vocab_size: with added tokens; the model's may be larger.
+    vocab_size: number of tokens, including added tokens; the model's may be larger.
     bos_id: token at the start of a text, or None.
     eos_ids: at most STOP_IDS; each ends a text.
     """

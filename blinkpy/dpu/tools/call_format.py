@@ -86,7 +86,7 @@ def call_formats() -> Mapping[str, CallFormat]:
 def choose_format(option: str, template: str, model_type: str) -> CallFormat | None:
     """The format of a model.
 
-    option: --tool-call-parser; template: source of the chat template; model_type: of config.json. If the template has
+    option: --tool-call-parser; template: source of the chat template; model_type: value in config.json. If the template has
     signs of several formats, the longest sign wins.
 
     Raises ConfigError for an unknown option.

@@ -41,7 +41,7 @@ class CallableTool(Protocol):
 
 
 class ForcedCalls(NamedTuple):
-    """prefix: of the answer, appended to the prompt. grammar: of the rest of the answer."""
+    """prefix: start of the answer, appended to the prompt. grammar: grammar of the rest of the answer."""
 
     prefix: str
     grammar: Grammar
@@ -63,7 +63,7 @@ def constrained_calls(
     """An answer with or without valid calls: the text that begins a call is followed by a call.
 
     Tools that are not strict accept any object. content: the grammar of an answer without calls; None: any text, also
-    around calls. tags: of reasoning that may come first; a text does not begin with them, otherwise the automaton
+    around calls. tags: tags of reasoning that may come first; a text does not begin with them, otherwise the automaton
     would track both.
     """
     text = calls.text
@@ -143,7 +143,7 @@ def _sequence(*parts: str | Grammar) -> Grammar:
 
 
 def _arguments(tool: CallableTool, shape: ArgumentText | None = None) -> Grammar:
-    """The grammar of a call's arguments. shape: of each argument, if they are not a JSON object."""
+    """The grammar of a call's arguments. shape: shape of each argument, if they are not a JSON object."""
     schema, part = {"type": "object", **tool.parameters}, [tool.where, tool.name]
     try:
         body = {"schema": schema} if shape is None else _named_arguments(schema, shape)

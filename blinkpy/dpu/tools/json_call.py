@@ -96,7 +96,7 @@ def stream_arguments(source: OutputSource, name: str) -> Steps[bool]:
 
 
 def _value(source: OutputSource) -> Steps[str]:
-    """A complete JSON value, unchanged; of a string (some models write arguments so), its text. Raises NotACall."""
+    """A complete JSON value, unchanged; for a string (some models write arguments as strings), its text. Raises NotACall."""
     first = yield from source.peek()
     if first in ("{", "["):
         parts: list[str] = []

@@ -36,8 +36,8 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 class RequestPhases(NamedTuple):
     """Durations in seconds; None for phases that were not reached or are unknown.
 
-    front_end: until the engine had the request, without its wait for a slot.
-    queue: that wait, and the wait in the engine until it ran.
+    front_end: time until the engine had the request, without its wait for a slot.
+    queue: its wait for a slot plus its wait in the engine.
     prefill: until the first token.
     decode: until the last token.
     """
@@ -78,8 +78,8 @@ logger = logging.getLogger(ACCESS)
 class EndedRequest(Protocol):
     """An HTTP request that has ended.
 
-    tenant: of its API key.
-    status: of the response; 0 without a response.
+    tenant: the API key's tenant.
+    status: the response's status; 0 without a response.
     generations: its choices.
     """
 

@@ -47,7 +47,7 @@ class Exposition:
         """Render the exposition.
 
         engine: the words of the engine's block, or the sums over several engines; None without an engine.
-        restarts: of the engine; None if another process starts it.
+        restarts: number of the engine's restarts; None if another process starts it.
         engines: (label, words) of each of several engines.
         """
         lines = [*self._of_engine(engine), *_of_engines(engines), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
@@ -170,7 +170,7 @@ def _family(name: str, kind: str, help: str) -> Iterable[str]:
 
 
 def _histogram(name: str, labels: str, bounds: Sequence[float], counts: Sequence[float], total: float) -> Iterable[str]:
-    """Lines of a histogram. counts: of each bucket and of the values above all bounds, not cumulative."""
+    """Lines of a histogram. counts: values in each bucket and above all bounds, not cumulative."""
     added = list(accumulate(counts))
     for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], added, strict=True):
         yield f'{name}_bucket{{{labels},le="{bound}"}} {count:.0f}'

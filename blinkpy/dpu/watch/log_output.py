@@ -129,10 +129,10 @@ def start_logging(process: str, level: str, log_format: str) -> None:
     """Log to standard error: log records, Python's warnings, and uncaught exceptions of threads and of the
     process. Libraries only log warnings and errors.
 
-        level, log_format: from the options.
+        level, log_format: options of these names.
     process: name of the process.
-    level, log_format: from the options.
-    level, log_format: from the options.
+    level, log_format: options of these names.
+    level, log_format: options of these names.
     The process must end through end_process: otherwise a line without a reader would block the interpreter's
     end.
     """

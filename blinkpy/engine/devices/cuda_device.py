@@ -88,7 +88,7 @@ def memory_bandwidth() -> float:
 def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
     """Raise ConfigError for a target that no step can meet.
 
-    name: of the target's option.
+    name: name of the target's option.
     itemsize: bytes of a weight.
     bandwidth: bytes per second.
     """

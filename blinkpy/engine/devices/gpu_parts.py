@@ -28,7 +28,7 @@ MakeStep = Callable[[Batch, Requests, Grammars], GpuStep]
 
 
 class GpuOptions(NamedTuple):
-    """dtype: of weights and activations. pdl: see GpuDecoder. sample: replaces sample_tokens."""
+    """dtype: dtype of weights and activations. pdl: see GpuDecoder. sample: replaces sample_tokens."""
 
     dtype: torch.dtype
     pdl: bool
@@ -54,7 +54,7 @@ def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDA
 
 
 def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers | None = None) -> GpuParts:
-    """Load a model, or a rank's share of it, to the current GPU. peers: of the rank. Raises ConfigError."""
+    """Load a model, or a rank's share of it, to the current GPU. peers: the rank's peers. Raises ConfigError."""
     config, sizes, report, dtype = setup.config, setup.sizes, setup.report, how.dtype
     model, invariant, page_size = rank_description(setup.model, share), config.engine.batch_invariant, sizes.page_size
     buckets, shapes, graph_of = shapes_of(setup)
@@ -77,7 +77,7 @@ def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers |
     state, stream = setup.make_state(buckets), torch.cuda.Stream()
 
     def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
-        """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
+        """The captured step graphs. batch, requests, grammars: parts of the scheduler's state, on the GPU."""
         length = sizes.max_model_len
         decoder = GpuDecoder(
             model, weights, cache, batch, requests, shapes, length, table, how.pdl,

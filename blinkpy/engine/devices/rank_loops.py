@@ -99,7 +99,7 @@ class Rank:
 
 
 class RankLoops:
-    """A device_contract.Runner whose loops run on several GPUs. parts: of each rank, with its peers.
+    """A device_contract.Runner whose loops run on several GPUs. parts: each rank's part, with its peers.
 
     Raises CudaError if a GPU fails.
     """

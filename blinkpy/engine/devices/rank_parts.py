@@ -38,7 +38,7 @@ def ranks_problem(config: Config, gpus: Sequence[int]) -> str:
 def gpus_problem(names: Sequence[str], ranks: int, lacking: Sequence[tuple[int, int]]) -> str:
     """Why the GPUs of this machine can't share a model; otherwise "".
 
-    names: of the GPUs.
+    names: names of the GPUs.
     lacking: pairs of which the first can't access the other's memory.
     """
     if len(names) < ranks:

@@ -41,7 +41,7 @@ class Grant:
     """A granted queue pair.
 
     since: time of the grant, s of the monotonic clock.
-    epoch: of the pair at the grant.
+    epoch: the pair's epoch at the grant.
     attached_at: last time at which it was attached, s of the monotonic clock.
     """
 
@@ -56,7 +56,7 @@ class RdmaListener:
     """Grants queue pairs to front ends on other machines.
 
     host, port: address on which it listens.
-    device, gid_index: as in blinkpy.transport.verbs.Port.
+    device, gid_index: see blinkpy.transport.verbs.Port.
     key: the key that front ends must have, if any.
     Raises ConfigError if it can't listen on the address, and TransportError without a usable RDMA device.
     """

@@ -130,7 +130,7 @@ def recur(
     norm: weights [value_dim] and eps.
     matrices: float32 [slots, value_heads, key_dim, value_dim], of all request slots.
     out: [T, value_size]; with last_tokens_only [B, value_size], each row's last token.
-    rows: of the step's shape.
+    rows: rows of the step's shape.
     """
     tokens, (key_heads, heads, key_dim, value_dim) = len(mixed), sizes
     size = heads * value_dim

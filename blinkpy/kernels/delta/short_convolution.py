@@ -85,7 +85,7 @@ def convolve(
     weights: [channels, taps].
     inputs: [slots, taps - 1, channels], of all request slots.
     out: [T, channels] in x's dtype.
-    rows: of the step's shape.
+    rows: rows of the step's shape.
     mixed: a row may have several tokens.
     """
     (tokens, channels), taps = out.shape, weights.shape[1]

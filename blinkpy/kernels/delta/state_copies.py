@@ -72,11 +72,11 @@ def copy_states(
 ) -> None:
     """Copy the states of the batch's chunk rows from snapshots, or with `save` to snapshots.
 
-    states: of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the convolutions,
-        [R, slots, taps - 1, channels], of R recurrent layers.
+    states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the
+        convolutions, [R, slots, taps - 1, channels], of R recurrent layers.
     kept: the same of the snapshots.
     places: int32 [slots], the snapshot of each slot; negative: its state is not copied.
-    rows: of the step's shape.
+    rows: rows of the step's shape.
     """
     (matrices, inputs), (kept_matrices, kept_inputs) = states, kept
     layers, slots, *matrix = matrices.shape

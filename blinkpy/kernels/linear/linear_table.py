@@ -170,7 +170,7 @@ def config_of(
     """The configuration of a product of `rows` rows with a matrix [outputs, inputs]. It passes its check.
 
     table: measured configurations.
-    dtype: of activations, and of the results of an FP8 matrix.
+    dtype: dtype of activations, and of the results of an FP8 matrix.
     swiglu: half of the matrix's rows are gate, half up.
     """
     if isinstance(weight, Fp8Matrix):

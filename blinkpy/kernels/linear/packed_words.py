@@ -97,7 +97,7 @@ class PackedMatrix:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale; 0: all of a row."""
+        """Inputs that share a scale; 0: a whole row."""
         groups = self.scales.shape[-2]
         return FP4_GROUP if self.fp4 else 0 if groups == 1 else self.width // groups
 
@@ -142,7 +142,7 @@ class PackedMatrix:
 
 
 def kind_of(*matrices: PackedMatrix) -> str:
-    """The kind that matrices share; "" if they differ. One with a scale for each row has any group of another one."""
+    """The kind that matrices share; "" if they differ. A matrix with one scale per row fits the groups of any other."""
     kinds = {matrix.kind for matrix in matrices}
     if len(kinds) > 1:
         kinds -= {"int4 0"}

@@ -57,7 +57,7 @@ class ExpertShape:
     experts: their number.
     top_k: experts of a token.
     hidden: hidden size.
-    width: of an expert.
+    width: an expert's width.
     mxfp4: the matrices are MXFP4.
     fp8: the matrices are FP8, with scales for "rows" or "blocks"; "": they are not.
     packed: `PackedMatrix.kind` of matrices with 4-bit weights, or "".
@@ -79,7 +79,7 @@ class ExpertShape:
         return int(self.packed.removeprefix("int4 ")) if self.packed.startswith("int4 ") else 0
 
     def key(self, dtype: torch.dtype) -> str:
-        """Name of its entry in a table. dtype: of activations, and of weights that are not packed."""
+        """Name of its entry in a table. dtype: dtype of activations, and of weights that are not packed."""
         size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
         stored = f"{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
         stored += f" {self.packed}" if self.packed else ""
@@ -111,14 +111,14 @@ MXFP4_DEFAULTS = (
 
 
 def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.dtype) -> None:
-    """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: of activations."""
+    """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: dtype of activations."""
     for name, tile in (("up", config.up), ("down", config.down)):
         needs = tile_needs(config.block_m, tile, shape, dtype, halves=2 if name == "up" else 1)
         check_needs(needs, tile.warps, f"expert configuration: {name} {tile} with block_m {config.block_m} for {shape}")
 
 
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
-    """The needs of a program of the grouped product. dtype: of activations. halves: 2 for gate and up."""
+    """The needs of a program of the grouped product. dtype: dtype of activations. halves: 2 for gate and up."""
     inputs = shape.hidden if halves == 2 else shape.width
     if shape.packed:
         return _needs_of_words(block_m, tile, shape, dtype, inputs, halves)

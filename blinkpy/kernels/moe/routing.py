@@ -271,7 +271,7 @@ class Routing:
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Self:
-        """Allocate for up to `tokens` tokens. block_m: of an `ExpertConfig`."""
+        """Allocate for up to `tokens` tokens. block_m: see `ExpertConfig`."""
         blocks = block_bound(tokens, experts, top_k, block_m)
         return cls(
             torch.zeros(tokens, top_k, dtype=torch.float32, device=device),

@@ -119,7 +119,7 @@ def write_logprobs(call: SamplingCall) -> None:
     """Record log probabilities (before penalties and temperature) of the emitting rows whose entry requests
     them; other records are unchanged.
 
-    logits: of the model.
+    logits: the model's logits.
     sampled: the tokens.
     records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY. The sampled token is first, then the
         largest ones, descending, lower id first among equals; token -1 with -inf if fewer tokens have finite

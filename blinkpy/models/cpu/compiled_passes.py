@@ -64,7 +64,7 @@ def _product(arguments):  # type: ignore[no-untyped-def]
 def _product_by_token(arguments):  # type: ignore[no-untyped-def]
     """out = x weight^T, by the same instructions for each token.
 
-    size: a multiple of 4, so that each output also passes the same one of four instructions. After the last
+    size: a multiple of 4, so that each output also passes the same of four groups of instructions. After the last
         output, the last one is computed again.
     """
     wide_vectors()

@@ -227,7 +227,7 @@ def attend(
     keys, values: one layer's cache.
     pages: int64 [pages of the sequence].
     window: number of the last tokens that a token sees, including itself; 0: all.
-    scale, softcap: of the scores.
+    scale, softcap: factor and soft cap of the scores.
     sinks: float32 [heads]; not with a softcap.
     scales: float32 [2, kv_heads] of FP8 keys and values, whose attention is computed in float32.
     chunked: a token sees the previous tokens of its chunk of `window` tokens instead.

@@ -179,7 +179,7 @@ def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks
     pages: int32, of the sequence.
     context: tokens, including this one.
     start: the first visible position.
-    scale, softcap: of the scores.
+    scale, softcap: factor and soft cap of the scores.
     sinks: float32 [heads].
     scores: float32 [heads, capacity], scratch.
     sums: float32 [heads, D], the result.
@@ -295,7 +295,7 @@ def keep(source, target, inverse, like):  # type: ignore[no-untyped-def]
 
     source: float32 or items [D].
     target: [D] of the cache.
-    inverse: of the scale.
+    inverse: inverse of the scale.
     """
     for d in range(len(target)):
         target[d] = kept(rounded(source[d], like), inverse, target)

@@ -191,8 +191,8 @@ def gate(x, gates, norm, eps):  # type: ignore[no-untyped-def]
 class CpuDelta:
     """The gated delta nets of all layers of a model.
 
-    states: of the request slots; changed by each run.
-    max_tokens: of the largest batch.
+    states: states of the request slots; changed by each run.
+    max_tokens: tokens of the largest batch.
     progress: advances during a step.
     """
 

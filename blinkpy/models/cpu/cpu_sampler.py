@@ -127,7 +127,7 @@ def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-
     """Keep candidates in order: the first, and further ones while fewer than `most` are kept, their mass is
     below `goal`, and the weight is at least `least`.
 
-    mass, counts: of the buckets. Returns (number of kept ones, their mass, the last one or -1).
+    mass, counts: mass and size of each bucket. Returns (number of kept ones, their mass, the last one or -1).
     """
     kept, total, token = 0, 0.0, -1
     for bucket in range(_BUCKETS):
@@ -181,7 +181,7 @@ def _draw_rows(logits, parameters, positions, result):  # type: ignore[no-untype
 def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: Int32, begin: int) -> None:
     """Apply a row's penalties in place: repetition over prompt and output, then frequency and presence over the output.
 
-    logits: [rows, vocab]. tokens: the row's prompt and output so far. begin: of the output.
+    logits: [rows, vocab]. tokens: the row's prompt and output so far. begin: start of the output.
     """
     target = logits[row]
     repetition = parameters.repetition_penalty[row]
@@ -197,7 +197,7 @@ def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int3
 
     logits: [rows, vocab], after penalties. A NaN counts as -inf. If all are NaN or infinite, the result is
         any token of the vocabulary.
-    positions: of the new tokens, [rows].
+    positions: positions of the new tokens, [rows].
     """
     # Contiguous, because Numba would compile once more for columns of entries.
     p = SamplingParameters(*map(np.ascontiguousarray, parameters))
@@ -286,7 +286,7 @@ def _mask_row(logits, grammars, slot, position, stop_ids, most):  # type: ignore
 
 
 def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, position: int, stop_ids: Int32, most: int = NO_LIMIT) -> None:
-    """Mask one row in place. logits: float32 [vocab]. slot, position: of its automaton. stop_ids: int32
+    """Mask one row in place. logits: float32 [vocab]. slot, position: place in its automaton. stop_ids: int32
     [STOP_IDS], legal if the output may end; padded with -1. most: see kv.grammars.most_distance.
     """
     _mask_row(logits, grammars, slot, position, stop_ids, int(most))  # of one type, for which it is compiled at the start

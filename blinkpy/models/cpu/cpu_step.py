@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 class CpuStep:
     """A model with its KV cache, ready to run batches, by NumPy or torch according to its weights.
 
-        num_pages, page_size: of the KV cache.
+        num_pages, page_size: size of the KV cache.
     max_model_len: largest context, tokens.
     max_tokens: largest batch, tokens.
-    grammars: of the scheduler's state; None: requests have no grammars.
+    grammars: grammars of the scheduler's state; None: requests have no grammars.
     progress: NumpyProgress or TorchProgress, which advances during the work.
-    rings: of layers with window rings, or None.
-    scales: of an FP8 KV cache.
+    rings: window rings of the layers that have them, or None.
+    scales: scales of an FP8 KV cache.
     slots: requests that may have a recurrent state.
-    snapshots: of such states.
-    drafts: that a draft layer returns for each row; 0 without such a layer.
+    snapshots: number of snapshots of such states.
+    drafts: number of drafts that a draft layer returns for each row; 0 without such a layer.
     """
 
     def __init__(

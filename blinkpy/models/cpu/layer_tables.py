@@ -17,9 +17,9 @@ from blinkpy.models.paged_cache import RingSizes
 class LayerTables:
     """Tables of all layers of a model.
 
-    rings: of some layers, or None.
+    rings: window rings of the layers that have them, or None.
     table_width: pages of the longest sequence.
-    max_tokens: of a step.
+    max_tokens: maximum tokens of a step.
     """
 
     def __init__(self, model: DecoderDescription, rings: RingSizes | None, table_width: int, max_tokens: int):

@@ -232,8 +232,9 @@ class TorchDecoder:
         return x + self._norm(dense + self._norm(routed, layer.experts_out_norm), layer.mlp_out_norm)
 
     def _routed(self, scored: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
-        """The results of each token's experts, weighted by their shares. scored: of the router, normed: of experts; each
-        [tokens, hidden].
+        """The results of each token's experts, weighted by their shares.
+
+        scored, normed: inputs of the router and of the experts, [tokens, hidden].
         """
         if layer.router is None:
             raise ValueError("an expert layer needs a router")

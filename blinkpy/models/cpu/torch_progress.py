@@ -108,7 +108,7 @@ class TorchProgress(StepProgress):
 
 @torch.inference_mode()
 def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
-    """Multiply-adds per second in dtype, on torch's threads. invariant: of batch-invariant products."""
+    """Multiply-adds per second in dtype, on torch's threads. invariant: measure batch-invariant products."""
     x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
     product = TorchProgress(invariant=True).linear if invariant else F.linear
     return measured_speed(lambda tokens: product(x[:tokens], weight))

@@ -80,7 +80,7 @@ def read_rope(
     original_default: original context, if configs of the family may omit it (0: the model's maximum).
     aliases: older names of rope types in this family.
     inert: parameters without effect in this family.
-    layer_type: for a family with an embedding per layer type; a single section is that of full attention.
+    layer_type: the layer type, for a family with an embedding per layer type; a single section is for full attention.
     theta_key: key in config.json, for a section without a theta.
     rotary_key: key in config.json with the number of rotated elements of a head, for a section without a share.
 
@@ -265,8 +265,8 @@ def pre_norm_decoder(
 ) -> DecoderDescription:
     """A decoder with norms before attention and MLP.
 
-    mlp: of all layers, or a list with one per layer.
-    windows, ropes: of each layer.
+    mlp: the MLP of all layers, or a list with one per layer.
+    windows, ropes: window and rotary embedding of each layer.
     """
     windows = windows or no_windows(c)
     ropes = ropes or [attention.rope] * len(windows)

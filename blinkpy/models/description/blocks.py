@@ -147,7 +147,7 @@ class Latent(NamedTuple):
     q_rank: elements of the normalised vector from which queries are made; 0: they are made from the layer's
         input.
     neighbours: dimension 2 i of the rotated ones pairs with 2 i + 1, otherwise i with i + rotated // 2.
-    eps: of both norms.
+    eps: epsilon of both norms.
     """
 
     rank: int
@@ -164,12 +164,12 @@ class Attention(NamedTuple):
 
     window: number of the last tokens that a token sees, including itself (0: all).
     qk_norm: norms of queries and keys.
-    scale: of the scores; 0 means head_dim ** -0.5.
+    scale: factor of the scores; 0 means head_dim ** -0.5.
     softcap: c replaces a score by c * tanh(score / c); 0: unused.
     sinks: each head has a further score that takes a share of the softmax and has no value.
     chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
     latent: kv_heads is 1, and head_dim the size of a cached vector.
-    gate: of the output; its inputs are further rows of the queries' projection.
+    gate: whether the output has a gate; its inputs are additional rows of the queries' projection.
     value_norm: an RMSNorm without weights of each head's values.
     keys_are_values: values are the keys' projection before norm and rotation.
     keys_of: number of an earlier layer, whose keys and values the queries read; None: the layer has its own.
@@ -235,7 +235,7 @@ class Factors(NamedTuple):
     residual: factor of the results of attention and MLP.
     logits: factor of the logits.
     rounded: the embedding's factor is rounded to the weights' dtype.
-    softcap: of the logits, as in Attention.
+    softcap: soft cap of the logits, as in Attention.
     """
 
     embedding: float = 1.0
@@ -276,8 +276,8 @@ class Experts(NamedTuple):
         group counts as the sum of its best two scores with SIGMOID_TOP_K, and as its best one with SOFTMAX_TOP_K.
     shared: width of an additional MLP that all tokens visit (0: none).
     shared_gated: its result is multiplied by a sigmoid of the token's product with a vector.
-    bias: of router and experts.
-    clamp: for CLAMPED_SWISH.
+    bias: whether router and experts have biases.
+    clamp: bound of CLAMPED_SWISH.
     mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling Formats, version 1.0): 4 bits per
         weight, and an 8-bit scale per 32 weights.
     scales_inputs: the shares multiply the experts' inputs instead of their results.
@@ -310,7 +310,7 @@ class GatedDelta(NamedTuple):
     each channel of the causal convolution. A token has a decay a, a strength b, a normalised key k and query q, and a value v.
     The matrix S becomes a S + k (b (v - (a S)^T k))^T, and the token's result is S^T q.
 
-    key_heads: of queries and of keys. Consecutive value heads share one.
+    key_heads: heads of queries, and of keys. Consecutive value heads share one.
     value_heads: a multiple of key_heads.
     """
 
@@ -341,7 +341,7 @@ class GatedDelta(NamedTuple):
         return self.channels + self.value_size
 
     def state_bytes(self, itemsize: int) -> int:
-        """Of one request in one layer. itemsize: of the convolution's inputs."""
+        """Of one request in one layer. itemsize: bytes of an input of the convolution."""
         return 4 * self.value_size * self.key_dim + (self.taps - 1) * self.channels * itemsize
 
 

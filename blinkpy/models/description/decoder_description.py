@@ -36,7 +36,7 @@ class TensorNames(NamedTuple):
     gpt-oss; its rows of gate and up alternate.
     gate_first: all rows of gate come before those of up.
     either_order: the shape of a stored expert's matrix decides between [in, out] and [out, in].
-    out_first: of these fields (gate_up, down), as checkpoint.as_stored finds them.
+    out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
     one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
         rows of gate first; empty: there is no such form.
     delta_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
@@ -120,12 +120,12 @@ class DecoderDescription:
     max_position: maximum context of its training, tokens.
     layer_inputs: width of a token's vector for each layer, from a second embedding and from the first one; 0: unused.
         It multiplies a gate made of the layer's output. A projection of the product is normalised and added.
-    dtype: of the checkpoint, except FP8 weights, which `quantization` describes, and 4-bit weights, which
+    dtype: the checkpoint's dtype, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
-    further_layers: those behind `layers` in the checkpoint. The first one predicts the token after the next one, and so on
+    further_layers: the layers behind `layers` in the checkpoint. The first one predicts the token after the next one, and so on
         (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
     drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
-    head_rows: of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
+    head_rows: rows of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
     """
 
     name: str
@@ -188,7 +188,7 @@ class DecoderDescription:
         return sum(layer.delta is not None for layer in self.layers)
 
     def state_bytes(self, itemsize: int) -> int:
-        """The recurrent state of one request. itemsize: of activations."""
+        """The recurrent state of one request. itemsize: bytes of an activation."""
         return self.delta_layers * self.delta.state_bytes(itemsize) if self.delta is not None else 0
 
     @property

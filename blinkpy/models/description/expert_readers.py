@@ -49,7 +49,7 @@ def typed_mlps(c: HfConfig, experts: Experts, default: Sequence[str]) -> list[Ml
 def biased_sigmoid_experts(c: HfConfig, *, shared: int, factor: float, normalize: bool) -> Experts:
     """The routing of DeepSeek-V3: sigmoids, a bias for the choice, and groups of experts (`n_group`, `topk_group`).
 
-    shared: width of the MLP that all tokens visit. factor, normalize: of the shares.
+    shared: width of the MLP that all tokens visit. factor, normalize: applied to the shares.
     """
     groups, kept = c.integer("n_group", default=1), c.integer("topk_group", default=1)
     experts = routed_experts(

@@ -100,7 +100,7 @@ class HfConfig(Mapping[str, Any]):
         return value
 
     def is_null(self, name: str) -> bool:
-        """Whether the key is there, and null: in transformers it then is not always the default."""
+        """Whether the key is present and null, for which transformers does not always use the default."""
         return self.get(name, 0) is None and name in self._values
 
     def given(self, name: str) -> Any:
@@ -143,7 +143,7 @@ class HfConfig(Mapping[str, Any]):
         """A nested object, whose keys are checked together with this one's.
 
         inherits: keys whose value in this object has priority.
-        values: of the section, if they differ from those of `key`.
+        values: the section's values, if they differ from those of `key`.
         ignores: keys without an effect in the section.
         """
         values = self.get(key) if values is None else values

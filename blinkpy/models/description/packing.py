@@ -39,7 +39,7 @@ class StoredPart(NamedTuple):
 class Packing:
     """4-bit weights of all linear layers; their inputs are not quantised.
 
-    group: inputs that share a scale; 0: all of a row. zeros: the checkpoint has a zero point for each scale. ordered: it has the
+    group: inputs that share a scale; 0: a whole row. zeros: the checkpoint has a zero point for each scale. ordered: it has the
     group of each input (`desc_act`, `actorder`). zero_offset: added to stored zero points. ignored: regular expressions, and
     ignored_ends: ends, of the names of matrices that stay unquantised.
     """
@@ -78,7 +78,7 @@ class Packing:
         return width // self.group if self.group else 1
 
     def misfit(self, rows: int, width: int) -> str:
-        """Why a matrix of this shape can't be stored so, or ""."""
+        """Why a matrix of this shape can't be stored in this form, or ""."""
         if width % WORD or (self.group and width % self.group):
             return f"{width} inputs are not a multiple of {self.group or WORD}"
         if rows % WORD and (self.layout in (Layout.AWQ, Layout.GPTQ) or self.zeros):

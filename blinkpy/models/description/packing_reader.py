@@ -40,7 +40,7 @@ def read_packing(section: Section) -> Packing | None:
 
 
 def _group(section: Section) -> int:
-    """Inputs of a scale; 0 for a row."""
+    """Inputs that share a scale; 0: a whole row."""
     size = section.one_of("group_size", *GROUPS, -1)
     return 0 if size == -1 else int(size)
 

@@ -44,7 +44,7 @@ class Section:
         return ConfigError(f"{self.where}: {text}")
 
     def check_rest(self) -> None:
-        """Raise ConfigError for a key that was not read and says something."""
+        """Raise ConfigError for a key that was not read and may have an effect."""
         unknown = sorted(key for key in self.values if key not in self._known and self.values[key] not in NONE_AT_ALL)
         if unknown:
             raise self.error(f"{', '.join(unknown)[:200]} not supported")

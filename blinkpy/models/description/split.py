@@ -18,7 +18,7 @@ MXFP4_BLOCK = 32  # weights that share a scale
 
 
 class Share(NamedTuple):
-    """The part of a model that one rank has. rank: its number, from 0. ranks: of the model."""
+    """The part of a model that one rank has. rank: its number, from 0. ranks: the number of ranks."""
 
     rank: int = 0
     ranks: int = 1

@@ -38,7 +38,7 @@ IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_toke
 def _decoder(
     c: HfConfig, period: int, *, qk_norm: bool = False, softcap: float = 0.0, local_rope: bool = False
 ) -> DecoderDescription:
-    """Build the description. period: of layers without a window. local_rope: sliding-window layers have
+    """Build the description. period: distance of layers without a window. local_rope: sliding-window layers have
     another rotary embedding.
     """
     name, bias = c["hidden_activation"], c.flag("attention_bias")

@@ -83,7 +83,7 @@ def granite_swa(c: HfConfig) -> DecoderDescription:
 
 
 def _windows(c: HfConfig) -> tuple[int, ...]:
-    """Of each layer, as `layer_types` says; without it each fourth layer sees all tokens, beginning with the first."""
+    """The window of each layer by `layer_types`. Without it, every fourth layer sees all tokens, beginning with the first."""
     windows = sliding_windows(c, typed=True)
     if c.get("layer_types") is None:
         return tuple(window if layer % 4 else 0 for layer, window in enumerate(windows))
@@ -91,7 +91,7 @@ def _windows(c: HfConfig) -> tuple[int, ...]:
 
 
 def _ropes(c: HfConfig, rope: Rope, layers: int) -> list[Rope]:
-    """Of each layer, with its entry of `layer_rope_theta` as base; 0: it does not rotate."""
+    """The rotary embedding of each layer, with its entry of `layer_rope_theta` as base; 0: it does not rotate."""
     thetas = c.get("layer_rope_theta")
     if thetas is None:
         return [rope] * layers

@@ -64,8 +64,8 @@ TEXT_TYPES = {
 class Wrapper(NamedTuple):
     """A model class around a text model.
 
-    text: model_type of the text, if its section does not say. section: of config.json; a config.json without it is flat. tied:
-    the default of tie_word_embeddings. defaults: of the text; they replace its class's. ignores: further keys without effect.
+    text: model_type of the text, if its section has none. section: key in config.json; without it, config.json is flat. tied:
+    the default of tie_word_embeddings. defaults: replace those of the text's class. ignores: further keys without effect.
     """
 
     name: str

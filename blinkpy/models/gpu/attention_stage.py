@@ -37,7 +37,7 @@ class AttentionStage:
 
     shapes: the steps to launch; memory is sized for them.
     max_model_len: largest context, tokens.
-    dtype: of queries, and of keys and values before caching.
+    dtype: dtype of queries, and of keys and values before caching.
     invariant: decode rows are computed as chunks of one token.
     """
 

@@ -20,7 +20,7 @@ from blinkpy.models.weights.decoder_weights import Weights
 class Buffers:
     """Activations of the largest step, shared by all steps.
 
-    tokens, rows: of that step.
+    tokens, rows: size of that step.
     cut_tokens: tokens of the largest cut step; 0: steps are not cut.
     logits: float32 [rows, vocab], memory that peers write, if there are several ranks.
     """

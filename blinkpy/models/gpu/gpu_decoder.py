@@ -64,7 +64,7 @@ class GpuDecoder:
     table, expert_table: measured configurations of linear layers and of experts.
     pdl: chain kernels by programmatic dependent launch.
     invariant: a token depends only on previous tokens, bit for bit; requires whole shapes.
-    peers: of one of several ranks, whose model and weights are its own part; None: the only rank.
+    peers: the other ranks, if model and weights are one rank's part; None: the only rank.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class GpuDecoder:
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
-        """The rings of layers with rings in the cache, or None. tokens: of the largest step. Raises
+        """The rings of layers with rings in the cache, or None. tokens: tokens of the largest step. Raises
         ValueError if the cache's rings have another number of requests, or are too small for the shapes.
         """
         sizes, table = self.cache.rings, self.requests.page_table
@@ -334,7 +334,7 @@ class GpuDecoder:
         config: LinearConfig,
         norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
-        """x and the matrix in the form that a configuration's product needs. norm: of the residual stream, instead
+        """x and the matrix in the form that a configuration's product needs. norm: norm of the residual stream, used instead
         of x, if x is quantised.
         """
         if not isinstance(weight, Fp8Matrix) or not quantises(config, weight):

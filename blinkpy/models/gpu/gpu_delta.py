@@ -64,7 +64,7 @@ def project_gated(decoder: Any, layer: LayerWeights, qkv: torch.Tensor) -> None:
 
 
 def gate_attended(decoder: Any, attended: torch.Tensor, tokens: int, *, last_tokens_only: bool) -> None:
-    """Launch the gate of attention's output, in place. tokens: of the step's shape."""
+    """Launch the gate of attention's output, in place. tokens: tokens of the step's shape."""
     starts = decoder.view.query_starts if last_tokens_only else None
     gate_output(attended, decoder.buffers.gates[:tokens], starts, decoder.stream.counts, pdl=decoder.pdl)
 

@@ -135,9 +135,9 @@ def plan_memory(
     """The plan for a model, including the flight recorder's copies of the scheduler's state.
 
     itemsize: bytes of a weight.
-    page_bytes: of a page of the KV cache.
+    page_bytes: bytes of a page of the KV cache.
     free, total: bytes of the GPU.
-    queue_bytes: of queue pairs in the GPU's memory.
+    queue_bytes: bytes of queue pairs in the GPU's memory.
     ranks: GPUs of the model, of which `model` is one's part.
     """
     scheduler, slots = config.scheduler, config.all_slots
@@ -172,7 +172,7 @@ def peer_bytes(model: DecoderDescription, tokens: int, rows: int, ranks: int, it
 def slots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, itemsize: int) -> int:
     """Request slots of a worker if the user set none: recurrent states get at most half of the memory that the other parts leave.
 
-    plan: with the default slots. itemsize: bytes of a weight.
+    plan: a memory plan with the default slots. itemsize: bytes of a weight.
     """
     left = plan.cache + plan.parts["recurrent states"]
     return settled_slots(config, model, itemsize, left // 2)
@@ -181,7 +181,7 @@ def slots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, 
 def snapshots_that_fit(plan: MemoryPlan, config: Config, model: DecoderDescription, itemsize: int) -> int:
     """Snapshots of recurrent states: by default in at most an eighth of the memory that the other parts leave.
 
-    plan: with the engine's slots. itemsize: bytes of a weight.
+    plan: a memory plan with the engine's slots. itemsize: bytes of a weight.
     """
     return settled_snapshots(config, model, itemsize, (plan.cache + plan.parts["state snapshots"]) // 8)
 

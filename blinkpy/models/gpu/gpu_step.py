@@ -72,7 +72,7 @@ class GpuStep:
     """A decoder, the sampler, and their step graphs. A step writes `sampled` and `logprobs` of the decoder's
     batch.
 
-    grammars: of the decoder's requests.
+    grammars: grammars of the decoder's requests.
     sample: launches the sampling kernels.
     This object owns all memory of the captured graphs: keep it while a graph may run.
     """

@@ -81,7 +81,7 @@ def step_shapes(
     """The step graphs for the buckets, and the table int32 [buckets, kinds] from a bucket and the kind of a batch
     (blinkpy.kv.limits.step_kind) to the index of a graph.
 
-    whole: of all shapes.
+    whole: buffers of all shapes.
     groups, cut_tokens: see Limits. Graphs of cut batches come after all others.
     drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
 

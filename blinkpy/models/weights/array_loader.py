@@ -48,7 +48,7 @@ def load_arrays(
     """Load tensors, given by name and place, each into a contiguous array of its shape.
 
     progress: called with the completed fraction, at each percent.
-    piece_items: of one read.
+    piece_items: items of one read.
 
     Raises ConfigError, and stops, if a file can't be read to the end.
     """
@@ -104,8 +104,8 @@ class PartScales(NamedTuple):
 class StoredScales(NamedTuple):
     """The scales of a checkpoint.
 
-    of_parts: by the name of a part's first source.
-    of_cache: for each layer, fields of LayerWeights.
+    of_parts: scales by the name of a part's first source.
+    of_cache: each layer's scales, fields of LayerWeights.
     """
 
     of_parts: dict[str, PartScales]

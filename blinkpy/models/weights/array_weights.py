@@ -35,7 +35,7 @@ def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Flo
     """(Values divided by their scale, rounded; the scales, float32 [...]).
 
     x: [..., K].
-    scale: of all rows; None: the maximum of each row becomes 448 (scale 1 if it is 0).
+    scale: scale of all rows; None: the maximum of each row becomes 448 (scale 1 if it is 0).
     """
     if scale is None:
         scales = np.abs(x).max(axis=-1) / np.float32(LARGEST)
@@ -155,7 +155,7 @@ def _assemble(
     """Build all weights.
 
     make, make_fp8: build the weight of a part.
-    cache_scales: of each layer.
+    cache_scales: scales of each layer's cache.
     """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):

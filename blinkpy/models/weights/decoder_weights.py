@@ -115,7 +115,7 @@ def load_tensors(
     float dtype.
 
     progress: called with the completed fraction, at each percent.
-    piece_bytes: of one read and copy.
+    piece_bytes: bytes of one read and copy.
     Raises ConfigError, and stops, if a file can't be read to the end.
     """
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -292,7 +292,7 @@ def _assemble(
     """Build all weights.
 
     make, make_fp8, make_packed: build the weight of a part.
-    cache_scales: of each layer.
+    cache_scales: scales of each layer's cache.
     share: whose output head it is, if that is a part of the embedding.
     """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
@@ -318,7 +318,7 @@ def load_weights(
     """Load a checkpoint, or a rank's part of it.
 
     progress: called with the completed fraction of the bytes.
-    share: of the rank; a bias of a matrix whose results are summed over ranks is 0 on all ranks but the first.
+    share: the rank's share; a bias of a matrix whose results are summed over ranks is 0 on all ranks but the first.
 
     All headers are checked before memory is allocated; then tensors are read piece by piece into their
     places. Raises ConfigError (see open_checkpoint), also for a truncated file.

@@ -95,7 +95,7 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 def arrange_runs(weight: torch.Tensor, runs: Sequence[tuple[int, int]], unit: int = 1) -> None:
     """Put runs of rows into this order, in place.
 
-    weight: of any shape.
+    weight: a tensor of any shape.
     runs: (first row, rows) of each, in a matrix of which a row of `weight` stands for `unit` rows.
     """
     stored = weight.view(torch.uint8) if weight.itemsize == 1 else weight

@@ -27,7 +27,7 @@ class Part:
     """A weight of the decoder, and the checkpoint's tensors that it consists of.
 
     field: name in LayerWeights or Weights.
-    shape: of the decoder's weight.
+    shape: shape of the decoder's weight.
     sources: (checkpoint name, expected shape, expert or -1, first row) of each tensor. Its rows go to
         [expert, first row:] of a stacked weight, or to [first row:]. Without sources the weight is not
         stored, and is 1 everywhere.
@@ -40,8 +40,8 @@ class Part:
         rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
     runs: (first stored row, rows) of each run of rows; the decoder's weight has them in this order. Empty: as stored.
     packed: bytes of MXFP4, blocks or scales, not numbers.
-    quantization: of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
-    packing: of a 4-bit matrix (a PackedMatrix).
+    quantization: quantization of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
+    packing: packing of a 4-bit matrix (a PackedMatrix).
     dequantised: quantization and packing are those of the checkpoint alone; the decoder's weight is a tensor.
     """
 
@@ -69,7 +69,7 @@ class Part:
 
     @property
     def stored_scales(self) -> list[ScaleTensor]:
-        """Of an FP8 matrix that is stored as such: for each source one of its weights."""
+        """For each source of a stored FP8 matrix, one of its weights."""
         found, kind = list[ScaleTensor](), self.quantization
         if kind is None or not kind.stored:
             return found
@@ -101,7 +101,7 @@ class Part:
         return 0 if self.field.endswith("_scales") else sum(stored.values()) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
-        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        """Its memory. itemsize: bytes of weights that are neither FP8, packed nor wide."""
         if self.dequantised:
             return math.prod(self.shape) * itemsize
         if self.packing is not None:

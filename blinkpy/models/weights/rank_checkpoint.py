@@ -52,7 +52,7 @@ def _misfit(whole: Part, part: Part, sections: Sections) -> str:
 
 
 def _sections(model: DecoderDescription, own: DecoderDescription, layer: int, whole: Part, part: Part) -> Sections:
-    """Of a stored tensor that holds all rows of a part."""
+    """The slice of a stored tensor that holds all rows of a part."""
     kind = whole.field.removesuffix("_bias").removesuffix("_scales")
     if kind == "qkv":
         pair = model.layers[layer].attention, own.layers[layer].attention
@@ -72,7 +72,7 @@ def rank_checkpoint(
 ) -> tuple[DecoderDescription, dict[str, StoredTensor]]:
     """A rank's own description, and the checkpoint with the tensors that it describes.
 
-    stored: from open_checkpoint, for the whole model.
+    stored: tensors of open_checkpoint, for the whole model.
     Raises ConfigError with the layer or matrix that can't be split.
     """
     own, found = rank_description(model, share), dict(stored)
@@ -93,7 +93,7 @@ def rank_checkpoint(
 
 
 def _of_rank(tensor: StoredTensor, shape: tuple[int, ...], sections: Sections, share: Share) -> StoredTensor:
-    """A rank's part of a tensor. shape: of the part. sections: rows of the decoder's weight."""
+    """A rank's part of a tensor. shape: the part's shape. sections: rows of the decoder's weight."""
     split = [axis for axis, size in enumerate(tensor.shape) if size != shape[axis]]
     if not split:
         return tensor

@@ -17,12 +17,12 @@ class StoredSlice(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], itemsize: int, axis: int, parts: Sequence[tuple[int, int]]) -> "StoredSlice":
-        """Of a tensor [shape] the parts (first, count) along an axis. itemsize: bytes of a number."""
+        """The parts (first, count) of a tensor [shape] along an axis. itemsize: bytes of a number."""
         each = math.prod(shape[axis + 1 :]) * itemsize
         return cls(tuple((first * each, count * each) for first, count in parts), shape[axis] * each)
 
     def pieces(self, position: int, size: int) -> Iterator[tuple[int, int]]:
-        """Of the slice's bytes [position, position + size): (byte of the tensor, bytes) of each run that holds some."""
+        """(byte of the tensor, bytes) of each run in the slice's bytes [position, position + size)."""
         stretch, skipped = divmod(position, sum(count for _, count in self.runs))
         while size:
             for first, count in self.runs:

@@ -48,7 +48,7 @@ def open_weights(path: Path) -> FileIO:
 
 
 def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
-    """Fill memory, bytes, from the file at `offset`. name: of the tensor. Raises ConfigError if the file is
+    """Fill memory, bytes, from the file at `offset`. name: the tensor's name. Raises ConfigError if the file is
     too short or can't be read.
     """
     while memory:
@@ -182,7 +182,7 @@ def _vector(field: str, name: str, size: int) -> Part:
 
 
 def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
-    """A projection and its bias. rows: of the tensors, which the checkpoint may store as one tensor."""
+    """A projection and its bias. rows: rows of the tensors, which the checkpoint may store as one tensor."""
     sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
     parts = [joined(field, [(f"{name}.weight", count) for name, count in sizes], width)]
     if bias:
@@ -399,13 +399,13 @@ def weight_elements(model: DecoderDescription) -> int:
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
-    """Memory of all weights, in bytes. itemsize: of weights that are neither FP8, packed nor wide."""
+    """Memory of all weights, in bytes. itemsize: bytes of weights that are neither FP8, packed nor wide."""
     return sum(part.nbytes(itemsize) for part in all_parts(model))
 
 
 def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> int:
     """Bytes that a step of random tokens reads, with the expected number of visited experts. Embeddings, which are
-    gathered, are ignored. itemsize: of weights that are neither FP8 nor packed.
+    gathered, are ignored. itemsize: bytes of weights that are neither FP8 nor packed.
     """
     gathered = (0 if model.tied_embeddings else model.hidden_size) + model.layer_inputs * len(model.layers)
     read = weight_bytes(model, itemsize) - itemsize * model.vocab_size * gathered

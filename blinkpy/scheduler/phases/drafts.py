@@ -283,9 +283,9 @@ def take_draft_pages(limits, state, running, amount, lane, lanes):
 def learn_from_drafts(limits, drafts, slot, length, given, accepted):
     """One lane: adapt a request's number of drafts to its own acceptance, after a step.
 
-    length: of the request, after the step. given, accepted: its drafts in the step.
-    The number doubles if all of them were right. Otherwise it becomes one more than were right. If the first one was
-    wrong, it is halved, and the request rests.
+    length: tokens of the request after the step. given, accepted: its drafts in the step.
+    The number doubles if all of them were right. Otherwise it becomes one more than the number of right drafts. If
+    the first draft was wrong, it is halved, and the request rests.
     """
     most = drafts.most[slot]
     if accepted == given:

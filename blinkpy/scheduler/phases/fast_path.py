@@ -123,7 +123,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
 def commit_row(state, row, slot, length, token, flags, following):
     """One lane: append a row's token to its request, and write its completion word.
 
-    length: of the request, with this token.
+    length: tokens of the request, including this one.
     following: see judge_token.
     """
     requests, forecasts = state.requests, state.forecast.rows

@@ -92,7 +92,7 @@ if more than one, use no budget in R12. They have no part in the batch if a late
 chunk of more than one token in it.
 
 R17. With a TPOT target for its class, a request has a pace of 31/32 of the target; without a target the pace
-is 0. After R9, the next step is held, and R10 to R16 wait for a later turn, if all of these conditions hold:
+is 0. After R9, the next step is delayed, and R10 to R16 wait for a later turn, if all of these conditions hold:
 the command is COMMAND_RUN; no request waits; some running request does not stall, and each such request lacks
 one token and has generated one; every such request would be in time. It is in time if a step that began now
 ended less than a pace after the last step, and less than n paces after its first generated token. Here n is
@@ -151,8 +151,8 @@ occurred. The place may reach into the drafts. With a draft layer, the committed
 request's own row; they end before the first number outside of the vocabulary. A request has no drafts in four cases: it
 has a grammar; its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts
 and one token do not exceed max_tokens and the model's context. A request begins with `speculative_tokens` drafts per
-step. The number doubles, up to this maximum, after a step in which all were right. After others it becomes one more
-than the right ones. If the first one was wrong, it is halved, and without a draft layer the request rests for 16
+step. The number doubles, up to this maximum, after a step in which all were right. After other steps it becomes one more
+than the number of right drafts. If the first one was wrong, it is halved, and without a draft layer the request rests for 16
 tokens. The rows that R15 leaves go to the requests in the order of `running`, one for each draft. So do pages, while
 one remains for each running request, at most an eighth of the pool. From the first request that finds too few, requests
 keep only the drafts for which they have pages. Best effort takes no pages for drafts if R20 limits it.

@@ -33,7 +33,11 @@ class Page:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A place for a snapshot of a recurrent state. page: at whose end the state was copied; used: turn of its last use."""
+    """A place for a snapshot of a recurrent state.
+
+    page: the page at whose end the state was copied.
+    used: turn of its last use.
+    """
 
     page: Page | None = None
     used: int = 0
@@ -209,7 +213,7 @@ class Request:
         return -(-len(self.tokens) // page_size) - len(self.pages)
 
     def unpin(self) -> None:
-        """R27: it needs the snapshot from which it started, or was to start, no longer."""
+        """R27: it no longer needs the snapshot from which it started, or was to start."""
         if self.source is not None:
             self.source.pins -= 1
         self.source = None
@@ -222,7 +226,7 @@ class Request:
 class Row(NamedTuple):
     """A request's next `tokens` tokens in a step. emits: the last of them yields a sampled token.
 
-    ahead: for a draft, its number behind the request's own row, from 1; draft: its token.
+    ahead: a draft's number after the request's row, from 1; draft: its token.
     """
 
     request: Request

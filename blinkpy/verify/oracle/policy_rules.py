@@ -45,7 +45,7 @@ NEGATIVE_COUNT = (ast.LShift, ast.RShift, ast.Pow)
 
 
 class FaultError(Exception):
-    """A call without a result. kind, place: of the fault."""
+    """A call without a result. kind, place: kind and place of the fault."""
 
     def __init__(self, kind: int, place: P.Place):
         super().__init__(P.FAULT_TEXTS[kind])

@@ -30,7 +30,7 @@ class Workload:
     arrival_ns: int64, since the first arrival.
     prompt, output: tokens.
     max_tokens: the client's limit; policies see it, but not the output's length.
-    priority: from the request.
+    priority: the request's priority.
     """
 
     arrival_ns: NDArray[np.int64]

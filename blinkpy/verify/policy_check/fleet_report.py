@@ -54,8 +54,8 @@ def compare(
     """Simulate all rules and workloads; the result depends only on the arguments. The last figures of each
     workload are those of a single engine with the combined size and speed.
 
-    machine: of each engine.
-    rate: of each engine, requests/s.
+    machine: each engine's machine.
+    rate: each engine's request rate, requests/s.
     begin: called before each simulation with its name.
     """
     for name in workloads:

@@ -106,7 +106,7 @@ FLEET_WORKLOADS: dict[str, Callable[[int, float, int, np.random.Generator], Flee
     "chats": chats,
     "bursts": bursts,
 }
-"""count: requests. rate: mean arrivals, requests/s, of the whole fleet. engines: of the fleet."""
+"""count: requests. rate: mean arrivals, requests/s, of the whole fleet. engines: number of engines."""
 
 
 def _lengths(count: int, rng: np.random.Generator) -> Workload:
@@ -142,8 +142,8 @@ MOST_IDLE = 1000  # consecutive idle turns of an engine with requests
 class FleetOutcome:
     """Outcomes of the requests, int64 [n].
 
-    engine: of each request.
-    ttft_ns: from arrival to first token.
+    engine: each request's engine.
+    ttft_ns: time from arrival to first token.
     computed: int64 [engines], tokens computed by each engine.
     hit_rate: fraction of all prompts' tokens found in a prefix cache.
     faults: requests for which the placement failed.

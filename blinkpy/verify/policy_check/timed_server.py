@@ -57,7 +57,7 @@ class StuckError(RuntimeError):
 class Work(NamedTuple):
     """The work of one step.
 
-    tokens: of its bucket, including padding.
+    tokens: tokens of its bucket, including padding.
     decoding: rows.
     prefill: tokens of prompt chunks.
     decode_context: sum over the decoding rows of the tokens that they attend to.
@@ -151,8 +151,8 @@ class TimedSimulation:
     over: requests that had ended when the last turn began, at read_ns.
     generated: tokens of each request, including those of the running step.
     free: slots without a request.
-    durations: of each step so far, or layer group of a cut step, ns.
-    decoding: for each step, the rows that got a token after their first.
+    durations: duration of each step so far, or layer group of a cut step, ns.
+    decoding: each step's rows that got a token after their first.
     """
 
     def __init__(

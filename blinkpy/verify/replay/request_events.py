@@ -203,7 +203,7 @@ class EventTracer:
         """Yield the reason of each waiting request if it changed."""
         state = self.state
         requests, counts = state.requests, state.counts
-        blocker, of_class = -1, -1  # the request to serve first: of all, and of best effort
+        blocker, of_class = -1, -1  # the request to serve first, and the best-effort request to serve first
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
             if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:

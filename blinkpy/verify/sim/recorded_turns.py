@@ -25,8 +25,8 @@ NOT_REPEATED = (S.TURNS, S.FAST_PATH)
 class RecordedTurns:
     """Replays a world's records from its first turn, by the shipped scheduler with its own recorder.
 
-    world: from make_world, with a recorder.
-    mode: of the replay.
+    world: a world of make_world, with a recorder.
+    mode: execution mode of the replay.
     Raises ValueError if the recorder is off.
     """
 

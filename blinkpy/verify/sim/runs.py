@@ -32,7 +32,7 @@ class RunReport:
     failures: each with its policy.
     judged: worlds checked by the oracle.
     in_lanes: worlds with several lanes.
-    cpu_seconds: of all processes.
+    cpu_seconds: CPU time of all processes.
     """
 
     first_seed: int
@@ -70,7 +70,7 @@ class Storm(NamedTuple):
 
     policies: used in rotation.
     turns: stormy turns of each world.
-    lanes: of each `lanes_every`-th world of a policy; other worlds have one lane.
+    lanes: number of lanes of each `lanes_every`-th world of a policy; other worlds have one.
     options: further options of Simulation.
     """
 
@@ -118,7 +118,7 @@ def run(
 
     policy: one policy, or several that are used in rotation.
     turns: stormy turns of each world.
-    mode: of both the scheduler and the checks.
+    mode: execution mode of the scheduler and the checks.
     oracle, records, lanes, hostile: options of Simulation.
     lanes_every: one in this many worlds of a policy runs in `lanes` lanes.
     processes: number of processes that share the worlds.
@@ -208,7 +208,7 @@ class Scenario:
     turns: length of the stormy part.
     policy: name for load_policy.
     keep: (turn, actor) of each act, in order. The world is the actor after the last front end.
-    lanes: of the scheduler.
+    lanes: number of the scheduler's lanes.
     hostile: whether the last front end is hostile.
     """
 
@@ -240,7 +240,7 @@ class Scenario:
 def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 20.0, **options: Any) -> Scenario:
     """Find a scenario with the same fault and as few acts as possible within `seconds`.
 
-    options: of Simulation.
+    options: further arguments of Simulation.
     Algorithm: delta debugging by complements (A. Zeller, R. Hildebrandt: Simplifying and isolating
         failure-inducing input, 2002).
     """
@@ -276,7 +276,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
     """Repeat a scenario in plain Python. Yields a line for each event, and finally the faults.
 
-    options: of Simulation.
+    options: further arguments of Simulation.
     """
     options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes, "hostile": scenario.hostile}
     simulation = Simulation(scenario.seed, scenario.turns, policy, keep=scenario.keep, **options)

@@ -81,7 +81,7 @@ def poison(limits, state, sim, turn):
 def play_round(limits, queues, state, sim, turn, bucket, command):
     """Check the previous turn, which returned `bucket`, and prepare the next one.
 
-    turn: from 0. The bucket before turn 0 is ignored.
+    turn: its number, from 0. The bucket before turn 0 is ignored.
     command: COMMAND_* of the host.
     Returns the time of the turn in ns, or the negative fault.
     """
@@ -152,7 +152,7 @@ class Outcome:
 class Simulation:
     """One world, ready to run.
 
-    mode: of the scheduler.
+    mode: execution mode of the scheduler.
     checks: mode of front ends, model and checks.
     check_every: turns between two checks of the state's integrity.
     keep: the acts to perform; None for all.
@@ -163,7 +163,7 @@ class Simulation:
     checked: the compiled scheduler checks the `expect` conditions of its phases, as plain Python always does.
     oracle: compare each turn's decisions with the rules, in worlds whose hashes don't collide by design.
     records: replay each record of the recorder, and compare decisions and record.
-    lanes: of the scheduler. Several lanes run in plain Python, in random order; a race is a fault, and so is
+    lanes: number of the scheduler's lanes. Several lanes run in plain Python, in random order; a race is a fault, and so is
         a state or queue that differs from one lane's.
     hostile: the last front end is hostile. With the oracle, which trusts hashes, it shares no pages.
     """

@@ -205,7 +205,7 @@ def compute_group(limits, state, sim):
 
 @device
 def failed_choice(limits, requests, slot):
-    """The token of a row for which the model fails: another one than a scored prompt has, or one outside the vocabulary."""
+    """The token of a row for which the model fails: not the scored prompt's, or outside the vocabulary."""
     length = requests.length[slot]
     if length < requests.prompt_length[slot]:
         return (requests.tokens[slot, length] + 1) % limits.vocab_size

@@ -274,7 +274,7 @@ class AnthropicBody(CountTokensBody, kw_only=True):
 
 
 def parse_anthropic(body: bytes | bytearray, defaults: RequestParameters) -> Request:
-    """The request of a body of /v1/messages. defaults: of the model. Raises ApiError with status 400."""
+    """The request of a body of /v1/messages. defaults: the model's defaults. Raises ApiError with status 400."""
     fields, hosted = _loaded(body)
     given = read(fields, AnthropicBody)
     request = _conversation(given, fields, defaults)

@@ -128,7 +128,7 @@ def limited_fields(kind: type) -> Mapping[str, tuple[tuple[Any, ...], str]]:
 
 
 def extra_of(node: Any) -> Mapping[str, Any]:
-    """`extra` of a type's metadata, of all levels, and of the types of a union."""
+    """`extra` from all levels of a type's metadata, and from the types of a union."""
     if isinstance(node, inspect.Metadata):
         return {**extra_of(node.type), **(node.extra or {})}
     if isinstance(node, inspect.UnionType):
@@ -137,7 +137,7 @@ def extra_of(node: Any) -> Mapping[str, Any]:
 
 
 def options_of(node: Any) -> Sequence[Any]:
-    """The types that a type is one of."""
+    """The member types of a union, or the type itself."""
     found = _OPTIONS.get(id(node))
     if found is None:
         inner = node
@@ -171,7 +171,7 @@ def is_part_type(node: Any) -> bool:
 
 
 def chosen_type(node: Any, value: Any) -> Any:
-    """The member of a union that fits a value by kind and tag; else the union."""
+    """The union's member that fits a value by kind and tag, or the union if none does."""
     options = [one for one in options_of(node) if type(value) in PYTHON_TYPES.get(type(one), ())]
     tagged = [
         one for one in options if isinstance(one, inspect.StructType) and one.tag_field and value.get(one.tag_field) == one.tag

@@ -219,7 +219,7 @@ class ChatBody(_Base, kw_only=True):
 
 
 def parse_chat(body: bytes | bytearray, defaults: RequestParameters) -> Request:
-    """The request of a body of /v1/chat/completions. defaults: of the model. Raises ApiError with status 400."""
+    """The request of a body of /v1/chat/completions. defaults: the model's defaults. Raises ApiError with status 400."""
     return _request(load(body), defaults)
 
 

@@ -60,7 +60,7 @@ class CompletionBody(_Base, kw_only=True):
 
 
 def parse_completion(body: bytes | bytearray, defaults: RequestParameters) -> Request:
-    """The request of a body of /v1/completions. defaults: of the model. Raises ApiError with status 400."""
+    """The request of a body of /v1/completions. defaults: the model's defaults. Raises ApiError with status 400."""
     fields = load(body)
     given = read(fields, CompletionBody)
     request = Request(

@@ -47,7 +47,7 @@ class AnyText(_Format, tag="text"):
 
 
 class JsonObject(_Format, tag="json_object"):
-    """Any JSON object, or one of a schema, as llama.cpp and Together have it."""
+    """Any JSON object, or an object of a schema, in the form of llama.cpp and Together."""
 
     schema: Schema | None = None
 
@@ -62,13 +62,13 @@ class NamedSchema(Body):
 
 
 class SchemaFormat(_Format, tag="json_schema"):
-    """JSON of a schema, as chats have it."""
+    """JSON of a schema, in the form of chats."""
 
     json_schema: NamedSchema
 
 
 class FlatSchemaFormat(NamedSchema, tag_field="type", tag="json_schema"):
-    """JSON of a schema, as /v1/responses has it."""
+    """JSON of a schema, in the form of /v1/responses."""
 
 
 ResponseFormat = AnyText | JsonObject | SchemaFormat

@@ -218,7 +218,7 @@ class ResponseBody(_Base, kw_only=True):
 
 
 def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Request:
-    """The request of a body of /v1/responses. defaults: of the model. Raises ApiError with status 400."""
+    """The request of a body of /v1/responses. defaults: the model's defaults. Raises ApiError with status 400."""
     fields = load(body)
     items = fields.get("input")
     if type(items) is list:  # `type` is optional for messages

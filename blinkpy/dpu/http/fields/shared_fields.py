@@ -1,7 +1,7 @@
 """The fields that several endpoints share, and their part of a Request.
 
 A field is declared once: its type, its bounds, and its line for docs/api.md. Sampling parameters come from the table of
-blinkpy.queues.request_parameters, fields without support from that of blinkpy.dpu.http.fields.unsupported_fields.
+blinkpy.queues.request_parameters, unsupported fields from that of blinkpy.dpu.http.fields.unsupported_fields.
 """
 
 import hashlib

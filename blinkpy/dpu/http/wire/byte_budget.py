@@ -24,7 +24,7 @@ class ByteBudget:
         largest: bool = False,  # the owner's largest holder releases its bytes; otherwise the oldest
     ):
         self.limit, self.error, self._largest = limit, error, largest
-        self.used = self.given_up = 0  # bytes; holders that released theirs for lack of room
+        self.used = self.given_up = 0  # bytes; holders that released theirs for lack of memory
         self._holdings: dict[object, _Holding] = {}  # the oldest first
         self._owners: dict[str, list[int]] = {}  # bytes and holders of each
 
@@ -46,7 +46,7 @@ class ByteBudget:
             self._count(holding.owner, -holding.size, -1)
 
     def clear(self, error: Callable[[], ApiError]) -> None:
-        """Make all holders release their bytes, for this reason instead of lack of room."""
+        """Make all holders release their bytes, for this reason instead of lack of memory."""
         for holder in list(self._holdings):
             self._evict(holder, error())
 

@@ -382,7 +382,7 @@ class Connection:
             self.all.unread.hold(self, unread, self._give_up_bytes, self.asker.name)
 
     def _give_up_bytes(self, error: ApiError) -> None:
-        """Close the connection for lack of room for its unread data."""
+        """Close the connection for lack of memory for its unread data."""
         self.abort()
 
     @property
@@ -404,7 +404,7 @@ class Connection:
             self.pending[-1].keep_alive = False
 
     def end_if_stuck(self, now: float) -> None:
-        """Abort a connection whose client does not read the rest of an answer. now: of the loop's clock; call it
+        """Abort a connection whose client does not read the rest of an answer. now: the loop's time; call it
         often."""
         unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
         streaming = self._served is not None and not closing  # streams have a separate limit

@@ -19,7 +19,7 @@ raw_send = _libc.send
 
 
 def send(sock: socket.socket, data: bytes) -> int:
-    """Send after a failure of raw_send. Returns the number of bytes that the kernel took, 0 if it has no room. Raises OSError."""
+    """Send after a failure of raw_send. Returns the bytes that the kernel took, 0 if its buffer is full. Raises OSError."""
     with contextlib.suppress(BlockingIOError):
         return sock.send(data, FLAGS)
     return 0
