@@ -435,8 +435,8 @@ class FrontendOptions:
     )
     body_budget_mib: int = option(
         128,
-        "memory limit of a worker for request bodies, in MiB; bodies being received may use half of it, and "
-        "so may each of the two queues for tokenization",
+        "memory limit of a worker for request bodies, in MiB; bodies being received, "
+        "and each of the two queues for tokenization, may use half of it",
         low=1,
         high=1 << 16,
     )

@@ -94,7 +94,7 @@ class _SharedCache(FunctionCache):
 
     def _load_overload(self, signature: Any, target: Any) -> Any:
         found = self._kept(signature, target)
-        if found is None:  # this process compiles it next, unless another one does so now
+        if found is None:  # this process compiles it next, unless another process does so now
             self._acquire(signature)
             found = self._kept(signature, target)
         if found is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from blinkpy.dpu.link.queue_pair import QueuePair
 
-RESTARTS, EXPECTED_S = range(2)  # float64 each; EXPECTED_S: s of the monotonic clock, 0 while the engine serves
+RESTARTS, EXPECTED_S = range(2)  # float64 each; EXPECTED_S: time of the monotonic clock, s, 0 while the engine serves
 STARTS_BYTES = 16
 MOST_RETRY_S = 600
 

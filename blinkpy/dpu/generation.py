@@ -209,7 +209,7 @@ class Sink(Protocol):
     """Receives a choice's text. The event loop's thread calls the methods, which must not block or raise."""
 
     def on_text(self, generation: "Generation", text: str, logprobs: list[TokenLogprobs]) -> None:
-        """Take more text, which may be empty for the first token. logprobs: of the tokens since the last
+        """Take more text, which may be empty for the first token. logprobs: log probabilities of the tokens since the last
         call, if requested.
         """
 

@@ -34,7 +34,7 @@ COUNTERS = {
     "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",
     "placement_faults": "Requests sent to the least loaded engine because the placement failed",
     "moves": "Requests continued by another engine",
-    "moves_refused": "Requests that lost their engine and could not continue on another one",
+    "moves_refused": "Requests that lost their engine and could not continue on another engine",
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
 GAUGES = {

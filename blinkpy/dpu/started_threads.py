@@ -7,7 +7,7 @@ START_S = 30.0  # for all threads to run, s
 
 
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """A pool of `count` threads, which never starts another one.
+    """A pool of `count` threads, which never starts another thread.
 
     name: prefix of its threads' names, before their numbers.
 

@@ -122,7 +122,7 @@ class Fp8Matrix:
 def quantised_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(Values divided by their scale as FP8, rounded to nearest and saturated; the scales).
 
-    x: [..., K], of any float type. scale: of all rows; None: the maximum of each row becomes 448 (scale 1 if it
+    x: [..., K], of any float type. scale: scale of all rows; None: the maximum of each row becomes 448 (scale 1 if it
     is 0). Returns float8_e4m3fn [..., K] and float32 [...].
     """
     x = x.float()

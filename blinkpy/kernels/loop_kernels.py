@@ -121,7 +121,7 @@ def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Any]:
 
 
 def overlap_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table,
+    """The Python function of `overlap`. kind, words: type and words of its table (see device_arguments). Arguments: the table,
     int64 [words], with the data of `schedule` after it; the loop's words.
     """
     read, run, shared_words = table_reader(kind), phases.overlap, words + GRAPHS_OF_BUCKET * MAX_BUCKETS

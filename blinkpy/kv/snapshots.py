@@ -43,7 +43,7 @@ def chunk_end(limits, requests, slot):
     """Position at which the next chunk of a request ends at the latest: its length, or an earlier position for a snapshot.
 
     Such positions are multiples of limits.snapshot_tokens, and the last page border that leaves two tokens. Pages that were found
-    at admission, but could not be used, have another one at their end.
+    at admission, but could not be used, have another position at their end.
     """
     computed, end = requests.computed[slot], requests.length[slot]
     if limits.snapshots == 0 or requests.canonical[slot] == S.CHAIN_EVICTED or not uses_prefixes(limits, requests, slot):

@@ -117,7 +117,7 @@ class ByteAutomaton:
         within = self.next_state[self.counted :]
         stays, exits = within >= self.counted, (within >= 0) & (within < self.counted)
         following = self.loops[np.where(stays, within - self.counted, 0), LOOP_HUB]
-        _require(bool((~stays | (following == hub[:, None])).all()), "a counted string leads into another one")
+        _require(bool((~stays | (following == hub[:, None])).all()), "a counted string leads into another counted string")
         _require(not exits[: self.hubs - self.counted].any(), "a counted string ends within a character")
         again = (within == states[:, None]).any(axis=1)[self.hubs - self.counted :]
         _require(bool(again.all() and exits[self.hubs - self.counted :].any(axis=1).all()), "a hub must lead to itself, and out")

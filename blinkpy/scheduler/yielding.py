@@ -53,7 +53,7 @@ def best_effort_prompt(requests, slot):
 
 @device
 def goes_first(requests, slot, other):
-    """Whether a request goes before another one by rank and arrival."""
+    """Whether a request goes before another request by rank and arrival."""
     rank, others = requests.rank[slot], requests.rank[other]
     return rank < others or (rank == others and requests.arrival[slot] < requests.arrival[other])
 

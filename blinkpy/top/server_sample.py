@@ -22,7 +22,7 @@ class ServerSample:
     buckets: count up to each bound of a histogram.
     state: the engine's, or "".
     problem: why the sample is empty, or "".
-    at: s of the monotonic clock.
+    at: time of the monotonic clock, s.
     tenants: values of each tenant, by name without "tenant_".
     """
 

@@ -48,7 +48,7 @@ class LoadMeter:
         self.read_at = 0.0
 
     def is_old(self, now: float) -> bool:
-        """Whether the engine's words should be read again. now: s of the monotonic clock."""
+        """Whether the engine's words should be read again. now: time of the monotonic clock, s."""
         return now - self.read_at > LOAD_S
 
     def read(self, words: Sequence[int] | None, now: float) -> None:

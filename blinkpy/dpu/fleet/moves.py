@@ -1,4 +1,4 @@
-"""Generations that lost their engine continue on another one: prompt and output so far become the prompt of
+"""Generations that lost their engine continue on another engine: prompt and output so far become the prompt of
 the next request.
 
 A random draw depends only on the seed and the token's position in the sequence, so it is the same on both

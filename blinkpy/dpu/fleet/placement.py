@@ -44,7 +44,7 @@ class _Node:
 
 
 class PrefixRecord:
-    """The pages that engines may have cached. Prompts are int32 [n]; salts are of the prefix cache, in [0,
+    """The pages that engines may have cached. Prompts are int32 [n]; salts belong to the prefix cache, in [0,
     2**63).
 
     engines: their number.
@@ -240,8 +240,8 @@ class Placement:
         self._record.grow(engines)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
-        """The index of the engine for a prompt, int32 [n]; None if no engine accepts requests. salt: of the
-        prefix cache, in [0, 2**63).
+        """The index of the engine for a prompt, int32 [n]; None if no engine accepts requests. salt: the
+        prefix cache's salt, in [0, 2**63).
         """
         able = [load for load in loads if load.accepts]
         if len(able) < 2:

@@ -254,7 +254,7 @@ def _check_continued(request: Request) -> None:
     if not request.continue_final_message:
         return
     if request.add_generation_prompt:
-        message = "'continue_final_message' leaves no room for 'add_generation_prompt'."
+        message = "'continue_final_message' can't be combined with 'add_generation_prompt'."
         raise bad_request(message, "add_generation_prompt", "invalid_value")
     messages = request.messages or ()
     if messages and "tool_calls" in messages[-1]:

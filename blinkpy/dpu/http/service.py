@@ -40,7 +40,7 @@ from blinkpy.queues.words import Int32
 
 
 class Service:
-    """Model name, tokenizer, template, defaults and admission of one worker. secret: of the server, for salts of the prefix
+    """Model name, tokenizer, template, defaults and admission of one worker. secret: the server's secret, for salts of the prefix
     cache; default: a new one. Raises ConfigError for a folder and for keys that can't be used."""
 
     def __init__(

@@ -99,7 +99,7 @@ def _id(item: dict[str, Any], index: int, response_id: str) -> str:
 
 
 def _shown(item: dict[str, Any], item_id: str) -> dict[str, Any]:
-    """An input item with all fields of OpenAI's type. item: as a request of /v1/responses may have it."""
+    """An input item with all fields of OpenAI's type. item: an input item in any form that /v1/responses accepts."""
     kind = item.get("type", "message")
     head = {"type": kind, "id": item_id, "status": item.get("status") or "completed"}
     if kind == "message":

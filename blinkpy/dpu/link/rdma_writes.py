@@ -43,7 +43,7 @@ class SendQueue:
         self.failure: TransportError | None = None
 
     def write(self, pieces: list[WritePiece], lkey: int, rkey: int, tag: int) -> None:
-        """Post writes, in order. reap() returns the tag when all of them are done. lkey, rkey: of the local
+        """Post writes, in order. reap() returns the tag when all of them are done. lkey, rkey: keys of the local
         and the remote region.
         """
         qp, sge, inline, inlined = self._qp, self._sge, self._inline_bytes, self._inlined

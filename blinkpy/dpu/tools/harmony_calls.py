@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: an answer is messages, each with a header that names its channel, and the recipient
+"""Harmony, the format of gpt-oss: an answer consists of messages, each with a header that names its channel, and the recipient
 of a call:
 
 <|channel|>analysis<|message|>REASONING<|end|><|start|>assistant<|channel|>commentary to=functions.NAME

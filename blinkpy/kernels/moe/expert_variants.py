@@ -330,7 +330,7 @@ class ExpertCase(NamedTuple):
     normalize: bool = True
     one_expert: bool = False  # every token chooses expert 0 first, so that its blocks are full
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
-    groups: int = 0  # the choice is from half of them, rounded up; 0: from all
+    groups: int = 0  # the choice is from half of them, rounded up; 0: all groups
     softmax: bool = False  # with groups: weights are a softmax, and not sigmoids that are chosen with a bias
     biased_softmax: bool = False  # weights are a softmax, and are chosen with a bias
     factor: float = 1.0

@@ -72,7 +72,7 @@ NO_ENTRY = fault_code("a request is admitted and its completion ring has no uncl
 BATCH_BEYOND = fault_code("a batch has more rows or tokens than the largest bucket")
 PLANNED_COMPUTED = fault_code("a request is planned that has nothing to compute")
 CHUNK_PAGELESS = fault_code("a planned token has no page")
-BEST_EFFORT_INTERRUPTS = fault_code("a best-effort prompt has a part in a step that interrupts another one")
+BEST_EFFORT_INTERRUPTS = fault_code("a best-effort prompt has a part in a step that interrupts another step")
 # suspension
 FLIGHT_LOST = fault_code("a step that was cut ends, and a request of it is not in flight")
 SUSPENDED_TWICE = fault_code("a step is suspended while another step is suspended")

@@ -23,7 +23,7 @@ from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDesc
 from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.rope_tables import Rope
 
-# Every supported parameter of a rope section. Ignoring another one could change the model.
+# Every supported parameter of a rope section. Ignoring another key could change the model.
 KNOWN_PARAMETERS = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),

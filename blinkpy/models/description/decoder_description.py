@@ -238,7 +238,7 @@ class DecoderDescription:
         return max(layer.attention.cached_size for layer in self.layers)
 
     def keys_of(self, layer: int) -> int:
-        """The layer whose cached keys and values a layer reads: itself, unless it shares those of another one."""
+        """The layer whose cached keys and values a layer reads: itself, unless it shares those of another layer."""
         other = self.layers[layer].attention.keys_of
         return layer if other is None else other
 

@@ -24,7 +24,7 @@ INERT_ROUND = """
 
 
 def read_packing(section: Section) -> Packing | None:
-    """The 4-bit form that the section names, None if it names another one. Raises ConfigError for an unsupported form."""
+    """The 4-bit form that the section names, None if it names another form. Raises ConfigError for an unsupported form."""
     method = section.values.get("quant_method")
     if method == "awq":
         return _awq(section)

@@ -20,7 +20,7 @@ class Rope:
 
     rotary_dim: number of leading dimensions of each head that are rotated (even); dimension i pairs with i +
         rotary_dim // 2.
-    turned: of a kind that turns only the first pairs of each head (proportional): their number.
+    turned: number of turned pairs, for a kind that turns only the first pairs of each head (proportional).
     attention_factor: factor of cosines and sines.
     neighbours: in the checkpoint, dimension 2 i of the rotated dimensions pairs with 2 i + 1; rows are
         reordered while loading.

@@ -94,7 +94,7 @@ class PartScales(NamedTuple):
     """Scales of one FP8 matrix.
 
     weights: float32 [scale_shape of the part].
-    inputs: of all its inputs, if stored.
+    inputs: scale of all its inputs, if stored.
     """
 
     weights: Float32

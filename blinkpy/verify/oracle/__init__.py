@@ -128,7 +128,7 @@ The step's requests are in flight until its last group has run. A turn follows e
 is not the last, the step has no result yet, and the turn applies R1, R2, R3 and R22. If the step continues,
 the turn ends there.
 
-R22. After R5, such a turn suspends the step, and a turn after an interrupting step plans another one, if all
+R22. After R5, such a turn suspends the step, and a turn after an interrupting step plans another step, if all
 of these conditions hold: the command is not COMMAND_STOP; fewer than `suspend_steps` steps have interrupted
 the step; a latency-sensitive prompt can continue. It can in two cases. A latency-sensitive request that is
 not in flight runs, lacks more than one token and does not stall. Or a request can enter (R16, with the

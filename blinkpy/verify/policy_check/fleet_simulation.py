@@ -162,7 +162,7 @@ class FleetOutcome:
 
 
 class FleetSimulation:
-    """One worker and several equal engines. The result depends only on the arguments. slots: of each
+    """One worker and several equal engines. The result depends only on the arguments. slots: slots of each
     engine.
     """
 

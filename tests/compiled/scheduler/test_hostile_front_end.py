@@ -1,7 +1,7 @@
 """A front end that writes what it likes into its own queue pair: what it can make the engine do, and what others notice of it.
 
 Claim front-ends/isolation (simulator): A cancel, a dead front end or a broken protocol takes effect, and
-affects no other front end. A front end that writes arbitrary data delays no token of another one by a turn.
+affects no other front end. A front end that writes arbitrary data delays no token of another front end by a turn.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """A front end that takes over the listening sockets of another one: no request fails, and no other process gets them.
 
-Claim fleet/handover: A front end replaces another one without a failed request.
+Claim fleet/handover: A new front end replaces the old one without a failed request.
 """
 
 import contextlib

@@ -171,7 +171,7 @@ def is_part_type(node: Any) -> bool:
 
 
 def chosen_type(node: Any, value: Any) -> Any:
-    """The union's member that fits a value by kind and tag, or the union if none does."""
+    """The union's member that fits a value by kind and tag, or the whole union."""
     options = [one for one in options_of(node) if type(value) in PYTHON_TYPES.get(type(one), ())]
     tagged = [
         one for one in options if isinstance(one, inspect.StructType) and one.tag_field and value.get(one.tag_field) == one.tag

@@ -106,7 +106,7 @@ class OutputTextPart(_ResultText, tag="output_text"):
 
 
 class PlainTextPart(_ResultText, tag="text"):
-    """A text, as chats have it."""
+    """A text, in the form of chats."""
 
 
 ItemPart = InputTextPart | OutputTextPart | PlainTextPart
