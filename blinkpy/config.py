@@ -147,7 +147,8 @@ class CacheOptions:
     enable_prefix_caching: bool = option(True, "reuse cached pages of prompts that start with the same tokens")
     state_snapshots: int = option(
         0,
-        "snapshots of states, for the prefix cache of models with recurrent layers (0: up to 128, as memory permits; docs/models.md)",
+        "snapshots of states, for the prefix cache of models with recurrent layers (0: up to 128, as memory "
+        "permits; docs/models.md)",
         low=0,
         high=4096,
     )

@@ -1,7 +1,8 @@
 """A queue that is fair between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), pure and without a clock.
 
-Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least virtual time is next, with its
-oldest item. An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. Of two
+Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least virtual time is
+next, with its oldest item.
+An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. Of two
 owners of equal weight that always have items, the charges differ by at most two items. Push and pop cost the logarithm of the
 number of owners.
 """

@@ -110,7 +110,7 @@ class Service:
         return is_brief(body)
 
     def prepare_short(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
-        """The result of one of JOBS. Raises ApiError."""
+        """The result of a job of JOBS. Raises ApiError."""
         return JOBS[kind](self._reader, body, limits)
 
     async def prepare(self, kind: str, body: bytearray, limits: EngineLimits, asker: Asker) -> Any:

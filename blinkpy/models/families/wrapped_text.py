@@ -64,8 +64,11 @@ TEXT_TYPES = {
 class Wrapper(NamedTuple):
     """A model class around a text model.
 
-    text: model_type of the text, if its section does not name it. section: key in config.json; without it, config.json is flat. tied:
-    the default of tie_word_embeddings. defaults: replace those of the text's class. ignores: further keys without effect.
+    text: model_type of the text, if its section does not name it.
+    section: key in config.json; without it, config.json is flat.
+    tied: the default of tie_word_embeddings.
+    defaults: replace those of the text's class.
+    ignores: further keys without effect.
     """
 
     name: str

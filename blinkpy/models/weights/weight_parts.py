@@ -162,7 +162,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
     if kind.scales == Scales.BLOCK and any(size % BLOCK for run in part.runs for size in run):
-        raise ConfigError(f"{names[0]} must be reordered in units other than {BLOCK} rows, which FP8 block scales do not support")
+        raise ConfigError(f"{names[0]} must be reordered, but FP8 block scales permit this only in units of {BLOCK} rows")
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
         raise ConfigError(

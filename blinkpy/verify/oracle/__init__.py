@@ -62,7 +62,7 @@ R12. If no request was preempted, waiting requests are admitted in order while b
 the first request that does not fit ends the admission. A request fits if its pages without hits are
 available, plus one for each running request, at most an eighth of the pool. Stalled requests are preempted
 for a request that does not fit. A request without a free entry in its completion ring is skipped. The tokens
-that best-effort prompts lack use no more of the budget than R19 allows. While they lack as much, or best
+that best-effort prompts lack use no more of the budget than R19 allows. While they lack that many tokens, or best
 effort holds all its pages (R20), all waiting best effort is skipped. While best-effort prompts yield, only
 latency-sensitive requests are admitted, in order; best-effort requests are overtaken as in R16. For such a
 request, the used budget consists of decodes and of tokens that latency-sensitive prompts with a lower (rank,
