@@ -228,7 +228,7 @@ def take_drafts(
     logits: float32 [B, V], rows of any stride.
     page_table: int32 [S, pages of a sequence].
     drafted: int32 [at least B, drafts].
-    number: of the draft, from 0.
+    number: number of the draft, from 0.
     """
     rows, vocabulary = logits.shape
     launch.check_tensors(

@@ -33,7 +33,7 @@ class DraftChain:
     """The draft layer of a decoder.
 
     max_model_len: largest context, tokens.
-    page_size: of the cache, tokens.
+    page_size: tokens of a page of the cache.
     drafts: the maximum for each row; 0: only keys and values are written.
     """
 

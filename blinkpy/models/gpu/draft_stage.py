@@ -17,7 +17,7 @@ from blinkpy.models.weights.decoder_weights import embedding_factor
 class DraftStage:
     """Work memory of the draft layer.
 
-    tokens, rows: of the largest step.
+    tokens, rows: size of the largest step.
     run_mlp: launches the layer's MLP or experts: run_mlp(decoder, weights, block).
     """
 
@@ -58,8 +58,10 @@ class DraftStage:
         decoder.view, decoder.pdl = view, pdl
 
     def _layer(self, decoder: Any, shape: StepShape, tokens: torch.Tensor, results: torch.Tensor) -> None:
-        """Launch the draft layer over the decoder's view. tokens: after each of its tokens. results: of the pass before, which
-        those of this one replace.
+        """Launch the draft layer over the decoder's view.
+
+        tokens: the tokens after each of its tokens.
+        results: results of the pass before, which this pass replaces.
         """
         model, weights, counts = decoder.model, decoder.weights, decoder.view.counts
         count, index, eps, width = shape.tokens, model.own_layers, model.norm.eps, model.hidden_size

@@ -95,8 +95,8 @@ class Turn:
 
 
 def parse_turns(words: Int64, pairs: int, step_drafts: int) -> Iterator[Turn]:
-    """Parse consecutive records, int64 [n]. pairs, step_drafts: of the scheduler's limits. Raises BrokenRecordError at words
-    that are not a record.
+    """Parse consecutive records, int64 [n]. pairs, step_drafts: values of the scheduler's limits. Raises BrokenRecordError
+    at words that are not a record.
     """
     at = 0
     while at < len(words):
