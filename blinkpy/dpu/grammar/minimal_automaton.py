@@ -194,7 +194,7 @@ def _blocks(edges: _Edges, kinds: Int64) -> Int64:
 
 
 def _ranges(first: Int64, keys: Int64) -> tuple[Int64, Int64]:
-    """(the places first[key] .. first[key + 1] - 1 of each key, one after the other; the end of those of each key)."""
+    """(the places first[key] .. first[key + 1] - 1 of all keys, in order; the end of each key's places)."""
     counts = first[keys + 1] - first[keys]
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[keys] - ends + counts, counts), ends
