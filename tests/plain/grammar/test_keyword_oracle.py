@@ -1,5 +1,6 @@
 """Keywords of JSON Schema, alone and in pairs, against two validators (support/keyword_oracle.py)."""
 
+import json
 from collections import Counter
 
 import jsonschema_rs
@@ -187,3 +188,18 @@ def test_a_wrong_keyword_is_found(keyword: str, bug: Bug, rng: np.random.Generat
         for _ in range(ROUNDS):
             for case in cases(rng, only=keyword):
                 judge(case, rng, Counter())
+
+
+def test_excluded_strings_and_known_names_have_any_characters(rng: np.random.Generator) -> None:
+    """Escaped ones, too: a string is excluded, or a name is a known one, if it is equal to one of them."""
+    for _ in range(40):
+        texts = ["".join(rng.choice(list('ab"\\\n\t/é中😀\x01'), rng.integers(1, 4)).tolist()) for _ in range(8)]
+        taken = texts[: rng.integers(1, 4)]
+        others = automaton_of_schema({"type": "string", "not": {"enum": taken}})
+        known = {"properties": {name: {"type": "integer"} for name in taken}, "additionalProperties": {"type": "null"}}
+        members = automaton_of_schema({"type": "object", **known})
+        for text in texts:
+            written = json.dumps(text, ensure_ascii=False)
+            assert others.accepts(written.encode()) == (text not in taken), (text, taken)
+            for value, fits in (("1", text in taken), ("null", text not in taken)):
+                assert members.accepts(f"{{{written}: {value}}}".encode()) == fits, (text, taken)
