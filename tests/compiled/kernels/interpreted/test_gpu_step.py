@@ -243,14 +243,16 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    [
-        ("gemma2", "CUBLAS"),
-        ("gemma3", "SPLIT"),
-        ("olmo3", "default"),
-        ("gemma4-moe", "SPLIT"),
-        ("gemma4", "CUBLAS"),
-        ("gemma4-e", "SPLIT"),
-    ],
+    third(
+        [
+            ("gemma2", "CUBLAS"),
+            ("gemma3", "SPLIT"),
+            ("olmo3", "default"),
+            ("gemma4-moe", "SPLIT"),
+            ("gemma4", "CUBLAS"),
+            ("gemma4-e", "SPLIT"),
+        ]
+    ),
 )
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
@@ -263,7 +265,7 @@ def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, t
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4", "gemma4-moe", "gemma4-e"])
+@pytest.mark.parametrize("name", third(["gemma4-moe", "gemma4-e", "llama4", "gemma2-uncapped"]))
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
@@ -335,13 +337,15 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "table", "groups"),
-    [
-        ("llama3", "SPLIT", 5),
-        ("llama3", "CUBLAS", 3),
-        ("qwen3-moe-mixed", "SPLIT", 5),
-        ("gemma2", "SPLIT", 2),
-        ("gemma4-e", "SPLIT", 4),
-    ],
+    third(
+        [
+            ("llama3", "SPLIT", 5),
+            ("llama3", "CUBLAS", 3),
+            ("qwen3-moe-mixed", "SPLIT", 5),
+            ("gemma2", "SPLIT", 2),
+            ("gemma4-e", "SPLIT", 4),
+        ]
+    ),
 )
 def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     rng: np.random.Generator, tmp_path: Path, name: str, table: str, groups: int
