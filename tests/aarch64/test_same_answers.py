@@ -1,4 +1,4 @@
-"""One engine on this machine, two front ends one after the other, an emulated one and one on this processor: the same answers.
+"""One engine on this machine, two front ends one after another, an emulated one and one on this processor: the same answers.
 
 Prompts, page hashes and sampling parameters go from aarch64 to x86 through shared memory, and completions back.
 """

@@ -237,7 +237,7 @@ def test_stop_cancels_a_running_answer(tmp_path, open_page) -> None:
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
         expect(page.locator("article .end")).to_have_text("Stopped.")
         wait_for(lambda: engine.cancels == 1)
-        page.close()  # it looks again and again, and the server goes
+        page.close()  # it looks repeatedly, and the server goes
 
 
 def test_an_error_can_be_tried_again(served, open_page) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.commands import Command
 
 HERE = Path(__file__).parent
-NODE = Path(sys.prefix) / "node"  # beside this environment's packages, those for Node
+NODE = Path(sys.prefix) / "node"  # next to this environment's packages, those for Node
 SERVES = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
 KEY = "a-key-of-the-test"
 

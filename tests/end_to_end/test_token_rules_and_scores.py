@@ -99,7 +99,7 @@ def test_outputs_under_rules_are_those_of_transformers_processors(demo: LLM, ref
 
 
 def test_only_allowed_tokens_come_also_under_a_grammar(demo: LLM, rng: np.random.Generator) -> None:
-    """With penalties and log probabilities, which are the model's own; beside requests without rules."""
+    """With penalties and log probabilities, which are the model's own; next to requests without rules."""
     allowed = [int(token) for token in rng.choice(demo.tokenizer.vocab_size, 9, replace=False)]
     several = [
         SamplingParams(max_tokens=20, temperature=2.0, seed=i, allowed_token_ids=allowed if i % 2 else None, ignore_eos=True,

@@ -49,7 +49,7 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.whole_gpu  # others find no memory beside it
+@pytest.mark.whole_gpu  # others find no memory next to it
 @pytest.mark.parametrize("shape", ["llama-3-8b", "qwen3-30b-a3b"])
 def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None:
     """Random weights, full depth; and what a token's neighbours change, alone, by 8 and by 64."""

@@ -1,6 +1,6 @@
 """Queue pairs in GPU memory: a stand-in for a network card writes and reads them while the loop runs.
 
-It copies on a stream of its own, one piece after the other, between the front end's memory and addresses in the GPU's, as a card
+It copies on its own stream, one piece after the other, between the front end's memory and addresses in the GPU's, as a card
 does; so everything above the verbs is real: the transport, the loop, and where the pairs lie.
 """
 

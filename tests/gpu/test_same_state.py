@@ -67,7 +67,7 @@ class KernelTwin:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.whole_gpu  # beside others it gets through too few storms in its time
+@pytest.mark.whole_gpu  # next to others it gets through too few storms in its time
 def test_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
     assert set(SHIPPED.values()) == {fair, fcfs, priority, short_prompts, shortest_first}
     seen = run_storms(LANES, seed, STEPS, TURNS, each_in_turn, KernelTwin().turn_on, "cuda", SECONDS)

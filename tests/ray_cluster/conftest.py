@@ -111,7 +111,7 @@ class RayFleet(Command):
 
     def metric(self, name: str) -> list[int]:
         """Values of all labels; empty without an answer."""
-        time.sleep(0.2)  # who waits for a value asks again and again
+        time.sleep(0.2)  # who waits for a value asks repeatedly
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"{self.url}/metrics", timeout=5).text
             return [int(float(value)) for value in re.findall(rf"^blinkpy_{name}(?:{{[^}}]*}})? (\S+)$", text, re.M)]

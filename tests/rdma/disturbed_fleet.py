@@ -1,5 +1,5 @@
 """Two engines that one front end reaches over RDMA, under streams that never pause. At random moments an engine is killed or
-stopped, or its link is cut, again and again; each client must get what it gets undisturbed, which is computed here once more.
+stopped, or its link is cut, repeatedly; each client must get what it gets undisturbed, which is computed here once more.
 
     python -m rdma.disturbed_fleet --count 200 --streams 64 --seed 7 --output FILE
 

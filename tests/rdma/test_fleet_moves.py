@@ -115,7 +115,7 @@ class Fleet:
         return answers
 
     def play_undisturbed(self, bodies: list[Body], expected: list[Answer]) -> list[Answer]:
-        """As play(). It must be what is expected, but for the bytes of a character that has no end."""
+        """As play(). It must be what is expected, except for the bytes of a character that has no end."""
         calm = self.play(bodies)
         assert [(text.rstrip("\ufffd"), end) for text, end in calm] == [(text.rstrip("\ufffd"), end) for text, end in expected]
         return calm
@@ -144,7 +144,7 @@ def test_streams_survive_engines_that_are_killed_stopped_and_cut_off(rng: np.ran
 
 
 def patient_card(folder: Path) -> dict[str, str]:
-    """The environment of processes whose card sends lost packets again and again for half a minute, longer than anybody waits for
+    """The environment of processes whose card sends lost packets repeatedly for half a minute, longer than anybody waits for
     an engine: hardware may take many times as long as Soft-RoCE."""
     (folder / "sitecustomize.py").write_text("from blinkpy.transport import verbs\n\nverbs.ACK_TIMEOUT = 20\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -22,7 +22,7 @@ class WordsOfSlot:
 
 
 def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
-    """Accepts these byte strings: a trie, with a class of its own for each byte that occurs."""
+    """Accepts these byte strings: a trie, with its own class for each byte that occurs."""
     used = sorted({byte for choice in choices for byte in choice})
     class_of = np.full(BYTES, len(used), np.uint8)
     class_of[used] = range(len(used))

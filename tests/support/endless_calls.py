@@ -10,7 +10,7 @@ LOOKS = 10  # at a call before it counts as endless
 
 
 class EndlessCallError(BaseException):
-    """One call took too much of the processor. No Exception, so that nothing under test, and no tester, goes on behind it."""
+    """One call took too much of the processor. No Exception, so that nothing under test, and no tester, continues behind it."""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ CUT: dict[str, Any] = {"step_groups": 5, "cut_step_tokens": 16, "suspend_steps":
 
 
 class Prompts:
-    """Prompts of both classes, and what a model of transformers says to them: nowhere but for rounding."""
+    """Prompts of both classes, and what a model of transformers says to them: nowhere except for rounding."""
 
     def __init__(self, rng: np.random.Generator, model: Any, vocabulary: int):
         lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class: 1 is of best effort

@@ -1,4 +1,4 @@
-"""Two engines behind one front end, under streams, while one of the engines is killed or stopped again and again: each client
+"""Two engines behind one front end, under streams, while one of the engines is killed or stopped repeatedly: each client
 must get exactly what an undisturbed run gives."""
 
 import contextlib
@@ -40,7 +40,7 @@ Disturbance = tuple[int, int, int]  # an engine, its signal, and after how many 
 
 
 def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]:
-    """Streams of all kinds that can go on in another engine."""
+    """Streams of all kinds that can continue in another engine."""
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     kinds: list[dict[str, Any]] = [
         {}, {"temperature": 0}, {"logprobs": 2}, {"stop": ["and", "."]}, {"n": 2}, {"repetition_penalty": 1.3}, {"echo": True},

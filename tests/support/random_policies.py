@@ -1,4 +1,4 @@
-"""Random policies from a grammar of the policies' language: what can overflow, divide by zero or go on for ever often does."""
+"""Random policies from a grammar of the policies' language: what can overflow, divide by zero or continue for ever often does."""
 
 import random
 

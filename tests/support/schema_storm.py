@@ -36,7 +36,7 @@ from blinkpy.verify.sim.grammar_supply import written_out
 MOST_TOKENS = 400  # of an output
 FREE_TOKENS = 60  # chosen without a thought of the end, at most
 LOOKS = 48  # tokens looked at for the one that leads nearest to the end
-END = -1  # in place of a token
+END = -1  # instead of a token
 
 
 class Drawn(NamedTuple):

@@ -1,6 +1,6 @@
 """Bugs on purpose: small changes of the source, each of which the simulator or the properties must find.
 
-A bug is a patch of one module. The patched module is loaded beside the real ones, with everything that imports it, so that
+A bug is a patch of one module. The patched module is loaded next to the real ones, with everything that imports it, so that
 nothing else in the process changes. A patch that no longer fits its module is an error: the list follows the source.
 """
 

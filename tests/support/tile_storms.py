@@ -1,4 +1,4 @@
-"""Storms so large that every strided loop of the scheduler runs several tiles, under njit and another execution beside it.
+"""Storms so large that every strided loop of the scheduler runs several tiles, under njit and another execution next to it.
 
 After each turn both must have left the same, bit for bit. The sizes follow from the number of lanes of the other execution, so
 that a few lanes of plain Python meet what a block of threads on a GPU meets.
@@ -40,7 +40,7 @@ CROWD = WILD._replace(notice=1000, submit=1000, burst=400, delay=0)
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns
-# What there is to tile, and how many full tiles of it some turn must have beside a part of one.
+# What there is to tile, and how many full tiles of it some turn must have next to a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
 TILES |= {"paced": 1, "suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
 HAPPENED = (

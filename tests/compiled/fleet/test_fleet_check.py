@@ -41,7 +41,7 @@ def test_a_fleet_of_one_is_one_server(rng: np.random.Generator) -> None:
 
 
 def test_hits_are_what_prompts_have_in_common(rng: np.random.Generator) -> None:
-    """Consecutive requests to an engine with room for all: each finds the pages of an earlier one, except the page of
+    """Consecutive requests to an engine with space for all: each finds the pages of an earlier one, except the page of
     its last token."""
     workload = FLEET_WORKLOADS["shared-prefix"](80, 0.01, 1, rng)
     outcome = FleetSimulation(fcfs, dataclasses.replace(MACHINE, num_pages=20_000), workload, 1, Placement(1, 16)).run()

@@ -30,7 +30,7 @@ def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.ra
         [(0, 1), (1, 2)],  # 3 alone
         [(0, 1), (1, 2), (1, 3)],  # a fork
         [(0, 2), (1, 2), (2, 3)],  # a join
-        [(0, 1), (2, 3), (3, 2)],  # a circle beside a chain
+        [(0, 1), (2, 3), (3, 2)],  # a circle next to a chain
         [(0, 1), (1, 2), (2, 3), (3, 0)],  # a circle
         [(0, 1), (1, 2), (2, 3), (0, 3)],  # a way around
     ],

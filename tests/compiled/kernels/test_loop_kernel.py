@@ -113,7 +113,7 @@ def test_compiled_code_is_kept(tmp_path) -> None:
 
 def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """A kernel of the loop for sm_90, from the sources and from those without a line that expects in one file, others in each
-    run: the same instructions, but for a few that follow from another choice of registers. One expect that stayed would add
+    run: the same instructions, except for a few that follow from another choice of registers. One expect that stayed would add
     a load, a branch and a store. Without those of all files the compiler finds other loops short enough to copy their bodies."""
     assert sum(EXPECTING.values()) >= 2 * (len(EXPECTING) - 1)
     files = sorted(path for path, count in EXPECTING.items() if count)

@@ -1,4 +1,4 @@
-"""Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's driver).
+"""Every Triton kernel variant compiles for sm_90 within the limits, in its own process (it replaces Triton's driver).
 
 A fresh sample is compiled, which has each flag of each kernel; with BLINKPY_PROFILE=nightly every kernel of every published model
 in every form.

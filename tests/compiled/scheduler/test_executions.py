@@ -27,7 +27,7 @@ from blinkpy.sources import PACKAGE, source_files
 from blinkpy.verify.sim.simulation import Simulation, simulate
 from blinkpy.verify.sim.world import Odds, make_world
 
-# Long outputs and room for everything: turns in which every request decodes, and now and then an arrival.
+# Long outputs and space for everything: turns in which every request decodes, and now and then an arrival.
 ROOMY = case_sizes(slots=6, cq_entries=64, rows=6, tokens=24, mixed_step_tokens=12, page_size=2, pages=64, max_model_len=48)
 CALM = Odds(**dict.fromkeys(Odds._fields, 0) | {"submit": 60, "answer": 40, "burst": 2, "comeback": 1000, "notice": 1000})
 # More queue pairs than are counted at once, many rows, and long prompts.
@@ -170,7 +170,7 @@ def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
-    """Completion queues of one to four entries for each row: claims are counted beside the fast path, and on it."""
+    """Completion queues of one to four entries for each row: claims are counted next to the fast path, and on it."""
     fast = 0
     for number, wide in product(range(2), (1, 2, 4)):
         space = {"slots": rows + 1, "cq_entries": max(2, wide * rows), "rows": rows, "pages": 64}

@@ -177,7 +177,7 @@ def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
 
 
 def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
-    """The engine goes on with its checked copies; only who needs the words again, and finds others, is refused."""
+    """The engine continues with its checked copies; only who needs the words again, and finds others, is refused."""
     case = make_case(share=1, slots=2)
     first, second = automata(case, 2)
     runs, others = case.submit(tokens(3), 20, grammar=first), case.submit(tokens(3), 20, 1, grammar=second)
@@ -285,7 +285,7 @@ def test_token_rules_and_grammars_share_slots_and_no_names() -> None:
     object.__setattr__(rules[0], "_digest", grammar.digest)
     both = case.submit(tokens(3), 6, grammar=grammar, rules=rules[1])
     assert ends(case, both) == [C.FINISH_LENGTH]
-    first = case.submit(tokens(3), 6, rules=rules[0])  # in place of the one that was used longest ago
+    first = case.submit(tokens(3), 6, rules=rules[0])  # instead of the one that was used longest ago
     assert ends(case, first) == [C.FINISH_LENGTH] and set(first.got) <= {3, 9}
     second = case.submit(tokens(4), 6, rules=rules[1])
     assert ends(case, second) == [C.FINISH_LENGTH] and set(second.got) == {5}

@@ -161,7 +161,7 @@ def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
 )
 def test_storms_with_a_hostile_neighbour(seed: int, steps: int, options: dict[str, int]) -> None:
     """Random words in every turn: the state is whole after each, every decision is that of the rules, and every token of the
-    others is right. As in all storms, intake passes nobody over, and the request of the lowest rank goes on."""
+    others is right. As in all storms, intake passes nobody over, and the request of the lowest rank continues."""
     report = run(list(SHIPPED.values()), seed, steps, hostile=True, **options)
     assert not report.failures, report.failures
     assert report.claims > steps // 2 and report.entries > steps // 20

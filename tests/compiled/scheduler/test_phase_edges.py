@@ -103,7 +103,7 @@ def waits_and_hits(units: int) -> None:
 
 
 def test_the_rules_of_who_has_ended_hold_no_slot() -> None:
-    """With room for one: each next request has other rules."""
+    """With space for one: each next request has other rules."""
     case = make_case(share=1, pairs=1)
     for token in range(1, 6):
         request = case.submit(tokens(3), 2, rules=TokenRules(case.limits.vocab_size, {token: 2.0}))
@@ -211,7 +211,7 @@ def test_a_function_of_no_module_is_called_like_any_other(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_positions_are_those_of_a_count_for_each_pair(seed: int) -> None:
-    """A 64-bit word has room for four pairs; an item without a pair is not counted."""
+    """A 64-bit word has space for four pairs; an item without a pair is not counted."""
     draw = random.Random(seed)
     for pairs, n, lanes in ((1, 9, 1), (4, 9, 3), (5, 20, 5), (9, 23, 2), (17, 60, 4)):
         of_pairs = [draw.randrange(-1, pairs) for _ in range(n)]

@@ -111,7 +111,7 @@ def play(engine, first, turns, heartbeats, clocks):
 
 
 def test_ranks_in_parallel_read_the_same_words(rng: np.random.Generator) -> None:
-    """Each in a thread, compiled, while a front end goes on writing. Then one of them stops, and the others have a fault."""
+    """Each in a thread, compiled, while a front end continues writing. Then one of them stops, and the others have a fault."""
     ranks, turns, first = 3, int(rng.integers(300, 600)), int(rng.integers(1, 1000))
     made, arguments = made_ranks(ranks)
     tables = [ArgumentTable(each, strided=True) for each in arguments]
@@ -167,7 +167,7 @@ def test_rank_0_that_is_late_is_a_fault() -> None:
 
 
 def test_a_word_of_an_old_turn_is_not_taken(rng: np.random.Generator) -> None:
-    """Neither a word of an earlier turn, nor 0: the wait goes on until its own turn."""
+    """Neither a word of an earlier turn, nor 0: the wait continues until its own turn."""
     word, epoch = np.zeros(1, np.int64), int(rng.integers(X.FIRST_EPOCHS + 2, 1 << 40))
     seen = list[int]()
 

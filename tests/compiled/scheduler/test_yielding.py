@@ -21,7 +21,7 @@ from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
 SPACE = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
-LIMITS = {"best_effort_pages": 0.4}  # of a storm, beside the smallest share of a step
+LIMITS = {"best_effort_pages": 0.4}  # of a storm, next to the smallest share of a step
 
 
 def step(case: Case) -> dict[int, int]:

@@ -128,7 +128,7 @@ def test_tools_that_are_not_there(hermes: Served) -> None:
 
 
 def test_a_call_that_is_not_allowed_stays_text(hermes: Served) -> None:
-    """The engine here has no room for grammars: the parser alone keeps them out."""
+    """The engine here has no space for grammars: the parser alone keeps them out."""
     choice = hermes.chat(f"Well.\n{CALL}\n{SECOND}", tools=TOOLS, tool_choice=allowed("get_time"))
     role, content, _, calls = message_of(choice)
     assert (role, calls, choice.finish_reason) == ("assistant", [("function", "get_time", "{}")], "tool_calls")

@@ -32,7 +32,7 @@ PARSERS = {"chat": parse_chat, "completions": parse_completion, "responses": par
 SCHEMAS = orjson.loads(openapi())["components"]["schemas"]
 LEAST = {"chat": {"messages": [{"role": "user", "content": "x"}]}, "completions": {"prompt": "x"}, "responses": {"input": "x"}}
 
-# Of vLLM's requests (0.33), beside those of OpenAI's.
+# Of vLLM's requests (0.33), next to those of OpenAI's.
 VLLM = [
     "use_beam_search", "top_k", "min_p", "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",

@@ -27,7 +27,7 @@ from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\n"
-EVENTS = 20  # that the victim gets beside each attack, at least
+EVENTS = 20  # that the victim gets next to each attack, at least
 SLOW_REGEX = "(?:a?){4000}a{4000}"
 
 

@@ -261,7 +261,7 @@ def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
     with FakeEngine(sizes=QueueSizes(2, 8, 8, 64, 512, 128)) as engine, supervised(folder, engine.segment_name) as supervisor:
         url = f"http://127.0.0.1:{supervisor.port}"
         wait_for(lambda: all(pair.attached for pair in engine.pairs))
-        for _ in range(100):  # each on a connection of its own: the kernel spreads them
+        for _ in range(100):  # each on its own connection: the kernel spreads them
             assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=BUSY_S).status_code == 200
             if {request.pair for request in engine.submitted} == {0, 1}:
                 break

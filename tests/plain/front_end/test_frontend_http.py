@@ -367,7 +367,7 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
                 loop.call_soon_threadsafe(server.engine_client.fail_all, unavailable("It is gone."))
                 assert [one.result(60).status_code for one in asked] == [503] * 3
             elif fate == "large":
-                assert server.complete("x" * 9000, max_tokens=0).status_code == 400  # beside the event loop
+                assert server.complete("x" * 9000, max_tokens=0).status_code == 400  # next to the event loop
             elif fate == "grammar":
                 assert server.complete([7], structured_outputs={"regex": "(?=x)"}).status_code == 400  # in a process
             elif fate == "body late":

@@ -18,7 +18,7 @@ from support.waiting import wait_for
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.fields.request_head import check_head, others_within
 
-EVENTS = 3  # that the neighbour gets beside each case, at least
+EVENTS = 3  # that the neighbour gets next to each case, at least
 LARGEST = 50_000  # bytes of a body
 BODY = b'{"prompt":[70],"max_tokens":2}'
 LENGTH = b"content-length: %d\r\n" % len(BODY)
@@ -44,7 +44,7 @@ def chunk(size: bytes, body: bytes = BODY) -> bytes:
 OPEN, CLOSED = True, False
 REFUSED = ([400], CLOSED)
 SERVED = ([200], OPEN)
-# By what they are about: bytes, statuses, whether the connection goes on.
+# By what they are about: bytes, statuses, whether the connection continues.
 CASES: dict[str, tuple[bytes, list[int], bool]] = {
     "no Host": (get(headers=b""), *REFUSED),
     "two Hosts": (get(headers=b"host: x\r\nHost: x\r\n"), *REFUSED),

@@ -119,7 +119,7 @@ def test_a_stream_adds_up_to_the_whole(server, client) -> None:
     assert (last.output_text, last.usage) == (whole.output_text, whole.usage)
     assert {event["item_id"] for event in events if "item_id" in event} == {last.output[0].id}
 
-    # The client knows a stream that ended by itself alone.
+    # The client knows a stream that ended by itself.
     with client.responses.stream(model=MODEL, input="naïve 😀 dog", extra_body={"stop": "dog"}) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()

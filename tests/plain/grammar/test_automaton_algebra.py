@@ -91,7 +91,7 @@ def lists_of(a: ByteAutomaton, b: ByteAutomaton, text: bytes) -> bool:
 
 
 def repeats(automaton: ByteAutomaton, text: bytes, low: int, high: int | None) -> bool:
-    """Whether the text is low to high strings of the automaton, one after the other."""
+    """Whether the text is low to high strings of the automaton, one after another."""
     most = len(text) + low if high is None else high  # more would be empty ones
     reached = {0}  # ends of the strings so far
     ends = [reached]

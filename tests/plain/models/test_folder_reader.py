@@ -335,7 +335,7 @@ print(json.dumps([sorted(others), sorted(read)]))
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    used = sorted({*FILES} - {"chat_template.json"})  # beside chat_template.jinja
+    used = sorted({*FILES} - {"chat_template.json"})  # next to chat_template.jinja
     assert json.loads(run.stdout.splitlines()[-1]) == [[], used]
 
 

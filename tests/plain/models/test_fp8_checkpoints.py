@@ -89,7 +89,7 @@ def static(tmp_path: Path, rng: np.random.Generator) -> Path:
 
 
 def changed(keys: str, value: Any) -> dict[str, Any]:
-    """The section of a checkpoint that is supported, but for one value, by the names on the way to it."""
+    """The section of a checkpoint that is supported, except for one value, by the names on the way to it."""
     section = copy.deepcopy(SCHEMES["channel"][0])
     *path, last = keys.split(".")
     inner = section

@@ -125,7 +125,7 @@ def test_experts_in_one_tensor_are_refused(name: str, tmp_path: Path, rng: np.ra
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-static"])
 @pytest.mark.parametrize("name", ["mistral4", "mistral4-nested"])
 def test_experts_in_one_tensor_with_a_scale_each(name: str, scheme: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """As Mistral Small 4 is published: the scales are beside the tensor, one for each expert."""
+    """As Mistral Small 4 is published: the scales are next to the tensor, one for each expert."""
     check(tmp_path, save_fp8(name, tmp_path, int(rng.integers(2**31)), scheme, stacked=True), rng)
 
 

@@ -1,4 +1,4 @@
-"""`blinkpy top` beside servers that come and go, in a pipe and in a terminal."""
+"""`blinkpy top` next to servers that come and go, in a pipe and in a terminal."""
 
 import contextlib
 import io

@@ -57,13 +57,13 @@ def compile_host_code() -> None:
 
 
 def run_tests(arguments: list[str], title: str = "") -> int:
-    """pytest in a machine of its own; its exit code."""
+    """pytest in its own machine; its exit code."""
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "--durations=8"]
     return run_inside([*pytest, *arguments], title)
 
 
 def run_inside(program: list[str], title: str = "", limit_s: float = LIMIT_S, out: Path | None = None) -> int:
-    """A program in a machine of its own, with the compiled code and the settings of this run; its exit code. Others as of
+    """A program in its own machine, with the compiled code and the settings of this run; its exit code. Others as of
     boot.run()."""
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     # With the emulator's AVX2, np.argsort of 14 numbers or more is wrong.

@@ -18,7 +18,7 @@ WHOLE = completion_bytes(prompt=[7], max_tokens=3)
 STREAM = completion_bytes(prompt=[7], max_tokens=50_000, stream=True)
 GET = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
 
-Act = Callable[[socket.socket, int], bool]  # gets the number of the act; returns whether the connection goes on
+Act = Callable[[socket.socket, int], bool]  # gets the number of the act; returns whether the connection continues
 
 
 def _drip(sock: socket.socket, number: int) -> bool:

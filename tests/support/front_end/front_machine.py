@@ -52,7 +52,7 @@ class FrontMachine(RuleBasedStateMachine):
         recorded = seed % 4 == 0
         world = make_world(seed, 1, tight=True, records=recorded)
         turn = scheduler.make_turn(SHIPPED[policy])
-        if world.limits.grammar_share:  # room for the largest automaton and the largest token rules, and for a few others
+        if world.limits.grammar_share:  # space for the largest automaton and the largest token rules, and for a few others
             lengths = world.sim.grammars.length, world.sim.rules.length
             arena = sum(int(length.max()) for length in lengths) + 16 * (seed % 5)
             np.ndarray((1,), HEADER, world.segment)["grammar_arena"] = arena

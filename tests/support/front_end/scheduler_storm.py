@@ -1,8 +1,8 @@
 """The storm of fleet_storm over worlds of the simulator: each engine is a real scheduler behind a real queue pair, with the
 simulator's model and its checks after each turn.
 
-Engines are killed and begin anew, drain, and lose their link: then the old owner's requests go on in a scheduler that lives, and
-what it still writes must reach nobody. The next token is a hash of all cache entries that a request's page table leads to, so a
+Engines are killed and begin again, drain, and lose their link. Then the old owner's requests continue in a living
+scheduler, and its late writes must reach no client. The next token is a hash of all cache entries that a request's page table leads to, so a
 continuation that is wrong in any token, position or page gives another text than the undisturbed one.
 """
 
@@ -132,7 +132,7 @@ class SchedulerStorm(Storm):
     def _step(self) -> None:
         super()._step()
         for link in self.fleet.links:
-            if link.pair is None and link.index in self._cases:  # an engine that nobody reaches goes on
+            if link.pair is None and link.index in self._cases:  # an engine that nobody reaches continues
                 self._cases[link.index].turn()
 
     def _submit(self) -> None:

@@ -242,7 +242,7 @@ class QP(Part):
     # ---- what is posted -----------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Do what was posted, in order, but for the last `lazy` requests. After the first error nothing is done any more."""
+        """Do what was posted, in order, except for the last `lazy` requests. After the first error nothing is done any more."""
         while len(self.posted) > self.lazy:
             work = self.posted.popleft()
             status = C.IBV_WC_WR_FLUSH_ERR if self.failed else self._status(work)

@@ -1,4 +1,4 @@
-"""The real transport over shared memory, and the real scheduler, each on a machine of its own (support/weak_memory.py)."""
+"""The real transport over shared memory, and the real scheduler, each on its own machine (support/weak_memory.py)."""
 
 import importlib
 import sys

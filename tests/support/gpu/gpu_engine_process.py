@@ -1,4 +1,4 @@
-"""A CUDA engine in a process of its own, for tests that stop it, break it or drain it.
+"""A CUDA engine in its own process, for tests that stop it, break it or drain it.
 
 Its process reads options as JSON from the first argument, says "ready" on standard output, and then takes one word a line from
 standard input: drain, stop, fault (an illegal access on the GPU). Ends with exit code 0, or 3 after a fault of the GPU.

@@ -50,7 +50,7 @@ def rounded(x: Tensor, blocks: bool, dtype: torch.dtype) -> Tensor:
 
 
 def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False, kept: tuple[str, ...] = ()) -> Weights:
-    """The same model with FP8 matrices but for those kept. static: inputs have one scale."""
+    """The same model with FP8 matrices except for those kept. static: inputs have one scale."""
 
     def layer(of: LayerWeights) -> LayerWeights:
         given = {name: getattr(of, name) for name in MATRICES if name not in kept}

@@ -67,7 +67,7 @@ class ForcedSteps(OnDevice):
 
 
 def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> None:
-    """Prompts and decode rows give the same bits whatever runs beside them in the same bucket.
+    """Prompts and decode rows give the same bits whatever runs next to them in the same bucket.
 
     Needs 20 slots of 128 tokens, and steps of 8 rows and 64 tokens.
     """
@@ -97,7 +97,7 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
             order = rng.permutation(len(work))
             logits = forced.logits([work[i] for i in order])
             found += [logits[int(np.flatnonzero(order == i)[0])] for i in range(len(mine))]
-        for sequence in mine:  # one more time, beside a prompt
+        for sequence in mine:  # one more time, next to a prompt
             sequence.tokens.append(sequence.tokens[0])
         chunk = int(rng.integers(30, 50)) if crowded else 30
         found += list(forced.logits([*((sequence, 1) for sequence in mine), (begin(some(chunk)), chunk)])[: len(mine)])
@@ -112,7 +112,7 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
 
 def in_all_batches(forced: Any, rng: np.random.Generator, vocab: int, count: int = 4, length: int = 44) -> int:
     """Of a batch-invariant decoder: the logits of `count` sequences of `length` tokens are those of the sequence alone, token by
-    token, to the last bit: however its prompt is cut, whatever runs beside it, and when it is computed again. Returns how many
+    token, to the last bit: however its prompt is cut, whatever runs next to it, and when it is computed again. Returns how many
     were compared.
 
     Needs 6 slots of 128 tokens, and steps of at least 6 rows and 64 tokens.

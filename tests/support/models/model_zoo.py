@@ -298,7 +298,7 @@ DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embed
 QWEN2_VISION = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
 SOUND = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 32}
 VOXTRAL_SOUND = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
-VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in text_config; this is the section beside it
+VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in text_config; this is the section next to it
     "Mistral3Config": SMALL_VISION,
     "Gemma3Config": SIGLIP,
     "Gemma4Config": GEMMA4_VISION,
@@ -339,7 +339,7 @@ def auto_class(name: str) -> Any:
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
-    """What computes text: the model, but for Llama 4 within one that takes images, which in transformers 5.24 asks for some."""
+    """The part that computes text: for Llama 4 with images, the text model within it, since transformers 5.24 requires images."""
     nested = isinstance(model, transformers.Llama4ForConditionalGeneration)
     return model.language_model if nested else model  # type: ignore[return-value]
 
@@ -366,7 +366,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
                 parameter.normal_(2, 1)
             elif parameter_name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
                 parameter.normal_(0, 1.2)
-            elif parameter_name.endswith("e_score_correction_bias"):  # beside shares of a softmax
+            elif parameter_name.endswith("e_score_correction_bias"):  # next to shares of a softmax
                 parameter.uniform_(-0.1, 0.1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
@@ -394,7 +394,7 @@ def save_model(
 
 
 def save_mxfp4(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Draw the experts' matrices anew as MXFP4, and save them so. In the model they are what transformers makes of them."""
+    """Draw the experts' matrices again as MXFP4, and save them so. In the model they are what transformers makes of them."""
     tensors = {}
     for name, value in model.state_dict().items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):

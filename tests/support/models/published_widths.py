@@ -1,7 +1,7 @@
 """Two layers of a published model at its real widths, in each form that it is served in, and what a reference says of them.
 
 The weights are random; transformers makes and writes them. Of the model's sizes three are cut: layers, vocabulary, and the number
-of experts where two layers of them would not fit a GPU beside their float32 reference.
+of experts where two layers of them would not fit a GPU next to their float32 reference.
 """
 
 import copy

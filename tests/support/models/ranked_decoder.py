@@ -1,6 +1,6 @@
 """One model on several ranks of one process: the reference for GPUs that have a part of the model each.
 
-The ranks compute their parts of a layer one after the other, each over its own cache. The parts are summed in the order of
+The ranks compute their parts of a layer one after another, each over its own cache. The parts are summed in the order of
 ranks, in every batch, so that no result depends on the other requests of a batch, or on timing.
 """
 

@@ -343,7 +343,7 @@ def ring_case(
 
 
 def few_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
-    """A long prompt in whole steps, a short one beside its end, and tokens behind both; few enough for the interpreter."""
+    """A long prompt in whole steps, a short one next to its end, and tokens behind both; few enough for the interpreter."""
     first, second = (batches.add(rng.integers(0, model_zoo.VOCAB, length).tolist()) for length in (3 * tokens + 1, 5))
     whole = [(first, tokens)]
     for work in (whole, whole, whole, [(first, 1), (second, 5)], [(first, 1), (second, 1)]):

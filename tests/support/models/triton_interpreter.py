@@ -7,7 +7,7 @@ What is wrong in Triton 3.6 and mended here by `install()`:
 - float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
   (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
-What Triton looks up and makes anew at each call of a function is kept: that is two thirds of the time otherwise. So is what it
+What Triton looks up and makes again at each call of a function is kept: that is two thirds of the time otherwise. So is what it
 finds out about the types of two operands; and sums are not tested for overflow, of which it would tell nobody.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.

@@ -1,6 +1,6 @@
 """An explicit-state checker for small programs that share memory: all interleavings, with the reorderings that a machine permits.
 
-An AssertionError in a program (operations.py) is a violation, and so is a program that can't go on. Memory is one sequence of
+An AssertionError in a program (operations.py) is a violation, and so is a program that can't continue. Memory is one sequence of
 visible writes (all machines here are multi-copy atomic between two parties); what differs is when a party's stores become
 visible, and how old a value its loads may return:
 
@@ -8,7 +8,7 @@ visible, and how old a value its loads may return:
     X86       in order, later (TSO)               the newest value
     RDMA      in order, later (RC: writes of      the newest value (a read waits for the writes before it, and software
               one queue pair are ordered)         waits for the read before it goes on)
-    WEAK      in any order, but for release       any value since the last acquire load or fence of the party; loads
+    WEAK      in any order, except for release       any value since the last acquire load or fence of the party; loads
               stores and fences                   of one word don't go back in time (Armv8, PTX)
 
 The words of one Bulk write become visible in any order, on every machine. A store never becomes visible before a load whose value

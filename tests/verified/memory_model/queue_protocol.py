@@ -97,7 +97,7 @@ REQUESTS = 2  # through a ring of one entry, so that entry and prompt are writte
 
 
 def submission(transport: Transport, protocol: Protocol) -> Scenario:
-    """A front end submits requests through a ring with room for one; the engine copies each."""
+    """A front end submits requests through a ring with space for one; the engine copies each."""
 
     def front() -> Steps:
         for request in range(1, REQUESTS + 1):

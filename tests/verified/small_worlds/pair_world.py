@@ -54,7 +54,7 @@ class PairWorld:
         queue, facts, options = case_sizes(
             pairs=1, slots=slots, cq_entries=cq_entries, rows=slots, tokens=4, page_size=PAGE_SIZE, pages=3, max_model_len=4
         )
-        queue = dataclasses.replace(queue, hash_entries=1)  # room for one prompt with a full page
+        queue = dataclasses.replace(queue, hash_entries=1)  # space for one prompt with a full page
         world = make_world(1, 1, chosen=(queue, facts, options))
         world = world._replace(limits=world.limits._replace(claim_ns=0))  # claims wait for nothing: fewer states
         self._packed = PackedArrays(Parts(world.state, world.sim))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-ROOT, EVICTED, ORPHANED = -1, -2, -3  # in place of a page: there is none before; it is gone; its request offers no more
+ROOT, EVICTED, ORPHANED = -1, -2, -3  # instead of a page: there is none before; it is gone; its request offers no more
 
 Tokens = tuple[int, ...]
 Place = tuple[int, Tokens]  # page before it, its tokens

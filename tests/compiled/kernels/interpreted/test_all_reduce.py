@@ -39,7 +39,7 @@ def summed(addends: list[torch.Tensor]) -> torch.Tensor:
 def test_sums_in_the_order_of_ranks(
     ranks: int, dtype: torch.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one shot and in two, of whole and of partly filled batches, into the residual stream or beside it."""
+    """In one shot and in two, of whole and of partly filled batches, into the residual stream or next to it."""
     hidden, most = int(rng.choice([rng.integers(100, 700), BLOCK - 1, BLOCK, BLOCK + 1])), 12
     monkeypatch.setattr(module, "ONE_SHOT_BYTES", 5 * hidden * dtype.itemsize)
     peers = connected(ranks, most, hidden, dtype)

@@ -267,7 +267,7 @@ def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, t
 
 @pytest.mark.parametrize("name", third(["gemma4-moe", "gemma4-e", "llama4", "gemma2-uncapped"]))
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
+    """To the bit as with all tokens kept; in the last layer, which continues with last tokens alone, too."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
 
 

@@ -57,7 +57,7 @@ CHOSEN = CASES if os.environ.get("BLINKPY_PROFILE") == "nightly" else CASES[SEED
 def test_ranks_compute_as_one(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, config: dict[str, Any]
 ) -> None:
-    """Prompts in chunks beside decode rows, then decode rows alone. Logits and tokens are equal on all ranks, bit for bit."""
+    """Prompts in chunks next to decode rows, then decode rows alone. Logits and tokens are equal on all ranks, bit for bit."""
     monkeypatch.setattr(all_reduce, "ONE_SHOT_BYTES", 3 * model_zoo.BASE["hidden_size"] * 4)  # larger steps take two shots
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), **config)
     one, *others = on_ranks(rng, tmp_path, ranks)

@@ -25,7 +25,7 @@ def check_new_tokens(
         flat, flat_before = (t.float().transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (cache, old))
         if scales is None:
             close(flat[slots], expected[:tokens], dtype, f"new {name}")
-        else:  # to the bit, but for rotations that end between two numbers
+        else:  # to the bit, except for rotations that end between two numbers
             kept = kept_of(expected[:tokens], dtype, scales, side).float()
             assert int((flat[slots] != kept).sum()) <= 1 + kept.numel() // 2000, f"new {name}"
             assert ((flat[slots] - kept).abs() <= kept.abs() / 7 + 2**-9).all(), f"new {name}"

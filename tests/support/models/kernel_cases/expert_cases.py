@@ -120,7 +120,7 @@ def packed_experts(
 def experts_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, name: str, case: ExpertCase, config: ExpertConfig | None = None
 ) -> None:
-    """A whole expert layer by a variant, with all tokens and without the last one. config: in place of the case's."""
+    """A whole expert layer by a variant, with all tokens and without the last one. config: instead of the case's."""
     tokens, bucket, shape, config = case.tokens, case.bucket, case.shape, config or case.config
     make = {"dtype": dtype, "device": device}
     table = ExpertTable({} if config is None else {shape.key(dtype): {bucket: config}})

@@ -16,7 +16,7 @@ from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix, fp4_scales, 
 def quantised_operands(
     rng: np.random.Generator, device: str, shape: LinearShape
 ) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
-    """Values of x and weight, their scales, and float64 values times scales. Weights beside scales far apart: the one must not
+    """Values of x and weight, their scales, and float64 values times scales. Weights next to scales far apart: the one must not
     take another's. Or x, and scales of the weight alone."""
     m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
     x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))

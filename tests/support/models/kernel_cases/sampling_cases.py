@@ -31,7 +31,7 @@ def draw_requests(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
     """Arrays of a RequestView, and row_slots, emits and context_lengths [B] of rows over some of them; int32.
 
-    Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value; of min_tokens AT_THE_EDGE,
+    Every row with its own mixture of sampling parameters except for the `fixed` ones (word -> value; of min_tokens AT_THE_EDGE,
     too); about one row in eight emits nothing.
     """
     slots = bucket + 2
