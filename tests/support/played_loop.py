@@ -1,9 +1,9 @@
 """The loop on the GPU in plain Python: the functions of its kernels, and a CUDA graph's conditions as LoopGraph builds them.
 
-A PlayedLoop is a scheduler of the simulator. Each call continues from the end of a step, or from a turn without a step, to the next
-end, as the graph does. The simulator makes all its checks after each turn of the loop. In addition, each batch runs in a graph
-captured for it, each group of a cut step runs once and in order, and the state is copied only while no step is between two groups,
-with all records before it published.
+A PlayedLoop is a scheduler of the simulator. Each call continues from the end of a step, or from a turn without a step, to
+the next end, as the graph does. The simulator makes all its checks after each turn of the loop. In addition, each batch runs
+in a graph captured for it, each group of a cut step runs once and in order, and the state is copied only while no step is
+between two groups, with all records before it published.
 """
 
 from collections.abc import Iterator

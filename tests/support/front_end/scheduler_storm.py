@@ -1,9 +1,9 @@
 """The storm of fleet_storm over worlds of the simulator: each engine is a real scheduler behind a real queue pair, with the
 simulator's model and its checks after each turn.
 
-Engines are killed and begin again, drain, and lose their link. Then the old owner's requests continue in a living
-scheduler, and its late writes must reach no client. The next token is a hash of all cache entries that a request's page table leads to, so a
-continuation that is wrong in any token, position or page gives another text than the undisturbed one.
+Engines are killed and begin again, drain, and lose their link. Then the old owner's requests continue in a living scheduler,
+and its late writes must reach no client. The next token is a hash of all cache entries that a request's page table leads to,
+so a continuation that is wrong in any token, position or page gives another text than the undisturbed one.
 """
 
 import importlib
