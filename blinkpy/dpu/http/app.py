@@ -161,7 +161,7 @@ class App:
         every = exchange.connection.all
         if path not in OPEN_PATHS:
             self._authenticate(exchange)
-        full = len(every.open) > self.options.max_connections and path not in ALWAYS
+        full = path not in ALWAYS and every.too_many_requests()
         if full and not every.close_another(exchange.connection):
             raise too_many_connections()
         if self.draining and path not in WHILE_DRAINING:

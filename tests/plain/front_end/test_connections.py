@@ -132,6 +132,34 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
             assert rest_of_stream(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+def test_unfinished_requests_leave_spare_connections_to_newcomers(engine, folder, seed: int) -> None:
+    """Many more connections with half of a request than allowed, which come back when they are refused: no more than allowed
+    have a request at any time. A new connection waits for none of them, and is never closed for one."""
+    most, draw = 40, random.Random(seed)
+    begun = CHUNKED + b"5\r\n{"
+    with serving(engine, folder, max_connections=most, body_timeout_s=60) as server, contextlib.ExitStack() as stack:
+        state, counts = server.server.connections, list[int]()
+        sockets = [
+            stack.enter_context(connect(server)) for _ in range(most + descriptors.SPARE_CONNECTIONS + draw.randrange(1, 60))
+        ]
+        for sock in sockets:
+            sock.sendall(begun)
+        for _ in range(20):
+            for _ in range(draw.randrange(1, 10)):
+                with contextlib.suppress(OSError):
+                    again = stack.enter_context(connect(server))
+                    again.sendall(begun)
+            asked = time.monotonic()
+            with connect(server) as fresh:
+                time.sleep(draw.choice([0, 0, 0.05]))
+                fresh.sendall(GET)
+                assert fresh.recv(1000).startswith(b"HTTP/1.1 200")
+            assert time.monotonic() - asked < 1
+            counts.append(len(state.open) - len(state.fresh) - len(state.waiting) - len(state.lingering))
+        assert max(counts) <= most + 1, "the request that is being refused counts"
+        assert min(counts) >= most // 2, "requests that may stay were closed"
+
+
 def test_room_for_connections_ends_where_all_are_served() -> None:
     budget = connections.Connections(FrontendOptions(max_connections=3), 1, Metrics(), Mock())
     for _ in range(200):

@@ -110,10 +110,16 @@ class Connections:
         while len(self.open) > self.options.max_connections and self._close_one():
             pass
 
-    def _close_one(self, grace_s: float = GRACE_S) -> bool:
+    def too_many_requests(self) -> bool:
+        """Whether more connections than allowed have a request. Without one, a connection only occupies one of the
+        SPARE_CONNECTIONS until its headers arrive, or it is closed for the next one."""
+        without = len(self.fresh) + len(self.waiting) + len(self.lingering)
+        return len(self.open) - without > self.options.max_connections
+
+    def _close_one(self) -> bool:
         """Close a connection without a request and without unread bytes: of new and idle connections, the oldest of the larger
         group; otherwise the oldest with an unread last answer. Returns False if there is no such connection."""
-        latest = time.monotonic() - grace_s
+        latest = time.monotonic() - GRACE_S
         for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
             for connection in islice(group, MOST_LOOKED_AT):
                 if not connection.transport.asked and (group is not self.fresh or connection.opened <= latest):
@@ -127,11 +133,8 @@ class Connections:
         connection.abort()
 
     def close_another(self, connection: Connection) -> bool:
-        """Close another connection, so that this one, which has a request, may stay: one without a request, or, with a 503, the
-        newest of the owner with most connections. Returns False if that is this connection's owner, or if all its answers have
-        begun."""
-        if self._close_one(0.0):
-            return True
+        """Close another connection with a 503, so that this one, which has a request, may stay: the newest of the owner with most
+        connections. Returns False if that is this connection's owner, or if all its answers have begun."""
         largest, count = self._owned.most_common(1)[0]
         if largest == connection.asker.name or count <= self._owned[connection.asker.name] + 1:
             return False
