@@ -18,7 +18,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
-from benchmarks.report import class_tables, draft_tables, front_end_tables, grid_summary, part_tables, serving_tables, words
+from benchmarks.report import (
+    class_tables,
+    draft_tables,
+    front_end_tables,
+    grid_summary,
+    part_tables,
+    rank_tables,
+    serving_tables,
+    words,
+)
 from benchmarks.report.evaluation_tables import evaluation, read_cells
 from benchmarks.report.figure_files import (
     digest,
@@ -62,6 +71,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,
     "drafts": draft_tables.drafts,
+    "ranks": rank_tables.ranks,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,

@@ -283,6 +283,8 @@ def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype,
     for case in VARIANTS[name].cases:
         shape = case.shape._replace(inputs=dtype) if case.shape.packed else case.shape._replace(dtype=dtype)
         if not case.shape.fp8 and VARIANTS[name].supports(shape):
+            if shape.packed and dtype == torch.float32 and not passes(case.config, shape):
+                continue  # unpacked float32 weights of a large tile do not fit a multiprocessor
             linear_case(rng, CUDA, case.config, shape)
 
 
