@@ -27,7 +27,7 @@ from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import Odds, World, WorldSizes, make_world
 
-STEP_INPUTS = ("batch.sampled", "batch.logprobs")
+STEP_INPUTS = ("batch.sampled", "batch.logprobs", "batch.drafted")
 ENDINGS = (COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP)
 NEVER = dict.fromkeys(Odds._fields, 0) | {"comeback": 200, "notice": 300}
 WILD = Odds(**NEVER | {
@@ -81,13 +81,13 @@ def paced(lanes: int) -> WorldSizes:
     )  # fmt: skip
 
 
-def repeating(lanes: int) -> WorldSizes:
-    """Two different tokens, so that requests repeat themselves, and rows that are left over for drafts."""
+def drafting(lanes: int, speculative: str) -> WorldSizes:
+    """Two different tokens, so that requests repeat themselves, and rows left over for drafts. speculative: their source."""
     rows = 4 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=4, pages=24 * lanes,
-        max_model_len=96, vocab_size=2, intake_entries=4 * lanes, record_turns=4, tokens=16 * rows, speculative="ngram",
-        speculative_tokens=5, speculative_match=3,
+        max_model_len=96, vocab_size=2, intake_entries=4 * lanes, record_turns=4, tokens=16 * rows, speculative=speculative,
+        speculative_tokens=5, **({"speculative_match": 3} if speculative == "ngram" else {}),
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
         (paced(lanes), QUIET._replace(submit=15, burst=20)),  # few requests, whose steps are held
         (paced(lanes), QUIET._replace(submit=80, burst=5 * lanes)),
         (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), CROWD),
-        (repeating(lanes), QUIET._replace(submit=40, burst=2 * lanes, answer=80)),
+        *((drafting(lanes, source), QUIET._replace(submit=40, burst=2 * lanes, answer=80)) for source in ("ngram", "mtp")),
     ]
 
 
