@@ -1,4 +1,4 @@
-"""The scheduler's memory: allocates all arrays of State once, as of an empty engine; copies and compares
+"""The scheduler's memory: allocates all arrays of State once, for an empty engine; copies and compares
 them.
 """
 

@@ -168,7 +168,7 @@ def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> A
         while frame is not None and Path(frame.f_code.co_filename) != path:
             frame = frame.f_back
         blocked = f"a call blocked for {IDLE_S:.0f} s almost without computing"
-        text = blocked if waits else f"a call did not return within {most_s:.0f} s of computing"
+        text = blocked if waits else f"a call did not return within {most_s:.0f} s of CPU time"
         raise Failed(Finding("error", "calls", text, frame.f_lineno if frame is not None else 0))
 
     timers = ((signal.ITIMER_PROF, signal.SIGPROF, most_s), (signal.ITIMER_REAL, signal.SIGALRM, IDLE_S))

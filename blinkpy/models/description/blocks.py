@@ -304,7 +304,7 @@ class Experts(NamedTuple):
 
 
 class GatedDelta(NamedTuple):
-    """A gated delta net (Yang et al., "Gated Delta Networks", ICLR 2025): a recurrent layer in the place of attention.
+    """A gated delta net (Yang et al., "Gated Delta Networks", ICLR 2025): a recurrent layer instead of attention.
 
     Each request has a state: for each value head a matrix, float32 [key_dim, value_dim], and the last `taps` - 1 inputs of
     each channel of the causal convolution. A token has a decay a, a strength b, a normalised key k and query q, and a value v.

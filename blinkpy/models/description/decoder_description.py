@@ -179,12 +179,12 @@ class DecoderDescription:
 
     @property
     def delta(self) -> GatedDelta | None:
-        """The gated delta net of the layers that have one in the place of attention."""
+        """The gated delta net of the layers that have one instead of attention."""
         return next((layer.delta for layer in self.layers if layer.delta is not None), None)
 
     @property
     def delta_layers(self) -> int:
-        """The number of layers that have a recurrent state in the place of keys and values."""
+        """The number of layers that have a recurrent state instead of keys and values."""
         return sum(layer.delta is not None for layer in self.layers)
 
     def state_bytes(self, itemsize: int) -> int:

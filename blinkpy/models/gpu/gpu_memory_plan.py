@@ -260,7 +260,7 @@ def _head_problems(model: DecoderDescription) -> Iterator[str]:
 
 
 def padded(size: int) -> int:
-    """The power of two that a kernel computes in the place of a size."""
+    """The power of two that a kernel computes instead of a size."""
     return 1 << (size - 1).bit_length()
 
 

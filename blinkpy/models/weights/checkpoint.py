@@ -348,7 +348,7 @@ def _with_stored_head(model: DecoderDescription, folder: str | Path, found: dict
 
 
 def check_names(model: DecoderDescription, names: Iterable[str], where: str | Path) -> None:
-    """Raise ConfigError if tensors of these names lack one of the model, or have a foreign one. Shapes are not known."""
+    """Raise ConfigError if tensors of these names lack a tensor of the model, or have a foreign tensor. Shapes are not known."""
     found = _renamed(model, dict.fromkeys(names))
     model = _with_shared_tensors(model, found)
     scales = {tensor.names[0]: next((name for name in tensor.names if name in found), "") for tensor in _needed_scales(model)}

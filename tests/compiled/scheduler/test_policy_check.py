@@ -245,7 +245,7 @@ SOON = "import signal\nsignal.setitimer(signal.ITIMER_PROF, 0.3)\n"  # the time 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (f"{SOON}n = 0\nwhile True:\n    n += 1\n", r"mine.py, line [45]: a call did not return within 15 s of computing"),
+        (f"{SOON}n = 0\nwhile True:\n    n += 1\n", r"mine.py, line [45]: a call did not return within 15 s of CPU time"),
         ("import os\nos._exit(3)\n", "the policy's process ended with exit code 3"),
         ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit"),
         ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", r"line 3: rank calls `random.getrandbits\(9\)`"),

@@ -62,7 +62,7 @@ def hints(**texts: str) -> msgspec.Meta:
 
 
 class Row(NamedTuple):
-    """A line of docs/api.md. supported: if not, only values that ask for nothing are accepted."""
+    """A line of docs/api.md. supported: False accepts only values that ask for nothing."""
 
     values: str
     default: str
