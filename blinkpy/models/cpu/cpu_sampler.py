@@ -286,7 +286,7 @@ def _mask_row(logits, grammars, slot, position, stop_ids, most):  # type: ignore
 
 
 def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, position: int, stop_ids: Int32, most: int = NO_LIMIT) -> None:
-    """Mask one row in place. logits: float32 [vocab]. slot, position: place in its automaton. stop_ids: int32
+    """Mask one row in place. logits: float32 [vocab]. slot, position: those of its automaton. stop_ids: int32
     [STOP_IDS], legal if the output may end; padded with -1. most: see kv.grammars.most_distance.
     """
     _mask_row(logits, grammars, slot, position, stop_ids, int(most))  # of one type, for which it is compiled at the start

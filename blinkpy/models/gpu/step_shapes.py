@@ -81,13 +81,13 @@ def step_shapes(
     """The step graphs for the buckets, and the table int32 [buckets, kinds] from a bucket and the kind of a batch
     (blinkpy.kv.limits.step_kind) to the index of a graph.
 
-    whole: buffers of all shapes.
+    whole: StepShape.whole of all shapes.
     groups, cut_tokens: see Limits. Graphs of cut batches come after all others.
     drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
 
     Batches of decode rows and of drafts have equal numbers of tokens and rows, so they never need more tokens
-    than the largest number of rows. A bucket without
-    a graph for some kind of batch has the index of another of its graphs, or 0 if no batch is cut.
+    than the largest number of rows. A bucket without a graph for some kind of batch has the index of another of its
+    graphs, or 0 if no batch is cut.
     """
     most_rows = buckets[-1][1]
     shapes: list[StepShape] = []
