@@ -108,7 +108,7 @@ SCHEDULER_BUGS = _bugs({
     ],
     "drafts": [
         ("drafts begin a token too early", "requests.tokens[slot, source + 1 + k]", "requests.tokens[slot, source + k]"),
-        ("drafts go beyond a request's last token", "drafts.most[slot], left - 1)", "drafts.most[slot], left + 1)"),
+        ("drafts go beyond a request's last token", "min(most, left - 1)", "min(most, left + 1)"),
         ("drafts have no entries of the completion ring", "<= limits.rows:  # one", "< 0:  # one"),
         ("a request with a grammar gets drafts", "requests.entry[slot, WORD_GRAMMAR_WORDS] == 0 and ", ""),
         ("a prompt that is scored gets drafts", " and requests.length[slot] >= requests.prompt_length[slot]", ""),

@@ -111,8 +111,8 @@ class Connections:
             pass
 
     def too_many_requests(self) -> bool:
-        """Whether more connections than allowed have a request. Without one, a connection only occupies one of the
-        SPARE_CONNECTIONS until its headers arrive, or it is closed for the next one."""
+        """Whether more connections than allowed have a request. A connection without a request only occupies one
+        of the SPARE_CONNECTIONS until its headers arrive, or it is closed for the next one."""
         without = len(self.fresh) + len(self.waiting) + len(self.lingering)
         return len(self.open) - without > self.options.max_connections
 
