@@ -1,10 +1,11 @@
 """Requests that get drafts, and their outputs from an engine."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.engine_serving import collect, config_for, serving
+from support.engine_serving import ROUNDING, collect, config_for, serving
 from support.models import model_zoo
 from support.waiting import wait_for
 
@@ -22,7 +23,21 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 4},
     {"temperature": 0.3, "min_tokens": 20},
 )
-Outputs = list[tuple[list[int], int, list[list[int]]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Tokens, FINISH_*, and the log probabilities of each token, largest first. Equal outputs have the same tokens; their log
+    probabilities differ by rounding, so that nearly equal ones may belong to other tokens."""
+
+    tokens: list[int]
+    finish: int
+    scores: list[list[float]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Output) or (self.tokens, self.finish) != (other.tokens, other.finish):
+            return False
+        return np.shape(self.scores) == np.shape(other.scores) and np.allclose(self.scores, other.scores, rtol=0, atol=ROUNDING)
 
 
 def requests_of(rng: np.random.Generator) -> list[tuple[list[int], RequestParameters]]:
@@ -37,8 +52,10 @@ def requests_of(rng: np.random.Generator) -> list[tuple[list[int], RequestParame
     return made
 
 
-def outputs(folder: Path, requests: list[tuple[list[int], RequestParameters]], **options: Any) -> tuple[Outputs, dict[str, int]]:
-    """(tokens, FINISH_* and tokens of the log probabilities) of each request, and the engine's counters."""
+def outputs(
+    folder: Path, requests: list[tuple[list[int], RequestParameters]], **options: Any
+) -> tuple[list[Output], dict[str, int]]:
+    """The output of each request, and the engine's counters."""
     engine = make_engine(config_for(folder, **options))
     with serving(engine) as client:
         words = engine.views.engine
@@ -46,5 +63,5 @@ def outputs(folder: Path, requests: list[tuple[list[int], RequestParameters]], *
         ended = collect(client, sent)
         wait_for(lambda: words[GAUGE["pages_held"]] == 0)
         counters = {name: int(words[index]) for name, index in COUNTER.items()}
-    records = [[[pair[0] for pair in record] for record in one.records] for one in sent]
-    return [(*end, record) for end, record in zip(ended, records, strict=True)], counters
+    scores = [[[float(value) for _, value in record] for record in one.records] for one in sent]
+    return [Output(*end, own) for end, own in zip(ended, scores, strict=True)], counters

@@ -76,6 +76,7 @@ class RankedTurns:
         for other in self.states[1:]:  # all ranks have the tokens of the step that was computed
             other.batch.sampled[:] = self.states[0].batch.sampled
             other.batch.logprobs[:] = self.states[0].batch.logprobs
+            other.batch.drafted[:] = self.states[0].batch.drafted
         results = []
         for rank in range(self.ranks):
             self._between(rank, queues)

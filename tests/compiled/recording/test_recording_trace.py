@@ -115,7 +115,7 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     case.turn()
     events = reported(case.recording)
     assert texts(events, 0, "stalled") == ["the completion ring of queue pair 0 is full"]
-    assert texts(events, 0, "continues") == ["the completion ring of queue pair 0 has room again"]
+    assert texts(events, 0, "continues") == ["the completion ring of queue pair 0 has space again"]
     assert texts(events, -1, "rejected") == ["an entry of queue pair 1: a parameter is out of range"]
     assert texts(events, 1, "cancelled") == ["its front end cancelled it while it was running"]
     assert "queue pair 0: its lease ended" in texts(events, -1, "revoked")
