@@ -36,6 +36,7 @@ from blinkpy.models.weights.decoder_weights import embedding_factor, load_weight
 PAGE = 8
 NEW_TOKENS = 32
 TOLERANCE = 1e-4
+MOST_OFTEN = 3e-4  # 99th percentile of the errors of logits
 TIE = 1e-6  # of two experts' weights
 MOST_PROMPTS, FOLLOWED = 20, 25  # until so many tokens have the same experts in bfloat16
 WITHOUT_TORCH = {"llama2", "llama3", "llama-biased-mqa", "mistral", "mistral-window", "ministral", "qwen2", "qwen2-window-yarn"}
@@ -146,22 +147,26 @@ def experts_of_a_token(config: Any) -> int:
 
 
 def tolerance(config: Any) -> float:
-    """Of logits. Sums over a gated delta net's whole past grow, and so does the rounding of more layers than the usual three."""
-    return 3e-4 if hasattr(config, "linear_num_key_heads") or config.num_hidden_layers > 3 else TOLERANCE
+    """Of logits. Sums over a gated delta net's whole past grow, and so does the rounding of more layers than the usual three. A
+    delta net's norm of a result near 0 enlarges roundings: one token in thousands is off by ten times as much as others."""
+    if hasattr(config, "linear_num_key_heads"):
+        return 1e-3
+    return MOST_OFTEN if config.num_hidden_layers > 3 else TOLERANCE
 
 
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
     """Our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
     assert len(seen) >= minimum
-    compared, spread = 0, 0.0
+    errors, spread = list[float](), 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():
         expected, end = expected_logits(model, sequence.tokens, experts_of_a_token(model.config.get_text_config()))
         spread, most = max(spread, float(expected.std())), tolerance(model.config.get_text_config())
         for _, position, ours in (item for item in seen if item[0] is sequence and item[1] < end):
             error = float(np.abs(ours - expected[position]).max())
             assert error < most, f"position {position} of {len(sequence.tokens)} is off by {error}"
-            compared += 1
-    assert compared > 0.5 * len(seen), "too many experts were nearly equal"
+            errors.append(error)
+    assert len(errors) > 0.5 * len(seen), "too many experts were nearly equal"
+    assert np.quantile(errors, 0.99) < MOST_OFTEN
     assert spread > 0.5, "logits too flat to show an error"
 
 
