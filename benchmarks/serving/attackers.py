@@ -38,6 +38,8 @@ from benchmarks.serving.attack_grammar import (
     TENANT,
     Attack,
 )
+from benchmarks.serving.attack_kinds import KINDS
+from benchmarks.serving.attack_requests import pieces_of
 from benchmarks.serving.systems import command_line, free_port, tree
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.engine.link.handshake_server import HandshakeServer
@@ -50,6 +52,7 @@ from blinkpy.transport.verbs import Endpoint
 MANY = 1000  # addresses of clients: one has too few ports
 PAUSE_S = 0.02  # pause after a connection that the server closed; between two turns of a hostile front end it is 0.1 ms
 PATIENCE_S = 60.0  # for an answer, and for the end of a process
+CROWD, CROWD_S, PREPARED = 3000, 5.0, 200  # connections, seconds until the next crowd, different requests
 GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # tokens of a prompt: more than a page, with ids of the model
 
 
@@ -284,6 +287,38 @@ async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
     signalled.cancel()
 
 
+async def crowd_at_once(site: Site, until: float, seen: Seen) -> None:
+    """crowd at once: 3,000 connections, each with one request of a random kind of work, all at one moment, again and
+    again"""
+    rng = random.Random()
+    works = [kind.name for kind in KINDS.values() if kind.path]
+    requests = [b"".join(pieces_of(Attack(rng.choice(works)), site.key, rng)) for _ in range(PREPARED)]
+
+    async def one(request: bytes) -> None:
+        sock = socket.socket()
+        sock.setblocking(False)
+        writer = None
+        try:
+            sock.bind((f"127.0.{rng.randrange(1, 255)}.{rng.randrange(1, 255)}", 0))
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", site.port))
+            reader, writer = await asyncio.open_connection(sock=sock)
+            async with listening(reader, seen):
+                writer.write(request)
+        except OSError as error:
+            seen[f"ended: {type(error).__name__}"] += 1
+        finally:
+            (writer.transport.abort if writer else sock.close)()
+
+    while time.monotonic() < until:
+        seen["crowds"] += 1
+        crowd = [asyncio.create_task(one(rng.choice(requests))) for _ in range(round(site.scale * CROWD))]
+        _, unanswered = await asyncio.wait(crowd, timeout=min(CROWD_S, until - time.monotonic()))
+        seen["open at the end"] += len(unanswered)
+        for client in unanswered:
+            client.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+
+
 ATTACKS: dict[str, Attack | OwnAttack] = {
     "idle connections": Attack("accept", STRANGER, 1500, addresses=MANY),
     "endless trailers": endless_trailers,
@@ -301,6 +336,7 @@ ATTACKS: dict[str, Attack | OwnAttack] = {
     "dripping bodies": Attack("large request", TENANT, 1000, 10, pace=DRIPPED),
     "heavy answers": Attack("log probabilities", TENANT, 2, 12),
     "reset requests": Attack("log probabilities", TENANT, 200, 12, leaves=RESET),
+    "crowd at once": crowd_at_once,
     "drain": drain_under_load,
 }
 

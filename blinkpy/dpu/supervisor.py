@@ -19,7 +19,7 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
-from blinkpy.dpu.descriptors import listen_unix
+from blinkpy.dpu.descriptors import BACKLOG, listen_unix
 from blinkpy.dpu.handover import HandoverListener, Inheritance
 from blinkpy.dpu.link.link_thread import PROGRESS, WORDS_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
@@ -27,7 +27,6 @@ from blinkpy.kept_process import BeatWatch, Death, KeptProcess
 from blinkpy.processes import USAGE_EXIT, Child
 from blinkpy.transport.handshake import new_owner
 
-BACKLOG = 2048
 FIRST_STARTS = 6  # attempts to start a worker that was never ready; then the front end ends
 RESTART_DELAYS_S = (0.5, 8.0)  # after the first death, doubled after each further death, and the maximum
 END_GRACE_S = 5.0  # in addition to shutdown_s, before a worker is killed

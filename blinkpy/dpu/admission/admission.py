@@ -249,7 +249,7 @@ class Admission:
         if self._queue.tenants > 1:  # with one tenant there is nothing to compare, and a charge costs time per request
             self._settle(now)
         while (free := self._free()) > 0:
-            ticket = self._queue.first(self._may_run)
+            ticket = self._queue.first(self._may_run, self._may_begin)
             if ticket is None:
                 return
             # If others wait too, a request of many slots takes turns with them.
@@ -293,19 +293,35 @@ class Admission:
     def _may_run(self, ticket: Ticket) -> bool:
         return self._allowed(ticket) > 0
 
+    def _may_begin(self, tenant: Tenant, best_effort: int) -> bool:
+        """Whether the limits of a tenant and a class leave a slot to a request that has none."""
+        tenant = self.tenants.get(tenant.name, tenant)
+        return min(self._within_limits(tenant, best_effort), self._beside_reserve(tenant)) > 0
+
     def _allowed(self, ticket: Ticket) -> int:
         """The number of missing slots that the limits of tenant and class permit; 0 if its grammar has no place in the
         engine."""
-        tenant, most = self.tenants.get(ticket.tenant.name, ticket.tenant), self._options.max_flex_requests
-        allowed = ticket.slots - ticket.granted
-        if ticket.best_effort and most:
-            allowed = min(allowed, most - self._best_effort)
-        if tenant.requests is not None and allowed > 0:
-            allowed = min(allowed, int(tenant.requests - self.table.total(tenant.number, "requests_in_flight")))
-        if len(self.tenants) > 1 and (reserve := self._slots() // RESERVED):
-            ended = sum(not generation.open for generation in ticket.generations[: ticket.granted])  # their slots are free
-            allowed = min(allowed, self._slots() - reserve - self._used_slots.get(tenant.name, 0) + ended)
+        tenant = self.tenants.get(ticket.tenant.name, ticket.tenant)
+        missing, beside = ticket.slots - ticket.granted, self._beside_reserve(tenant)
+        if beside < missing:  # slots of ended choices are free
+            beside += sum(not generation.open for generation in ticket.generations[: ticket.granted])
+        allowed = int(min(missing, beside, self._within_limits(tenant, ticket.best_effort)))
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
+
+    def _within_limits(self, tenant: Tenant, best_effort: int) -> float:
+        """Further slots within max_flex_requests and the tenant's own limit."""
+        most, left = self._options.max_flex_requests, math.inf
+        if best_effort and most:
+            left = most - self._best_effort
+        if tenant.requests is not None:
+            left = min(left, tenant.requests - self.table.total(tenant.number, "requests_in_flight"))
+        return left
+
+    def _beside_reserve(self, tenant: Tenant) -> float:
+        """Further slots of a tenant, if other tenants keep theirs."""
+        slots = self._slots()
+        reserve = slots // RESERVED if len(self.tenants) > 1 else 0
+        return slots - reserve - self._used_slots.get(tenant.name, 0) if reserve else math.inf
 
     def _has_places(self, names: frozenset[int]) -> bool:
         """Whether the engine has places for a grammar and token rules."""

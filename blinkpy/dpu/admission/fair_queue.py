@@ -151,21 +151,26 @@ class FairQueue:
             dropped.append(last)
         return dropped
 
-    def first(self, may_run: Callable[[Ticket], bool]) -> Ticket | None:
+    def first(self, may_run: Callable[[Ticket], bool], may_begin: Callable[[Tenant, int], bool]) -> Ticket | None:
         """The next request that may run: of each tenant, the first one of a class among its MOST_PASSED first
         requests.
 
         A request without a place for its grammar does not block requests without a grammar.
+
+        may_run: whether a request may get a slot.
+        may_begin: whether the limits of a tenant and a class leave a slot to a request that has none. If not, such
+        requests are skipped without a call of may_run, so a tenant at its limits costs little.
         """
         for best_effort in (0, 1) if self._ahead < MOST_AHEAD else (1, 0):
             begins = {name: bisect_left(own, best_effort, key=lambda one: one.best_effort) for name, own in self._waiting.items()}
             lines = [self._waiting[name][begin : begin + MOST_PASSED] for name, begin in begins.items()]
             present = [line for line in lines if line and line[0].best_effort == best_effort]
             for line in sorted(present, key=lambda line: (self._served[line[0].tenant.name], line[0].number)):
+                begins_any = may_begin(line[0].tenant, best_effort)
                 for ticket in line:
                     if ticket.best_effort != best_effort:
                         break
-                    if may_run(ticket):
+                    if (begins_any or ticket.granted) and may_run(ticket):
                         return ticket
         return None
 

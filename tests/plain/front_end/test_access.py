@@ -17,8 +17,8 @@ from support.front_end.http_server import MODEL, events, serving
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.descriptors import PATH_BYTES, check_unix, listen_unix
-from blinkpy.dpu.supervisor import BACKLOG, Supervisor
+from blinkpy.dpu.descriptors import BACKLOG, PATH_BYTES, check_unix, listen_unix
+from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.serving.frontend_process import check_access, print_ready
 
 HERE, ELSEWHERE = "https://here.example", "https://elsewhere.example"

@@ -31,6 +31,10 @@ def anybody(ticket: Ticket) -> bool:
     return True
 
 
+def any_tenant(tenant: Tenant, best_effort: int) -> bool:
+    return True
+
+
 class Clients:
     """Tenants that always have a few requests waiting. served: tokens of each, counted here."""
 
@@ -50,7 +54,7 @@ class Clients:
         if len(self.running) == SLOTS:
             name, tokens = self.running.pop(ending)
             self.charge(name, tokens)
-        ticket = self.queue.first(anybody)
+        ticket = self.queue.first(anybody, any_tenant)
         assert ticket is not None
         self.queue.remove(ticket)
         self.charge(ticket.tenant.name, ticket.prompt_tokens)
@@ -108,7 +112,7 @@ def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
     for number, tenant in enumerate((b, b, b, a, a, a)):
         queue.push(Ticket(tenant, 100, 100, 1, number=100 + number))
     order = []
-    while (ticket := queue.first(anybody)) is not None:
+    while (ticket := queue.first(anybody, any_tenant)) is not None:
         queue.remove(ticket)
         queue.charge(ticket.tenant, 100)
         order.append(ticket.tenant.name)
@@ -133,9 +137,37 @@ def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) ->
                     queue.push(ticket)
                     queue.admit(ticket)
         for queue in queues:
-            while (first := queue.first(anybody)) is not None:
+            while (first := queue.first(anybody, any_tenant)) is not None:
                 (queue.admit if first.number % 3 else queue.remove)(first)  # some give up
         assert vars(queues[0]) == vars(queues[1])
+
+
+def test_waiting_requests_of_a_tenant_at_its_limits_are_not_judged_one_by_one(rng) -> None:
+    """The requests that may run are the same as with a look at each."""
+    for _ in range(50):
+        queue, tenants = FairQueue(), [Tenant(name) for name in "abcd"]
+        limited = {(tenant.name, kind) for tenant in tenants for kind in (0, 1) if rng.random() < 0.5}
+        for number in range(200):
+            ticket = Ticket(tenants[rng.integers(4)], 1, 2, 2, best_effort=int(rng.random() < 0.5), number=number)
+            ticket.granted = int(rng.random() < 0.05)
+            queue.push(ticket)
+        odd = {number for number in range(200) if rng.random() < 0.3}
+        judged = list[Ticket]()
+
+        def may_begin(tenant: Tenant, best_effort: int, limited: set[tuple[str, int]] = limited) -> bool:
+            return (tenant.name, best_effort) not in limited
+
+        def may_run(ticket: Ticket, odd: set[int] = odd, judged: list[Ticket] = judged) -> bool:
+            judged.append(ticket)
+            return ticket.number in odd and bool(ticket.granted or may_begin(ticket.tenant, ticket.best_effort))
+
+        while (found := queue.first(may_run, may_begin)) is not None:
+            assert found is queue.first(may_run, any_tenant)
+            judged.clear()
+            queue.first(may_run, may_begin)
+            assert all(one.granted or may_begin(one.tenant, one.best_effort) for one in judged)
+            queue.remove(found)
+        assert queue.first(may_run, any_tenant) is None
 
 
 def test_classes_take_turns_within_a_bound(rng) -> None:
@@ -151,7 +183,7 @@ def test_classes_take_turns_within_a_bound(rng) -> None:
                 queue.push(Ticket(tenant, int(rng.integers(1, 9)), 9, 1, best_effort=int(rng.random() < 0.3), number=number))
                 continue
             barred = {kind for kind in (0, 1) if rng.random() < 0.1}
-            ticket = queue.first(lambda ticket, barred=barred: ticket.best_effort not in barred)
+            ticket = queue.first(lambda ticket, barred=barred: ticket.best_effort not in barred, any_tenant)
             classes = {one.best_effort for one in waiting} - barred
             if not classes:
                 assert ticket is None
@@ -172,7 +204,7 @@ def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:
         for number, (priority, best_effort) in enumerate(zip(priorities, classes, strict=True)):
             queue.push(Ticket(tenant, 1, 2, 1, priority, number, best_effort=best_effort))
         seen = []
-        while (ticket := queue.first(anybody)) is not None:
+        while (ticket := queue.first(anybody, any_tenant)) is not None:
             queue.remove(ticket)
             seen.append((ticket.best_effort, ticket.priority, ticket.number))
         expected = list(zip(classes, priorities, range(40), strict=True))
@@ -184,10 +216,10 @@ def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
     queue = FairQueue()
     for number, name in enumerate("aab"):
         queue.push(Ticket(Tenant(name), 1, 2, 1, number=number))
-    found = queue.first(lambda ticket: ticket.tenant.name != "a")
+    found = queue.first(lambda ticket: ticket.tenant.name != "a", any_tenant)
     assert found is not None
     assert found.tenant.name == "b"
-    assert queue.first(lambda ticket: False) is None
+    assert queue.first(lambda ticket: False, any_tenant) is None
 
 
 @settings(max_examples=60, deadline=None)

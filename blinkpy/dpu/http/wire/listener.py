@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.descriptors import BACKLOG
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 
 AT_ONCE = 4  # connections in a piece of work
-BACKLOG = 2048  # connections that the kernel keeps until they are accepted
 LATER_S = 0.02  # until the next attempt, if no connection may enter
 ACCEPTED = Asker("accepted connections")  # whose work it is
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
