@@ -46,9 +46,12 @@ LONG_OBJECT = {
 
 
 def endless_objects(kind: str) -> ByteAutomaton:
-    """Consecutive objects of a schema of ENDLESS. A NUL byte, which no token of the tokenizer below contains, ends them."""
+    """Consecutive objects of a schema of ENDLESS. A NUL byte, which no token of the tokenizer below contains, ends them.
+
+    Since no token reaches an end, the engine must not lead outputs to one near max_tokens (ByteAutomaton's `closes`).
+    """
     objects = {"repeat": {"schema": ENDLESS[kind]}, "low": 0, "high": None}
-    return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
+    return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]}, closes=False)
 
 
 def byte_level_tokenizer(vocab_size: int) -> str:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.engine_serving import collect, config_for  # noqa: E402
 
+from benchmarks.common.harness import check  # noqa: E402
 from benchmarks.common.json_grammar import ENDLESS, byte_level_tokenizer, endless_objects  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import gpu_environment  # noqa: E402
@@ -44,6 +46,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription  #
 from blinkpy.models.families.family import describe_model  # noqa: E402
 from blinkpy.queues.byte_automaton import ByteAutomaton  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
+from blinkpy.queues.words import FINISH_LENGTH  # noqa: E402
 
 ARGUMENTS = ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization", "kv_cache_dtype")  # in the result
 
@@ -72,20 +75,34 @@ class Spinning(GpuLoop):
 
 
 def drive(
-    engine: Engine, sizes: list[int], prompt: int, new: int, grammar: ByteAutomaton | None, out: dict[int, dict[str, float]]
+    engine: Engine,
+    sizes: list[int],
+    prompt: int,
+    new: int,
+    grammar: ByteAutomaton | None,
+    out: dict[int, dict[str, float]],
+    failures: list[BaseException],
 ) -> None:
-    """The client: for each batch size, that many concurrent requests. Returns the client's TPOT by wall clock."""
+    """The client: for each batch size, that many concurrent requests; then it stops the engine.
+
+    out: gets, for each size, the seconds by wall clock and the number of tokens.
+    failures: gets what went wrong; WrongAnswer if an output is not `new` tokens long.
+    """
     try:
         rng = np.random.default_rng(1)
         pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
         pair.attach(30)
         for rows in sizes:
-            prompts = rng.integers(0, 30000, (rows, prompt), np.int32)
+            prompts = rng.integers(0, min(30000, pair.facts.vocab_size), (rows, prompt), np.int32)
             greedy = RequestParameters(max_tokens=new, temperature=0.0)
             began = time.monotonic()
             ended = collect(pair, [pair.submit(one, greedy, grammar=grammar) for one in prompts])
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(len(tokens) for tokens, _ in ended)}
+            short = Counter((len(tokens), finish) for tokens, finish in ended if (len(tokens), finish) != (new, FINISH_LENGTH))
+            check(not short, f"of {rows} outputs, {short.total()} do not have {new} tokens; (tokens, FINISH_*): {dict(short)}")
         pair.close()
+    except BaseException as error:
+        failures.append(error)
     finally:
         engine.stop()
 
@@ -105,7 +122,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             slots=max(arguments.rows),
             prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt),
             num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
-            max_model_len=4096,
+            max_model_len=max(4096, arguments.prompt + arguments.new),
             control=arguments.control,
             record_steps=arguments.record_steps,
             batch_invariant=arguments.batch_invariant,
@@ -126,11 +143,14 @@ def _measure(
     engine: Engine, a: DecoderDescription, arguments: argparse.Namespace, grammar: ByteAutomaton | None
 ) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
-    load = arguments.rows, arguments.prompt, arguments.new, grammar, wall
+    failures: list[BaseException] = []
+    load = arguments.rows, arguments.prompt, arguments.new, grammar, wall, failures
     client = threading.Thread(target=drive, args=(engine, *load), daemon=True)
     client.start()
     engine.run(budget_s=arguments.budget)
     client.join(20)
+    if failures:
+        raise failures[0]
     result: dict[str, Any] = {
         **{name: getattr(arguments, name) for name in ARGUMENTS},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
@@ -150,6 +170,7 @@ def _measure(
         steady = decode & (trace[:, L.TRACE_ROWS] == rows)
         pairs = steady[:-1] & steady[1:]
         if not pairs.any():
+            print(f"no two decode steps in a row had {rows} rows: raise --new", file=sys.stderr)
             continue
         step = percentiles(interval[pairs])
         result["rows"][rows] = {

@@ -13,15 +13,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.common.json_grammar import ENDLESS, byte_level_tokenizer, endless_objects
 from support.automata import automaton_of_choices, random_automaton
+from support.engine_serving import collect, config_for, serving
 from support.grammar_outputs import JSON, generate_legal_outputs, pieces
 from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
 from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, automaton_of_grammar, token_bytes
+from blinkpy.engine.engine import make_engine
 from blinkpy.engine.sizing import read_token_bytes
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["cpu", "null"])
@@ -59,6 +70,21 @@ def test_an_output_is_complete_at_max_tokens(llm: LLM, rng: np.random.Generator,
         assert out.finish_reason == ("stop" if ends else "length"), out
         if ends:
             assert set(json.loads(out.text)) >= {"name", "tags"}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_endless_outputs_have_any_number_of_tokens(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Those of the benchmark of decode steps: with few tokens, too, no output is led to the end that no token reaches."""
+    vocab_size = 1000
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": vocab_size}))
+    (tmp_path / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size))
+    grammar = endless_objects(kind)
+    engine = make_engine(config_for(tmp_path, device="cpu", load_format="dummy", dtype="float32"))
+    with serving(engine) as pair:
+        most = [int(n) for n in (1, *rng.integers(2, 200, 7))]
+        prompts = rng.integers(0, vocab_size, (len(most), 8), np.int32)
+        asked = [pair.submit(one, RequestParameters(max_tokens=n), grammar=grammar) for one, n in zip(prompts, most, strict=True)]
+        assert [(len(tokens), finish) for tokens, finish in collect(pair, asked)] == [(n, FINISH_LENGTH) for n in most]
 
 
 def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
