@@ -13,7 +13,7 @@ SCHEDULER = ("queues", "device", "kv", "scheduler")
 DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py", "verify/sim")
 """Sources of compiled code that outlives the process."""
 FRONT_END = (
-    *("dpu", "queues", "transport", "config.py", "model_files.py", "packages.py", "process_exit.py", "processes.py"),
+    *("dpu", "queues", "transport", "config", "model_files.py", "packages.py", "process_exit.py", "processes.py"),
     *("sources.py", "version.py"),
 )
 """Sources of a worker and of its children, which must be the same."""

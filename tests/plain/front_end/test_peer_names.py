@@ -6,13 +6,13 @@ import orjson
 import pytest
 
 from blinkpy.config import Config, ConfigError, meant, options
+from blinkpy.config.peer_options import PEER_OPTIONS
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.fields.body_model import declared
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody
 from blinkpy.dpu.http.fields.peer_fields import PEER_FIELDS
 from blinkpy.dpu.http.fields.response_fields import parse_response
-from blinkpy.peer_options import PEER_OPTIONS
 from blinkpy.queues.request_parameters import RequestParameters
 
 USER = {"role": "user", "content": "Hi"}

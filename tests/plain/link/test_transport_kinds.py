@@ -50,7 +50,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "END = End('toy', 'to play with', True, ToyOptions, connect)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with patch.dict(config_module.TRANSPORTS), patch.dict(config_module._EXTENSIONS):
+    with patch.dict(config_module.TRANSPORTS), patch.dict(config_module.EXTENSIONS):
         yield ends_in("toys", "connect_*")
     for name in [name for name in sys.modules if name.split(".")[0] == "toys"]:
         del sys.modules[name]

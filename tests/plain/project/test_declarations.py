@@ -30,7 +30,7 @@ def files_with(word: str, *without: str) -> list[str]:
 def test_a_scheduler_option_reaches_its_use_through_four_files(name: str) -> None:
     """Its declaration, the scheduler's limits, and the code that heeds it."""
     found = files_with(name, *CHECKS)
-    assert {"config.py", "kv/limits.py"} <= set(found)
+    assert {"config/scheduler_options.py", "kv/limits.py"} <= set(found)
     assert len(found) <= 4, found
     checked = files_with(name)
     assert not {file for file in checked if file.endswith(("timed_server.py", "check_child.py", "engine.py"))}, checked
