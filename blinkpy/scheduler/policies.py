@@ -23,7 +23,8 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 
 from blinkpy.config import ConfigError
-from blinkpy.scheduler.policy_language import GuardedPolicy, PolicyError, write_guarded
+from blinkpy.scheduler.policy_language import GuardedPolicy, write_guarded
+from blinkpy.scheduler.policy_program import PolicyError
 
 
 class RequestFields(NamedTuple):

@@ -23,7 +23,7 @@ from blinkpy.config import ConfigError
 from blinkpy.scheduler.guarded_arithmetic import FAULT_SHIFT, checked_rank, describe_policy_fault
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, guarded_policy, policy_source, read_policy
 from blinkpy.scheduler.policy_key import policy_digest
-from blinkpy.scheduler.policy_language import PolicyError
+from blinkpy.scheduler.policy_program import PolicyError
 from blinkpy.scheduler.policy_vetting import Finding
 
 USUAL_IMPORTS = frozenset({"typing", "numba", "numpy", "math", "blinkpy"})  # for annotations, constants, or tests

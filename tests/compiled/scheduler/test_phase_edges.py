@@ -32,7 +32,7 @@ from blinkpy.queues.words import FINISH_LENGTH, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.scheduler.phases.commit import mark_ending, release_ended
 from blinkpy.scheduler.phases.completions import position_in_pair
 from blinkpy.scheduler.policies import RequestFields, guarded_policy, read_policy
-from blinkpy.scheduler.policy_language import PolicyError
+from blinkpy.scheduler.policy_program import PolicyError
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])

@@ -25,7 +25,9 @@ from blinkpy.scheduler.guarded_arithmetic import (
     describe_policy_fault,
 )
 from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
-from blinkpy.scheduler.policy_language import SCALED, PolicyError, write_guarded
+from blinkpy.scheduler.policy_expressions import SCALED
+from blinkpy.scheduler.policy_language import write_guarded
+from blinkpy.scheduler.policy_program import PolicyError
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 Outcome = tuple[int, str]
