@@ -67,7 +67,7 @@ COMMANDS = (
 MODEL_HELP = "check whether a model can be served, and how much memory it needs, without loading its weights"
 CHECK, REPLAY = "verify.policy_check.check_command", "verify.replay.replay_command"
 TOOLS = (
-    Tool("check-model", MODEL_HELP, "model", "serving.model_facts"),
+    Tool("check-model", MODEL_HELP, "model", "serving.check_model"),
     Tool("check", "check a scheduling policy or a placement rule, and compare it with the shipped ones", "policy?", CHECK),
     Tool("record", "save the recording of a running engine: its last steps", "name?", REPLAY),
     Tool("replay", "run a recording again, and explain what happened and why", "file", REPLAY),

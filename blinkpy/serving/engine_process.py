@@ -11,7 +11,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.device.cuda import CudaError
 from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, end_within, exit_process, print_error
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress, ProgressCallback

@@ -15,7 +15,7 @@ from blinkpy.dpu.fleet.engine_list import check_engines
 from blinkpy.dpu.handover import Inheritance, check_handover, inherit
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.watch.log_output import end_logging, start_logging
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, end_within, exit_process
 from blinkpy.processes import Reporter

@@ -1,8 +1,6 @@
 """The facts of a model, without reading its weights: its kind, its memory, and unsupported features. No torch."""
 
-import json
 import logging
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,65 +20,14 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.description.split import Share
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.gpu.gpu_memory_plan import gib, plan_memory, require_kernels, slots_that_fit, snapshots_that_fit
+from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels, slots_that_fit, snapshots_that_fit
 from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
-from blinkpy.models.weights.checkpoint import as_stored, check_names, names_on_hub, open_checkpoint, resolve_model
+from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
+from blinkpy.models.weights.model_folder import names_on_hub
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.rank_checkpoint import rank_description
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
-from blinkpy.tool_options import CheckModelOptions
-
-# The forms of a model that ran on a GPU: two layers with its widths, compared with transformers. Needs no
-# torch.
-#
-# tools/write_tried_widths.py generates `tried_widths.json` from benchmarks/results/published_widths.json (`make
-# docs`).
-
-FILE = Path(__file__).with_name("tried_widths.json")
-
-
-class Tried(NamedTuple):
-    """One run on a GPU."""
-
-    form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks", "mxfp4", "w4a16" or "nvfp4"
-    kv_cache: str  # value of --kv-cache-dtype
-    gpu: str
-    agrees: bool  # log probabilities are within the test's limit
-    largest_error: float | None  # of a log probability
-    date: str
-    commit: str
-
-    @property
-    def text(self) -> str:
-        """The result as text."""
-        cache = "" if self.kv_cache == "auto" else f" with a cache of {self.kv_cache}"
-        error = "" if self.largest_error is None else f", largest error {self.largest_error:.2g}"
-        return f"{self.form}{cache} {'agrees' if self.agrees else 'differs'}{error} ({self.gpu}, {self.date[:10]})"
-
-
-def widths_of(model: DecoderDescription) -> str:
-    """The sizes on which the choice of kernels for a model's layers depends. Models with equal sizes share
-    results.
-    """
-    mlps = []
-    for mlp in dict.fromkeys(layer.mlp for layer in model.layers):
-        if isinstance(mlp, Experts):
-            mlps.append(f"experts {mlp.number} top {mlp.top_k} of {mlp.size} shared {mlp.shared}")
-        else:
-            mlps.append(f"mlp {mlp.size}")
-    sizes = dict.fromkeys((layer.attention.kv_heads, layer.attention.head_dim) for layer in model.layers)
-    attention = " ".join(f"heads {model.heads} over {kv_heads} of {head_dim}" for kv_heads, head_dim in sizes)
-    return f"{model.name} hidden {model.hidden_size} {attention} {' '.join(sorted(mlps))}"
-
-
-def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
-    """The runs of models with these widths, in the file's order. Raises ConfigError for a damaged file."""
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return [Tried(**run) for run in document["runs"].get(widths_of(model), [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a list of runs on GPUs: {error}; install blinkpy again") from error
-
+from blinkpy.serving.tried_models import Tried, tried
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # approximate memory, bytes
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks", "q_b", "kv_b")
@@ -339,84 +286,3 @@ def _collected(notes: list[str]) -> Iterator[None]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.removeHandler(collector)
             logger.propagate = propagate
-
-
-def as_json(facts: ModelFacts, **more: Any) -> str:
-    """All facts as a JSON object. more: further entries."""
-    rows = {name: [one._asdict() for one in getattr(facts, name)] for name in ("gpus", "tried")}
-    return json.dumps({**more, **vars(facts), **rows}, indent=1)
-
-
-# `blinkpy check-model`: a report about a model, without reading its weights.
-
-SERVER_OPTIONS = (
-    "dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache", "kv_cache_dtype",
-    "tensor_parallel_size",
-)  # fmt: skip
-
-
-def run_check_model(options: CheckModelOptions) -> int:
-    """Print the report, as text or JSON. Returns 1 if the model can't be served, else 0. Raises ConfigError
-    if it does not exist.
-    """
-    folder = resolve_model(options.model, weights=False, tokenizer=False)
-    local = options.model == "demo" or Path(options.model).expanduser().exists()
-    hub_id = "" if local else options.model
-    given = {name: getattr(options, name) for name in SERVER_OPTIONS}
-    gpus = GPUS | ({f"{options.gpu_gib:g} GiB": int(options.gpu_gib * 2**30)} if options.gpu_gib else {})
-    facts = model_facts(folder, Config().with_options(given), hub_id=hub_id, gpus=gpus)
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(CheckModelOptions, name)]
-    command = "" if facts.problems else " ".join(["blinkpy serve", shlex.quote(options.model), *flags])
-    if options.json:
-        print(as_json(facts, model=options.model, supported=not facts.problems, command=command))
-    else:
-        print("\n".join(_page(options.model, facts, command)))
-    return 1 if facts.problems else 0
-
-
-def _page(model: str, facts: ModelFacts, command: str) -> Iterator[str]:
-    yield f"{model}: {facts.model_class}, {'refused' if facts.problems else 'supported'}"
-    yield from (f"  problem        {problem}" for problem in facts.problems)
-    yield from (f"  note           {note}" for note in facts.notes)
-    if facts.shape:
-        yield from _model_lines(facts)
-    if facts.tokenizer:
-        found = facts.tokenizer
-        begin = repr(found["begins a text"]) if found["adds it"] else "nothing"
-        ends = ", ".join(map(repr, found["ends a text"])) or "nothing"
-        yield f"tokenizer        {found['kind']}, {found['class']}, {found['tokens']:,} tokens"
-        yield f"  before a text  {begin}; its end: {ends}"
-    if facts.chat:
-        has = "yes" if facts.chat["template"] else "no"
-        calls, tags = facts.chat["tool_call_parser"], facts.chat["reasoning_parser"]
-        yield f"chat template    {has}; tool calls: {calls}; reasoning: {tags}"
-    if command:
-        yield f"\n{command}"
-
-
-def _model_lines(facts: ModelFacts) -> Iterator[str]:
-    total = sum(facts.parameters.values())
-    shape = ", ".join(f"{name} {value}" for name, value in facts.shape.items())
-    yield f"config           {shape}, quantization {facts.quantization}"
-    context = facts.context
-    windows = f"; windows of {', '.join(map(str, context['windows']))}" if context["windows"] else ""
-    yield f"context          {context['default']:,} tokens, at most {context['longest']:,}; rope: {context['rope']}{windows}"
-    active = "" if facts.active_parameters == total else f", {facts.active_parameters:,} of them for a token"
-    yield f"parameters       {total:,}{active}"
-    for name, count in facts.parameters.items():
-        yield f"  {name:15}{count:>18,}  {gib(facts.weight_bytes[name])}"
-    yield f"weights          {gib(sum(facts.weight_bytes.values()))}"
-    rings = f", and window rings, {facts.ring_bytes_per_slot / 2**20:,.2f} MiB a slot" if facts.ring_bytes_per_slot else ""
-    if facts.state_bytes_per_slot:
-        rings += f", and recurrent states, {facts.state_bytes_per_slot / 2**20:,.2f} MiB a slot"
-    yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}, {facts.cache_dtype}"
-    for one in facts.gpus:
-        fits = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
-        if facts.state_bytes_per_slot and not one.problem:
-            fits += f", {one.slots} slots"
-        yield f"  on {one.gpu:14}{fits}"
-    if facts.tried:
-        yield "tried            two layers at these widths on a GPU, compared with transformers:"
-        yield from (f"  {run.text}" for run in facts.tried)
-    else:
-        yield "tried            no form of a model with these widths on a GPU"

@@ -18,7 +18,7 @@ from blinkpy.dpu.engine_starts import STARTS_BYTES
 from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.dpu.watch.log_output import end_process, start_logging
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, end_within, print_error
 from blinkpy.processes import REPORT_S, Child, ChildError, Tick

@@ -247,7 +247,7 @@ def test_window_rings(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_heavy_is_imported() -> None:
     """It works in the base install."""
-    code = "import sys, blinkpy.serving.model_facts as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
+    code = "import sys, blinkpy.serving.check_model as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "set()\n"
 

@@ -22,7 +22,8 @@ from blinkpy.engine.sizing import model_digest
 from blinkpy.model_files import DEEPEST, DIGITS, LIMITS, MOST_VALUES, open_file, parse_json, read_bytes, read_text
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER, INDEX, SINGLE, read_header, resolve_model
+from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
+from blinkpy.models.weights.stored_tensor import INDEX, SINGLE, read_header
 from blinkpy.serving.model_facts import model_facts
 
 # Files of a folder, and what reads them.
@@ -59,8 +60,8 @@ OPENERS = {
     "recording.recording_reader": "shared memory and recordings",
     "scheduler.policies": "a policy of the operator",
     "scheduler.policy_trial": "the child's channels",
-    "serving.model_facts": "results of the package",
     "serving.kept_engine": "shared memory",
+    "serving.tried_models": "results of the package",
     "sources": "sources",
     "transport.link_key": "--link-key-file",
     "transport.segment": "shared memory",
