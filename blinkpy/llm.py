@@ -34,7 +34,7 @@ from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError

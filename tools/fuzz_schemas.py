@@ -24,7 +24,7 @@ from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy import LLM
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.sizing import read_token_bytes
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 CHUNK = 50  # schemas of one job
 SAID = 100  # jobs between two lines about it

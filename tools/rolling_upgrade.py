@@ -29,7 +29,7 @@ from soak.soak_requests import Answer, Judge, SoakRequest, draw
 from support.commands import Command
 
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.transport.segment import unlink_stale
 
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Encoder
 
 from benchmarks.common.harness import Flag, Run, run_benchmark
 from blinkpy.dpu.worker import SWITCH_S
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 BEAT_S = 0.01
 LEAST_LEASE_S = 5.0  # --lease-ms by default

@@ -22,8 +22,8 @@ from blinkpy.models.cpu.numpy_products import NumpyProgress, ThreadTeam
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
-from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 RATIO = 1.2
 PAGE, STREAMS = 16, (1, 16)

@@ -48,8 +48,9 @@ def bare_model(rows: int, capacity: int) -> Any:
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
     from blinkpy.models.families.family import describe_model
-    from blinkpy.models.weights.checkpoint import resolve_model
-    from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
+    from blinkpy.models.weights.decoder_weights import choose_dtype
+    from blinkpy.models.weights.model_folder import resolve_model
+    from blinkpy.models.weights.weight_loader import load_weights
 
     folder = resolve_model("demo")
     model = describe_model(folder)

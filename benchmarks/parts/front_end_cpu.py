@@ -28,7 +28,7 @@ from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from benchmarks.common.load import Request, Target, get, offer
 from benchmarks.common.processor_time import cpu_s
 from blinkpy.config import Config
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import ProgressCallback
 

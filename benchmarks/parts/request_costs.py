@@ -19,7 +19,7 @@ from benchmarks.common.harness import Flag, Run, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation.request_jobs import INLINE_BYTES, JOBS, EngineLimits, RequestReader, is_brief
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 TARGET_MS = 1.0
 VOCABULARY = 152_000

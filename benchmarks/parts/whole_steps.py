@@ -38,7 +38,7 @@ from blinkpy.engine.devices.gpu_loop import GpuLoop
 from blinkpy.engine.engine import make_engine
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
+from blinkpy.models.weights.weight_loader import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # decode rows and tokens: in separate steps, and together with a chunk
 TOKENS = (256, 448, 512, 1024, 2048, 4096, 8192)

@@ -164,7 +164,7 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
 
 def find_model(options: argparse.Namespace) -> Model:
     """The model of the options; a shape is written into its folder."""
-    from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+    from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
     path, shape = options.model, options.model in SHAPES
     name = Path(path).name

@@ -25,7 +25,7 @@ from benchmarks.common.load import Request, Target, get, offer
 from benchmarks.common.processor_time import cpu_s
 from blinkpy.config import Config
 from blinkpy.dpu.fleet.engine_list import engine_configs
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import ProgressCallback
 

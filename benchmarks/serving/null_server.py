@@ -13,7 +13,7 @@ from benchmarks.common.harness import Run
 from benchmarks.serving.process_memory import worker_below
 from benchmarks.serving.systems import Model, Running, System
 from blinkpy.config import Config
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 
 START_S, STOP_S, PROBE_S = 600.0, 20.0, 30.0

@@ -25,7 +25,8 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.paged_cache import ring_sizes
-from blinkpy.models.weights.checkpoint import as_stored, resolve_model
+from blinkpy.models.weights.checkpoint import as_stored
+from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineFacts, EngineViews

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.model_files import open_file, read_bytes
-from blinkpy.models.weights.checkpoint import weight_files
+from blinkpy.models.weights.stored_tensor import weight_files
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import digest_of_bytes
 

@@ -18,7 +18,7 @@ from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.dpu.supervisor import END_GRACE_S
 from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.kept_process import KeptProcess, start_kept, wait_end
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Stopped
 from blinkpy.processes import REPORT_S, Child, ChildError

@@ -19,7 +19,7 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.sampling_params import SamplingParams
 
 PAGE, PAGES, SLOTS, LENGTH, TOKENS, ROWS = 16, 48, 6, 128, 64, 8

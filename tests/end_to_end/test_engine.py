@@ -19,7 +19,7 @@ from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv.state import ARRIVALS, FINISHING, Batch, Requests
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import (
     COUNTER,

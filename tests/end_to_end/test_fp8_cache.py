@@ -24,8 +24,9 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes, Scales, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.checkpoint import as_stored
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
 from blinkpy.recording.recording_reader import RecordingReader

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.common.json_grammar import ENDLESS, byte_level_tokenizer, endless_objects
 from support.automata import automaton_of_choices, random_automaton
 from support.engine_serving import collect, config_for, serving
 from support.grammar_outputs import JSON, generate_legal_outputs, pieces
 from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 
+from benchmarks.common.json_grammar import ENDLESS, byte_level_tokenizer, endless_objects
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
 from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, automaton_of_grammar, token_bytes
 from blinkpy.engine.engine import make_engine
 from blinkpy.engine.sizing import read_token_bytes
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_LENGTH
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Encoder
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
 from blinkpy.dpu.text.tokenizer import NOTHING
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues import words as W
 
 TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")

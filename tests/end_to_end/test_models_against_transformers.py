@@ -31,7 +31,8 @@ from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import embedding_factor, load_weights
+from blinkpy.models.weights.decoder_weights import embedding_factor
+from blinkpy.models.weights.weight_loader import load_weights
 
 PAGE = 8
 NEW_TOKENS = 32

@@ -22,7 +22,7 @@ from blinkpy.engine.devices.cpu_device import CpuDevice
 from blinkpy.engine.engine import make_engine
 from blinkpy.llm import LLM
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.recording.recording_reader import RecordingReader

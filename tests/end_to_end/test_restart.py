@@ -30,7 +30,7 @@ from blinkpy import cli, kept_process
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.kept_process import BeatWatch, start_kept, wait_end
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.layout import BLOCK_WORDS, read_header
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
 from blinkpy.serving import kept_engine

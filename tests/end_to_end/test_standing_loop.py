@@ -16,7 +16,7 @@ from support.front_end.http_server import RunningServer, events, serving
 from support.waiting import wait_for
 
 from blinkpy.config import Config
-from blinkpy.models.weights.checkpoint import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import Progress
 from blinkpy.queues.words import COUNTER

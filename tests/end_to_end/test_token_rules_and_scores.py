@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessorList, NoBadWordsLo
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.dpu.banned_words import banned_sequences
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues import words as W
 
 TEXT = "It was a dark and stormy night, and the captain of the ship had not slept. He went up to the deck and looked at the sea. "

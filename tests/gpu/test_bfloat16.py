@@ -16,7 +16,7 @@ from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 LIMIT = 1.5
 """Largest ratio of our error to transformers' own."""

@@ -14,7 +14,7 @@ import pytest
 from support.commands import Command
 from support.waiting import wait_for
 
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 POLICY = Path(__file__).parents[1] / "support" / "gpu" / "faulty_policy.py"
 START_S, STREAMS, NOTICED_S = 200.0, 8, 2.0

@@ -10,7 +10,7 @@ from support.models import model_zoo
 
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.decoder_weights import load_tensors
+from blinkpy.models.weights.tensor_loader import load_tensors
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

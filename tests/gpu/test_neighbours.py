@@ -11,8 +11,9 @@ from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.checkpoint import as_stored
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.weight_loader import load_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -33,7 +33,7 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.null_step import synthetic_token
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 TOKENS = 30, 100  # of a stream: from, and up to
 PROMPT = 1, 60

@@ -24,7 +24,7 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.null_step import synthetic_token
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 pytestmark = pytest.mark.timeout(1200)
 STREAMS, TOKENS = 8, 120

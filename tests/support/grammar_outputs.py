@@ -8,7 +8,7 @@ from support.compiled_grammars import automaton_of_schema
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.engine.sizing import read_token_bytes
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.outputs import RequestOutput
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 

@@ -13,7 +13,7 @@ from benchmarks.serving.attack_shapes import FIELDS, SHAPES, body_of_field
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 KINDS = {
     "/v1/chat/completions": "chat",

@@ -31,7 +31,7 @@ from support.commands import Command
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from benchmarks.serving.process_memory import open_files, resident
 from benchmarks.serving.systems import alive, tree
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from soak.disturbances import Disturbances, parts
 from soak.soak_clients import Calm, Clients
 from soak.soak_requests import Judge, draw

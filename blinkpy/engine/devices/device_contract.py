@@ -79,7 +79,7 @@ class Setup:
     def load_weights(self, dtype: torch.dtype, device: str, share: Share | None = None) -> Weights:
         """The model's weights, or a rank's share of them; random ones for --load-format dummy."""
         from blinkpy.models.description.split import WHOLE
-        from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+        from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
         self.report("loading weights")
         if self.config.model.load_format == "dummy":

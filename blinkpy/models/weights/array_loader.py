@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import POWERS, StoredTensor
 from blinkpy.models.weights.part import Part, ScaleTensor
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales, open_weights
+from blinkpy.models.weights.stored_tensor import POWERS, StoredTensor, open_weights
+from blinkpy.models.weights.weight_parts import all_parts, cache_scales
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20

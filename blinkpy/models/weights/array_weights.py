@@ -1,4 +1,4 @@
-"""A decoder's weights as float32 NumPy arrays: decoder_weights.py without torch, and the reasons for
+"""A decoder's weights as float32 NumPy arrays: decoder_weights.py and weight_loader.py without torch, and the reasons for
 unsupported models.
 """
 
@@ -46,7 +46,7 @@ def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Flo
         return round_to_fp8(x / scales[..., None]), scales
 
 
-DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as in decoder_weights.py
+DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as in weight_loader.py
 QUANTISED_ROWS = 1024  # at a time
 DRAWN = 1 << 20  # random numbers at a time
 
@@ -218,7 +218,7 @@ def load_array_weights(
 
 
 def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DUMMY_RANGE) -> ArrayWeights:
-    """decoder_weights.dummy_weights in float32. torch's CPU generator is also MT19937, and makes a number in
+    """weight_loader.dummy_weights in float32. torch's CPU generator is also MT19937, and makes a number in
     [0, 1) of a word's low 24 bits.
     """
     generator = np.random.MT19937()

@@ -2,239 +2,26 @@
 
 import logging
 import math
-import os
-import re
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from io import FileIO
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from blinkpy.config import Config, ConfigError
-from blinkpy.model_files import has_file, open_file, parse_json, read_json
+from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.part import Part, ScaleTensor
-from blinkpy.models.weights.stored_slice import StoredSlice
-from blinkpy.models.weights.weight_parts import (
-    all_parts,
-    cache_scales,
-    expected_tensors,
+from blinkpy.models.weights.stored_tensor import (
+    FP8,
+    ITEM_BYTES,
+    NUMBERS,
+    PACKED,
+    POWERS,
+    StoredTensor,
     open_weights,
-    packed_tensors,
-    read_into,
-    unread_keys,
+    read_header,
+    weight_files,
 )
-from blinkpy.progress import ProgressCallback
-
-# A model's safetensors files and the places of their tensors.
-#
-# The file format: 8 bytes, little endian, with the length of a JSON header; the header, which maps a tensor's name to its
-# dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
-
-MAX_HEADER_BYTES, MOST_DIMENSIONS = 100_000_000, 16
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-NUMBERS = tuple(ITEM_BYTES)
-INTEGER_BYTES = {"I32": 4, "I64": 8}  # of 4-bit weights, their zero points and groups
-PACKED = "U8"  # dtype of MXFP4's blocks and scales
-FP8, POWERS = "F8_E4M3", "F8_E8M0"  # the second one, of scales: powers of two (OCP MX 1.0)
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """The place of a tensor, or of a part of it.
-
-    dtype: safetensors' name.
-    offset: bytes of the whole tensor from the start of the file.
-    part: the bytes of it; None: all.
-    """
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    part: StoredSlice | None = None
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return item_bytes(self.dtype)
-
-    def read(self, memory: memoryview, file: FileIO, position: int, name: str) -> None:
-        """Fill memory, bytes, from `position` of the tensor or its part on. Raises ConfigError as read_into."""
-        for start, size in [(position, len(memory))] if self.part is None else self.part.pieces(position, len(memory)):
-            read_into(memory[:size], file, self.offset + start, name)
-            memory = memory[size:]
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes of a number; 0 for a type that is not supported."""
-    return 1 if dtype in (PACKED, FP8, POWERS) else (ITEM_BYTES | INTEGER_BYTES).get(dtype, 0)
-
-
-def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """Name and place of each tensor of a file. Raises ConfigError for a truncated or malformed file."""
-    try:
-        with open_file(path.parent, path.name) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise ConfigError(f"{path} is truncated, or not a safetensors file ({size} bytes)")
-            text = file.read(length)
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
-    header = parse_json(text, f"{path} is not a safetensors file: its header")
-    header.pop("__metadata__", None)
-    for name, entry in header.items():
-        try:
-            if len(entry["shape"]) > MOST_DIMENSIONS:
-                raise ValueError("more dimensions than any tensor")
-            dtype, shape = entry["dtype"], tuple(_whole(n) for n in entry["shape"])
-            start, end = (_whole(n) for n in entry["data_offsets"])
-        except (TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        itemsize = item_bytes(dtype)
-        if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
-            raise ConfigError(f"{path}: {name} has {end - start} bytes, which does not match {dtype} {list(shape)}")
-        if 8 + length + end > size:
-            raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, but the file has {size} bytes")
-        yield name, StoredTensor(path, dtype, shape, 8 + length + start)
-
-
-def _whole(number: object) -> int:
-    """Return a JSON integer. Raises TypeError for other values, including floats such as 1e999."""
-    if type(number) is not int:
-        raise TypeError(f"{number!r} is not an integer")
-    return number
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files with a model's weights. Raises ConfigError with the name of a missing file."""
-    index = folder / INDEX
-    if not has_file(folder, INDEX):
-        if not has_file(folder, SINGLE):
-            others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
-            hint = f"; {', '.join(others[:3])} can't be used" if others else ""
-            raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}{hint}")
-        return [folder / SINGLE]
-    try:
-        names = set(read_json(folder, INDEX)["weight_map"].values())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is not an index of safetensors files: {error!r}") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(f"{index} refers to a file outside the folder: {name!r:.200}")
-        if not has_file(folder, name):
-            raise ConfigError(f"{folder} has no {name:.200}, which {INDEX} refers to")
-    return [folder / name for name in sorted(names)]
-
-
-DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-# Only needed files: weights in safetensors with transformers' names, no other copies of a repository.
-PATTERNS = [
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
-    *("model.safetensors", "model-*.safetensors", INDEX),
-]
-FAST = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained({folder!r}).save_pretrained({folder!r})"
-TEKKEN = (
-    "from transformers.integrations.mistral import convert_tekken_tokenizer; "
-    "convert_tekken_tokenizer({folder!r} + '/tekken.json').save_pretrained({folder!r})"
-)
-# Files of checkpoints in other formats, by the missing file, with a hint.
-OTHER_FORMS = {
-    "config.json": {"params.json": "params.json is Mistral's format, but transformers' format is needed"},
-    "tokenizer.json": {
-        "tekken.json": f'tekken.json has to be converted first: python -c "{TEKKEN}"',
-        "tokenizer.model": f'tokenizer.model has to be converted first: python -c "{FAST}"',
-        "vocab.json": f'vocab.json has to be converted first: python -c "{FAST}"',
-    },
-}
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-def find_model(config: Config, progress: ProgressCallback, weights: bool = True, tokenizer: bool = True) -> Config:
-    """The config with the model's folder instead of its name, downloaded if necessary; the API keeps the name."""
-    progress(f"finding model {config.model.model}")
-    weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
-    folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
-    name = config.model.served_model_name or config.model.model
-    return config.with_options({"model": str(folder), "served_model_name": name})
-
-
-def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True) -> Path:
-    """Folder of a model, downloaded first if the argument is a hub id.
-
-    model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights,
-    tokenizer: False if not needed.
-
-    Raises ConfigError if the model does not exist, or lacks a needed file.
-    """
-    fetched = False
-    if model is None or model == "demo":
-        folder = DEMO_FOLDER
-    elif Path(model).expanduser().exists():
-        folder = Path(model).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(f"model {model!r} is a file; give the folder that holds config.json, the tokenizer and the weights")
-    elif HUB_ID.fullmatch(model):
-        folder, fetched = _download(model, weights), True  # without files of other formats
-    else:
-        raise ConfigError(f"model {model!r} is not a folder, a hub id (owner/name) or 'demo'")
-    for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
-        if not has_file(folder, name):
-            raise ConfigError(f"{folder} has no {name}{_hint(name, folder, fetched)}")
-        open_file(folder, name).close()
-    if weights:
-        weight_files(folder)
-    return folder
-
-
-def _hint(name: str, folder: Path, fetched: bool) -> str:
-    """A hint about a missing file. fetched: the folder was downloaded without files of other formats."""
-    hints = [hint.format(folder=str(folder)) for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
-    if not hints and fetched:
-        hints = [f"another format of it on the hub ({', '.join(OTHER_FORMS[name])}) must be converted first (docs/models.md)"]
-    return f"; {hints[0]}" if hints else ""
-
-
-def _download(model: str, weights: bool) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-    except ImportError as error:
-        raise ConfigError(f"{model!r} is not a local folder; to download it, install the huggingface_hub package") from error
-    patterns = PATTERNS if weights else [name for name in PATTERNS if not name.endswith(".safetensors")]
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except GatedRepoError as error:
-        raise ConfigError(f"{model} is gated: accept its terms on the hub and set HF_TOKEN") from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(f"the hub has no model {model!r}, or it is private: check the name, or set HF_TOKEN") from error
-    except LocalEntryNotFoundError as error:
-        raise ConfigError(f"can't download {model}: the hub can't be reached, and there is no local copy in its cache") from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"can't download {model}: {reason}") from error
-
-
-def names_on_hub(folder: Path, hub_id: str) -> list[str] | None:
-    """Names of a hub model's tensors, from its index or from the header of its single file; None if it has neither.
-
-    folder: that of resolve_model without weights.
-    """
-    if has_file(folder, INDEX):
-        names = read_json(folder, INDEX).get("weight_map")
-        return list(names) if isinstance(names, dict) else None
-    try:
-        from huggingface_hub import HfApi
-
-        return list(HfApi().parse_safetensors_file_metadata(hub_id, "model.safetensors").tensors)
-    except Exception as error:  # no such file, another format, no network: the library has many errors for these
-        logger.debug("%s: %s", hub_id, error)
-        return None
-
+from blinkpy.models.weights.weight_parts import all_parts, cache_scales, expected_tensors, packed_tensors, unread_keys
 
 FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of the rotary embedding, which are not parameters
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")

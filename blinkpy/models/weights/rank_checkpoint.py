@@ -8,10 +8,9 @@ from blinkpy.models.description.blocks import BLOCK, Experts, OutputGate, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import WORD, Layout
 from blinkpy.models.description.split import Share, split_model
-from blinkpy.models.weights.checkpoint import StoredTensor
 from blinkpy.models.weights.packed_loader import PackedReader
 from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.stored_slice import StoredSlice
+from blinkpy.models.weights.stored_tensor import StoredSlice, StoredTensor
 from blinkpy.models.weights.weight_parts import layer_parts
 
 Sections = Sequence[tuple[int, int]]  # (all rows, a rank's rows) of each matrix within a stored one

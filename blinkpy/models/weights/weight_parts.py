@@ -1,13 +1,9 @@
 """The tensors that a model's checkpoint must have, and the decoder's weights that are made of them."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from io import FileIO
-from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.model_files import open_file
 from blinkpy.models.description.blocks import (
     BLOCK,
     Experts,
@@ -40,25 +36,6 @@ def dtype_name(model: DecoderDescription, requested: str, device: str) -> str:
             raise ConfigError("dtype float16 is not supported on the CPU (supported: float32, bfloat16)")
         name = "float32"
     return name
-
-
-def open_weights(path: Path) -> FileIO:
-    """Open a file for read_into. Raises ConfigError."""
-    return open_file(path.parent, path.name)
-
-
-def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
-    """Fill memory, bytes, from the file at `offset`. name: the tensor's name. Raises ConfigError if the file is
-    too short or can't be read.
-    """
-    while memory:
-        try:
-            read = os.preadv(file.fileno(), [memory], offset)
-        except OSError as error:
-            raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
-        if read == 0:
-            raise ConfigError(f"{file.name} was truncated while being read: {name} lacks at least {len(memory)} bytes")
-        memory, offset = memory[read:], offset + read
 
 
 NORMS = {  # of a layer, by their fields in LayerWeights

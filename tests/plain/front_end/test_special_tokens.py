@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate, chat_text
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 TEMPLATE = (
     "<s>{% for m in messages %}<|start|>{{ m.role }}: {{ m.content | trim }}</s>\n{% endfor %}"

@@ -28,7 +28,7 @@ from blinkpy.models.paged_cache import (
     scales_for,
 )
 from blinkpy.models.weights.array_weights import dummy_array_weights
-from blinkpy.models.weights.decoder_weights import dummy_weights
+from blinkpy.models.weights.weight_loader import dummy_weights
 from blinkpy.serving.model_facts import fit
 
 MODEL = describe_config({**BASE, "architectures": ["LlamaForCausalLM"]})

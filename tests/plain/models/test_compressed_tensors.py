@@ -14,7 +14,7 @@ from support.models.model_zoo import make_model
 
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 
 SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
 PRESETS = {"FP8_DYNAMIC": "row", "FP8": "tensor", "FP8_BLOCK": "block"}  # and what shares a scale

@@ -24,10 +24,10 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.quantization_reader import read_quantization
 from blinkpy.models.families.family import describe_model
-from blinkpy.models.weights import array_weights, decoder_weights
+from blinkpy.models.weights import array_weights, weight_loader
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import model_facts
 
@@ -225,7 +225,7 @@ def test_scales_and_weights_that_do_not_fit(name: str, value: torch.Tensor | Non
 @pytest.mark.parametrize("name", [f"{Q}.weight_scale", f"{Q}.input_scale", "model.layers.1.self_attn.v_scale"])
 def test_scales_that_are_no_scales(name: str, static: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is allocated: by both loaders."""
-    for module in (decoder_weights, array_weights):
+    for module in (weight_loader, array_weights):
         monkeypatch.setattr(module, "_assemble", lambda *arguments: pytest.fail("something was allocated"))
     for number in BAD_NUMBERS:
         rewrite(static, replaced(name, torch.tensor([number])))

@@ -24,7 +24,7 @@ from blinkpy.models.gpu.gpu_memory_plan import activation_bytes, require_kernels
 from blinkpy.models.paged_cache import PagedCache, RingSizes, choose_scales, kv_bytes_per_page, ring_bytes
 from blinkpy.models.weights.array_weights import unknown_parts
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 PUBLISHED: dict[str, Any] = {
     model.hub_id: model.config

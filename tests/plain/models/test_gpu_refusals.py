@@ -28,7 +28,7 @@ from blinkpy.engine.link import pair_placement  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.gpu.gpu_step import require_fit  # noqa: E402
 from blinkpy.models.gpu.step_shapes import StepShape  # noqa: E402
-from blinkpy.models.weights import decoder_weights  # noqa: E402
+from blinkpy.models.weights import weight_loader  # noqa: E402
 
 GIB = 1 << 30
 LLAMA_8B = SHAPES["llama-3-8b"]
@@ -53,7 +53,7 @@ def gpu(monkeypatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu=0: (free, total))
         monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, driver))
         monkeypatch.setattr(runtime, "cudaDeviceGetAttribute", lambda what, device: attributes[what])
-        monkeypatch.setattr(decoder_weights, "dummy_weights", Mock(side_effect=loading or LoadingBegan))
+        monkeypatch.setattr(weight_loader, "dummy_weights", Mock(side_effect=loading or LoadingBegan))
         monkeypatch.setattr(cuda_device, "gpu_usable", lambda: True)
 
     return make

@@ -21,7 +21,7 @@ from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache, choose_scales, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import unknown_parts
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.models.weights.weight_parts import all_parts, weight_bytes
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}

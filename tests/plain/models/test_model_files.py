@@ -21,8 +21,11 @@ from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.cpu.torch_progress import unpack_mxfp4
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights import checkpoint
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER, as_stored, open_checkpoint, resolve_model
-from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_tensors, load_weights
+from blinkpy.models.weights.checkpoint import as_stored, open_checkpoint
+from blinkpy.models.weights.decoder_weights import Weights, choose_dtype
+from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
+from blinkpy.models.weights.tensor_loader import load_tensors
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 from blinkpy.models.weights.weight_parts import expected_tensors, weight_elements
 
 

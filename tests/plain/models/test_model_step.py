@@ -18,7 +18,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import dummy_array_weights
-from blinkpy.models.weights.decoder_weights import dummy_weights
+from blinkpy.models.weights.weight_loader import dummy_weights
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 

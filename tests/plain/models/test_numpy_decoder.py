@@ -24,7 +24,7 @@ from blinkpy.models.weights import array_weights
 from blinkpy.models.weights.array_loader import load_arrays
 from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights, unknown_parts
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from blinkpy.models.description.quantization_section import Section
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 from blinkpy.models.weights.packed_matrix import dense
+from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 

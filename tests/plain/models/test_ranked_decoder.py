@@ -21,7 +21,7 @@ from blinkpy.models.description.split import Share
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.paged_cache import PagedCache, RingSizes, Scales
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 
 PAGE, PAGES, TOKENS, SLOTS = 8, 96, 128, 6
 TOLERANCE = 3e-4  # of log probabilities, in float32

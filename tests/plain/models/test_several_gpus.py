@@ -16,7 +16,7 @@ from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from blinkpy.config import Config, ConfigError  # noqa: E402
 from blinkpy.engine.devices import rank_loops, rank_parts  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
-from blinkpy.models.weights import decoder_weights  # noqa: E402
+from blinkpy.models.weights import weight_loader  # noqa: E402
 
 GIB = 1 << 30
 H200 = "NVIDIA H200"
@@ -39,7 +39,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *pair: pair != lacking)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu=0: (free if gpu else 139 * GIB, 140 * GIB))
         monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, 13000))
-        monkeypatch.setattr(decoder_weights, "dummy_weights", Mock(side_effect=LoadingBegan))
+        monkeypatch.setattr(weight_loader, "dummy_weights", Mock(side_effect=LoadingBegan))
         monkeypatch.setattr(rank_parts, "open_peer_access", Mock(side_effect=LoadingBegan))
         assert rank_loops.RankLoops.faults
 

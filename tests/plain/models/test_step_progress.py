@@ -23,7 +23,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights.array_weights import dummy_array_weights
-from blinkpy.models.weights.decoder_weights import dummy_weights
+from blinkpy.models.weights.weight_loader import dummy_weights
 
 PAGE, PAGES, CONTEXT, TOKENS = 8, 100, 256, 256
 SHAPES = {

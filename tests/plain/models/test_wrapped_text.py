@@ -23,7 +23,7 @@ from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.families.wrapped_text import WRAPPERS
 from blinkpy.models.gpu.gpu_memory_plan import first_layers
 from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.models.weights.weight_parts import layer_parts
 
 PREFIXES = (("vision_tower.", "vision_model."), ("multi_modal_projector.", "mlp1."))

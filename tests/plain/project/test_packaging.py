@@ -50,7 +50,7 @@ def test_the_block_works() -> None:
 def test_the_base_install_imports_without_torch_numba_and_triton() -> None:
     """The front end; and of models their descriptions, folders and the headers of their checkpoints."""
     modules = [name for name in package_modules() if name.startswith(("blinkpy.dpu.", "blinkpy.transport.", "blinkpy.queues."))]
-    modules += ["blinkpy.models.weights.checkpoint", "blinkpy.models.weights.checkpoint"]
+    modules += ["blinkpy.models.weights.checkpoint", "blinkpy.models.weights.model_folder"]
     done = without_heavy(
         f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
         "from blinkpy.models.families.family import families; families()"

@@ -29,7 +29,8 @@ from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache, RingSizes, scales_for
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_weights
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
+from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
 

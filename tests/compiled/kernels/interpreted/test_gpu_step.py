@@ -23,7 +23,7 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_loader import load_weights
 
 SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 

@@ -19,8 +19,8 @@ from blinkpy.kv.state import ROWS
 from blinkpy.models.description.split import Share
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.models.weights.rank_checkpoint import rank_description
+from blinkpy.models.weights.weight_loader import load_weights
 
 SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 SLOTS, STEPS = 4, 3
