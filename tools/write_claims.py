@@ -1,5 +1,8 @@
-"""Writes three tables of docs/verification.md again: claims, from the docstrings of tests, rules, from those of the oracle, and
-assumptions about the order of memory accesses, from that of the memory model.
+"""Writes four tables of docs/verification.md again: testers and claims, from the docstrings of tests, rules, from those of the
+oracle, and assumptions about the order of memory accesses, from that of the memory model.
+
+A paragraph `Tester NAME: code under test | extent in make test` in the docstring of a test file makes a row of testers. BUGS has
+their seeded bugs.
 
 A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
 `Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim.
@@ -9,10 +12,13 @@ A paragraph `R1. text` in the docstring of the oracle's package is a rule.
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 PAGE = ROOT / "docs" / "verification.md"
 PACKAGE = ROOT / "blinkpy"
 ORACLE = PACKAGE / "verify" / "oracle"
@@ -25,9 +31,19 @@ GROUPS = {
     "memory": "Memory order",
     "outputs": "Outputs",
     "fleet": "Fleet",
+    "ranks": "Several GPUs",
     "recordings": "Recordings",
     "testers": "Testers",
 }
+BUGS = {  # lists of seeded bugs, by the test that must find them
+    "tests/plain/front_end/test_fleet.py": "support.front_end.fleet_bugs:FLEET_BUGS",
+    "tests/verified/test_fleet_worlds.py": "support.front_end.fleet_bugs:WORLD_BUGS",
+    "tests/verified/test_http_oracle.py": "support.front_end.http_bugs:HTTP_BUGS",
+    "tests/verified/test_memory_model.py": "verified.memory_model.queue_protocol:BUGS",
+    "tests/verified/test_properties.py": "support.seeded_bugs:FRONT_BUGS",
+    "tests/verified/test_simulator.py": "support.seeded_bugs:SCHEDULER_BUGS",
+}
+TESTER = re.compile(r"^Tester ([^:]+): ([^|]+) \| ([^|]+)$")
 CLAIM = re.compile(r"^Claim ([\w-]+/[\w-]+)( \(simulator\))?:\s+(.*)", re.DOTALL)
 SUPPORT = re.compile(r"^Supports claims? (.*)\.$", re.DOTALL)
 
@@ -54,13 +70,30 @@ def claims(folder: Path) -> dict[str, tuple[str, list[str]]]:
                 found[claim[1]] = (claim[3] + (" *" if claim[2] else ""), [test])
             elif names := SUPPORT.match(paragraph):
                 support += [(name, test) for name in names[1].split(", ")]
-            elif paragraph.startswith(("Claim", "Supports")):
+            elif paragraph.startswith(("Claim", "Supports claim")):
                 raise ValueError(f"{test}: not a claim: {paragraph!r}")
     for name, test in support:
         if name not in found:
             raise ValueError(f"{test} supports the unknown claim {name}")
         found[name][1].append(test)
     return found
+
+
+def bug_count(test: str) -> str:
+    """The number of bugs that a test must find, or ""."""
+    if test not in BUGS:
+        return ""
+    module, _, name = BUGS[test].partition(":")
+    return str(len(getattr(import_module(module), name)))
+
+
+def tester_table(folder: Path) -> str:
+    """A Markdown table of the testers, by the path of their tests."""
+    lines = ["| tester | tests | code under test | in `make test` | seeded bugs |", "|---|---|---|---|---|"]
+    for test, text in docstrings(folder):
+        for found in filter(None, (TESTER.match(" ".join(part.split())) for part in text.split("\n\n"))):
+            lines.append(f"| {found[1]} | `{test}` | {found[2]} | {found[3]} | {bug_count(test)} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(folder: Path) -> str:
@@ -101,7 +134,12 @@ def rule_table(folder: Path) -> str:
 
 def written(page: str, tests: Path = ROOT / "tests", oracle: Path = ORACLE) -> str:
     """The page with new tables."""
-    made = (("claims", table(tests)), ("rules", rule_table(oracle)), ("assumptions", assumption_table(PROTOCOL)))
+    made = (
+        ("testers", tester_table(tests)),
+        ("claims", table(tests)),
+        ("rules", rule_table(oracle)),
+        ("assumptions", assumption_table(PROTOCOL)),
+    )
     for mark, lines in made:
         pattern = rf"(<!-- {mark}, by make docs -->\n)(\|.*\n)*"
         page, found = re.subn(pattern, lambda match, lines=lines: match[1] + lines, page)  # type: ignore[misc]

@@ -1,4 +1,7 @@
-"""Sums over ranks between two GPUs of one process: exact, equal on both, in graphs, and a fault if a peer is late."""
+"""Sums over ranks between two GPUs of one process: exact, equal on both, in graphs, and a fault if a peer is late.
+
+Supports claim ranks/results.
+"""
 
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """The engine on several GPUs, whole: tokens, equal states, faults. One GPU has both ranks if a machine has no second one, except
 for the families: there, the engine ended on one H200.
+
+Supports claims ranks/results, ranks/state.
 """
 
 import time

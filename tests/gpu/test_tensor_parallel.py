@@ -1,4 +1,7 @@
-"""`blinkpy serve --tensor-parallel-size 2` over HTTP: the texts of one GPU, a stream, and an end on a signal."""
+"""`blinkpy serve --tensor-parallel-size 2` over HTTP: the texts of one GPU, a stream, and an end on a signal.
+
+Supports claim ranks/results.
+"""
 
 import re
 import signal

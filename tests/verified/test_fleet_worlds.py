@@ -1,6 +1,8 @@
 """Moves between engines that are worlds of the simulator: real fleet, real queue pairs, real schedulers.
 
 Claim fleet/moves: Moves between engines lose, double and change no token.
+
+Tester storm over worlds of the simulator: the fleet, with real schedulers | one storm
 """
 
 import logging

@@ -2,6 +2,9 @@
 
 Claim front-ends/http-model: Every accepted value reaches the submission. Whole answers and streams have the texts, finish
 reasons, log probabilities and counts that follow from the request and the engine's tokens.
+
+Tester [HTTP model](#the-http-model): a request from its body to submissions, and back to answers and streams |
+225 fresh random requests
 """
 
 import importlib

@@ -1,6 +1,8 @@
 """The queue protocol on all machines, and the checker itself on programs whose outcomes are known.
 
 Claim memory/protocol: The protocol is correct on four machines, and needs each of its assumptions.
+
+Tester [memory model](#the-memory-model): order of accesses of the queue protocol | all interleavings, on four machines
 """
 
 from typing import Any

@@ -1,6 +1,8 @@
 """The protocol under everything that front ends may do: see front_machine. BLINKPY_PROFILE=nightly looks longer.
 
 Supports claim state/pages.
+
+Tester [state machine](#the-state-machine): scheduler and the real client, in plain Python | 120 fresh examples of 50 rules
 """
 
 from support.front_end.front_machine import PROFILE, FrontMachine

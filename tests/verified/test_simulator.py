@@ -1,4 +1,8 @@
-"""The simulator: no violation, the same in Python and compiled, and failures that can be repeated."""
+"""The simulator: no violation, the same in Python and compiled, and failures that can be repeated.
+
+Tester [simulator](#the-simulator): scheduler, allocator and prefix cache, compiled or in plain Python |
+1.5 million turns under all shipped policies, with fresh seeds; 5,300 turns in lanes
+"""
 
 import importlib
 import multiprocessing

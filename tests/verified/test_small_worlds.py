@@ -2,6 +2,8 @@
 BLINKPY_PROFILE=nightly goes further.
 
 Claim state/small-worlds: In the smallest pools and queue pairs, every reachable state is valid.
+
+Tester [small worlds](#small-worlds): allocator and prefix cache; client and scheduler | all sequences of events
 """
 
 import os

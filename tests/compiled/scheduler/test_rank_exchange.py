@@ -1,4 +1,8 @@
-"""Ranks of one model decide the same: storms of honest and hostile front ends, late and differing ranks, seeded bugs."""
+"""Ranks of one model decide the same: storms of honest and hostile front ends, late and differing ranks, seeded bugs.
+
+Claim ranks/state: Ranks end each turn in equal states, with honest and hostile front ends. A late or differing rank ends the
+engine.
+"""
 
 import importlib
 import threading

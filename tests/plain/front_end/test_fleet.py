@@ -1,6 +1,8 @@
 """Several engines behind one front end: placement, refusals, and choices that survive the loss of their engine.
 
 Supports claim fleet/moves.
+
+Tester storm of several engines: the fleet, with scripted engines | storms with fresh seeds
 """
 
 import logging

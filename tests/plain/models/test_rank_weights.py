@@ -1,4 +1,8 @@
-"""Models split over ranks: the ranks' weights join to the whole, bit for bit, or a refusal names the layer."""
+"""Models split over ranks: the ranks' weights join to the whole, bit for bit, or a refusal names the layer.
+
+Claim ranks/weights: Together, the ranks of a model have exactly the checkpoint's weights, for each family and form, or a
+refusal names the layer.
+"""
 
 import random
 import re

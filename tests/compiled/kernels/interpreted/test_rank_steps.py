@@ -1,4 +1,7 @@
-"""The GPU's decoder on several ranks of one memory, in the interpreter, against the same on one rank."""
+"""The GPU's decoder on several ranks of one memory, in the interpreter, against the same on one rank.
+
+Supports claim ranks/results.
+"""
 
 import os
 from functools import partial
