@@ -4,7 +4,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.preparation.preparation_queue import body_budget
-from blinkpy.dpu.http.wire.connection import BODY_SLICE, HIGH_WATER
+from blinkpy.dpu.http.wire.request_reader import BODY_SLICE, HIGH_WATER
 
 BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
 CONNECTION_BYTES = 1 << 15  # objects of a connection and its request
