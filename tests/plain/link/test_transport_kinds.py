@@ -16,7 +16,7 @@ from blinkpy.engine.link import listeners
 from blinkpy.transport.contract import check_end, chosen_end, ends_in
 from blinkpy.transport.verbs import RdmaOptions
 
-PACKAGE = Path(config_module.__file__).parent
+PACKAGE = Path(config_module.__file__).parents[1]
 
 
 def test_each_transport_has_both_ends() -> None:
