@@ -9,8 +9,7 @@ from published_models import MODELS
 from blinkpy.config import DEFAULT_SLOTS, Config
 from blinkpy.models.families.family import describe_config, families
 from blinkpy.models.weights.weight_parts import weight_bytes
-from blinkpy.serving.model_facts import GpuFit, fit, itemsize_of
-from blinkpy.serving.tried_models import GPUS
+from blinkpy.serving.model_facts import GPUS, GpuFit, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 

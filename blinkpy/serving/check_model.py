@@ -9,8 +9,7 @@ from typing import Any
 from blinkpy.config import Config
 from blinkpy.models.gpu.gpu_memory_plan import gib
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.serving.model_facts import ModelFacts, model_facts
-from blinkpy.serving.tried_models import GPUS
+from blinkpy.serving.model_facts import GPUS, ModelFacts, model_facts
 from blinkpy.tool_options import CheckModelOptions
 
 
