@@ -35,7 +35,7 @@ SECRET = "root:x:0:0"
 # Every module that opens files, and what they are. A model's file is opened by `model_files` alone.
 OPENERS = {
     "cli": "the null device",
-    "config": "--config",
+    "config.option_tree": "--config",
     "device.compile_cache": "locks of compiled code",
     "device.lanes": "sources",
     "dpu.admission.keys_file": "--api-keys-file",
