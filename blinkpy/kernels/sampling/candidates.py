@@ -229,41 +229,6 @@ class GrammarView(NamedTuple):
 def walk(
     ids,  # int32 [BLOCK] tokens
     inside,  # bool [BLOCK] whether the token exists
-    state,  # of the automaton
-    words_ptr,  # int32 [W] packed automaton
-    classes_ptr,  # uint8 [4 W] the same memory
-    cells_ptr,  # int16 [2 W] the same memory
-    token_place_ptr,  # int64 [V] first word | number of bytes << 32
-    token_bytes_ptr,  # int32 [n]
-):
-    """(whether the bytes of each token continue a string from `state`, bool [BLOCK], False for a token without
-    bytes; the state after them, int32 [BLOCK]).
-    """
-    row = 1 + tl.load(words_ptr + CLASSES_WORD)
-    place = tl.load(token_place_ptr + ids, mask=inside, other=0)
-    first, length = place.to(tl.int32), (place >> 32).to(tl.int32)
-    alive = length > 0
-    at = tl.zeros_like(ids) + state
-    done = tl.zeros([], tl.int32)
-    longest = tl.max(length, 0)
-    while done < longest:
-        word = tl.load(token_bytes_ptr + first + (done >> 2), mask=alive & (done < length), other=0)
-        for i in tl.static_range(BYTES_AT_ONCE):
-            moving = alive & (done + i < length)
-            byte = (word >> (8 * i)) & 0xFF
-            kind = tl.load(classes_ptr + CLASS_OF_BYTE + byte, mask=moving, other=0).to(tl.int32)
-            following = tl.load(cells_ptr + FIRST_CELL + at * row + 1 + kind, mask=moving, other=0).to(tl.int32)
-            at = tl.where(moving, following, at)
-            alive = alive & (at >= 0)
-        done += BYTES_AT_ONCE
-        longest = tl.max(tl.where(alive, length, 0), 0)
-    return alive, at
-
-
-@triton.jit
-def walk_counted(
-    ids,  # int32 [BLOCK] tokens
-    inside,  # bool [BLOCK] whether the token exists
     state, count,  # position in the automaton
     counted, hubs,  # first state of a counted string, first hub
     loops_ptr,  # int32 [n, LOOP_WORDS] of the states of counted strings
@@ -272,16 +237,19 @@ def walk_counted(
     cells_ptr,  # int16 [2 W] the same memory
     token_place_ptr,  # int64 [V] first word | number of bytes << 32
     token_bytes_ptr,  # int32 [n]
+    COUNTED: tl.constexpr,  # whether the automaton has counted strings
 ):  # fmt: skip
-    """`walk` of an automaton with counted strings: (whether each token is legal, bool [BLOCK]; the state after it, int32
-    [BLOCK]; the count after it, int32 [BLOCK]).
+    """(whether the bytes of each token continue a string from the position, bool [BLOCK], False for a token without bytes; the
+    state after them, int32 [BLOCK]; the count after them, int32 [BLOCK]).
     """
     row = 1 + tl.load(words_ptr + CLASSES_WORD)
     place = tl.load(token_place_ptr + ids, mask=inside, other=0)
     first, length = place.to(tl.int32), (place >> 32).to(tl.int32)
     alive = length > 0
     at = tl.zeros_like(ids) + state
-    counts = tl.zeros_like(ids) + count
+    counts = tl.zeros_like(ids)
+    if COUNTED:
+        counts += count
     done = tl.zeros([], tl.int32)
     longest = tl.max(length, 0)
     while done < longest:
@@ -291,16 +259,19 @@ def walk_counted(
             byte = (word >> (8 * i)) & 0xFF
             kind = tl.load(classes_ptr + CLASS_OF_BYTE + byte, mask=moving, other=0).to(tl.int32)
             following = tl.load(cells_ptr + FIRST_CELL + at * row + 1 + kind, mask=moving, other=0).to(tl.int32)
-            within = moving & (at >= counted)
-            continues = following >= counted
-            own = loops_ptr + (at - counted) * LOOP_WORDS
-            least = tl.load(own + LOOP_LEAST, mask=within & ~continues, other=0)
-            most = tl.load(own + LOOP_MOST, mask=within & continues, other=NO_MOST)
-            fits = tl.where(continues, counts < most, counts >= least)
-            again = tl.where(continues & (at >= counted), counts + (following >= hubs).to(tl.int32), 0)
-            counts = tl.where(moving, again, counts)
+            if COUNTED:
+                within = moving & (at >= counted)
+                continues = following >= counted
+                own = loops_ptr + (at - counted) * LOOP_WORDS
+                least = tl.load(own + LOOP_LEAST, mask=within & ~continues, other=0)
+                most = tl.load(own + LOOP_MOST, mask=within & continues, other=NO_MOST)
+                fits = tl.where(continues, counts < most, counts >= least)
+                again = tl.where(continues & (at >= counted), counts + (following >= hubs).to(tl.int32), 0)
+                counts = tl.where(moving, again, counts)
             at = tl.where(moving, following, at)
-            alive = alive & (at >= 0) & (fits | ~moving)
+            alive = alive & (at >= 0)
+            if COUNTED:
+                alive = alive & (fits | ~moving)
         done += BYTES_AT_ONCE
         longest = tl.max(tl.where(alive, length, 0), 0)
     return alive, at, counts
@@ -367,23 +338,15 @@ def mask_illegal(
         ids = first_id + first + tl.arange(0, BLOCK)
         inside = ids < vocabulary
         if counted < states:
-            legal, at, counts = walk_counted(
-                ids,
-                inside,
-                state,
-                count,
-                counted,
-                hubs,
-                loops_ptr,
-                words_ptr,
-                classes_ptr,
-                cells_ptr,
-                token_place_ptr,
-                token_bytes_ptr,
-            )
+            legal, at, counts = walk(
+                ids, inside, state, count, counted, hubs, loops_ptr,
+                words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr, True,
+            )  # fmt: skip
         else:
-            legal, at = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
-            counts = tl.zeros_like(ids)
+            legal, at, counts = walk(
+                ids, inside, state, count, counted, hubs, loops_ptr,
+                words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr, False,
+            )  # fmt: skip
         if most < NO_LIMIT:
             after = tl.load(cells_ptr + FIRST_CELL + at * row, mask=legal, other=0).to(tl.int32) & CELL_MASK
             far = (after >> DISTANCE_SHIFT) + missing(at, counts, counted, hubs, loops_ptr, legal)
