@@ -4,7 +4,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, Protocol, TextIO
 
 SPINNER = "|/-\\"
@@ -16,6 +17,22 @@ class ProgressCallback(Protocol):
     """Callback for progress of a start: (phase, done, total), in any unit; total 0: unknown."""
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None: ...
+
+
+def finish_pieces(pieces: Iterable[tuple[int, Future[Any]]], progress: Callable[[float], None]) -> None:
+    """Wait for pieces of work, in order, and report the completed fraction at each percent.
+
+    pieces: (size, work); sizes in any unit.
+    Raises the first error of a piece.
+    """
+    pieces = list(pieces)
+    total, done, reported = sum(size for size, _ in pieces), 0, 0.0
+    for size, piece in pieces:
+        piece.result()
+        done += size
+        if done / total >= reported + 0.01 or done == total:
+            reported = done / total
+            progress(reported)
 
 
 class TimedPhases:

@@ -12,8 +12,6 @@ passages of a prompt in another order, each followed by fresh text; *prose*, tex
 two folders, e.g. two releases of a package. Tokens are those of a byte-pair encoding that is trained on all texts of the run.
 """
 
-import gc
-import json
 import random
 import secrets
 import sys
@@ -32,9 +30,9 @@ from support.engine_serving import serving  # noqa: E402
 
 from benchmarks.common.distribution import rounded  # noqa: E402
 from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark, table  # noqa: E402
-from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import EnergyMeter  # noqa: E402
-from blinkpy.config import Config, ConfigError  # noqa: E402
+from benchmarks.common.random_engines import measured_on, model_options, one_by_one  # noqa: E402
+from blinkpy.config import Config  # noqa: E402
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair  # noqa: E402
 from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
@@ -193,25 +191,14 @@ def benchmark(run: Run) -> None:
     texts = workloads(run, max(LEAST, *options.streams), options.prompt, options.new)
     with tempfile.TemporaryDirectory() as folder:
         if options.smoke:
-            model: dict[str, Any] = {"model": "demo", "device": "cpu"}
             texts = {
                 name: [Text([token % 4096 for token in one.prompt], one.output) for one in some] for name, some in texts.items()
             }
-        else:
-            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-            (Path(folder) / "tokenizer.json").write_text("{}")
-            model = {"model": folder, "device": "cuda", "load_format": "dummy", "quantization": options.quantization}
         sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
         sizes["prompt_arena_tokens"] = 2 * max(LEAST, *options.streams) * options.prompt
+        model = {**model_options(folder, run), "quantization": options.quantization}
         config = Config().with_options({**model, **sizes, "enable_prefix_caching": False, "grammar_slots": 0})
-        try:
-            engines = {}
-            for kind in ("off", "ngram"):
-                engines[kind] = measure(config.with_options({"speculative": kind}), texts, run)
-                gc.collect()  # the next engine needs this engine's memory
-                torch.cuda.empty_cache()
-        except ConfigError as error:
-            raise UsageError(str(error)) from error
+        engines = dict(one_by_one(("off", "ngram"), lambda kind: measure(config.with_options({"speculative": kind}), texts, run)))
     rows = []
     for name in texts:
         for streams in options.streams:
@@ -219,9 +206,7 @@ def benchmark(run: Run) -> None:
             share = f"{on['right'] / on['drafts']:.0%}" if on["drafts"] else "none"
             figures = [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{off['tpot_ms'] / on['tpot_ms']:.2f}x", share]
             rows.append([name, str(streams), *figures])
-    with EnergyMeter() as meter:
-        where = {"gpu": "" if options.smoke else meter.facts.get("gpu", "unknown")}
-    run.write(__doc__, {**where, "shape": "demo" if options.smoke else options.shape, "engines": engines})
+    run.write(__doc__, {**measured_on(run), "engines": engines})
     print(table(("workload", "streams", "TPOT off, ms", "TPOT with drafts, ms", "faster", "right drafts"), rows))
 
 

@@ -11,8 +11,6 @@ number less one: the GPU has computed for long enough that its power limit sets 
 engines whose steps are not cut (one group), less one.
 """
 
-import gc
-import json
 import secrets
 import sys
 import tempfile
@@ -22,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.engine_serving import serving  # noqa: E402
 
 from benchmarks.common.distribution import describe, rounded  # noqa: E402
-from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark, table  # noqa: E402
+from benchmarks.common.harness import Flag, Run, check, run_benchmark, table  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
-from benchmarks.common.nvml import EnergyMeter  # noqa: E402
-from blinkpy.config import Config, ConfigError  # noqa: E402
+from benchmarks.common.random_engines import measured_on, model_options, one_by_one  # noqa: E402
+from blinkpy.config import Config  # noqa: E402
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
@@ -142,33 +139,16 @@ def measure(config: Config, groups: int, vocabulary: int, run: Run) -> dict[str,
 def benchmark(run: Run) -> None:
     options = run.options
     with tempfile.TemporaryDirectory() as folder:
-        if options.smoke:
-            model = {"model": "demo", "device": "cpu"}
-            vocabulary = 4096
-        else:
-            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-            (Path(folder) / "tokenizer.json").write_text("{}")
-            model = {"model": folder, "device": "cuda", "load_format": "dummy"}
-            vocabulary = int(SHAPES[options.shape]["vocab_size"])
+        vocabulary = 4096 if options.smoke else int(SHAPES[options.shape]["vocab_size"])
         sizes = dict.fromkeys(("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens"), options.tokens)
         sizes |= {"max_model_len": options.tokens, "max_num_seqs": 32, "slots": 64}
         sizes |= {"cut_step_tokens": options.tokens // 2, "num_pages": options.tokens // 2, "record_steps": 0, "grammar_slots": 0}
-        config = Config().with_options({**model, **sizes, "enable_prefix_caching": False})
-        try:
-            found = []
-            for groups in options.groups:
-                found.append(measure(config, groups, vocabulary, run))
-                gc.collect()  # the next engine needs this one's memory
-                torch.cuda.empty_cache()
-        except ConfigError as error:
-            raise UsageError(str(error)) from error
+        config = Config().with_options({**model_options(folder, run), **sizes, "enable_prefix_caching": False})
+        found = [one for _, one in one_by_one(options.groups, lambda groups: measure(config, groups, vocabulary, run))]
     whole = [one["step_ms"] for one in found if one["groups"] == 1]
     for one in found:
         one["cost"] = rounded(one["step_ms"] / float(np.mean(whole)) - 1) if whole else None
-    with EnergyMeter() as meter:
-        where = {"gpu": "" if options.smoke else meter.facts.get("gpu", "unknown")}
-    facts = {"shape": "demo" if options.smoke else options.shape, "step_tokens": options.tokens}
-    run.write(__doc__, {**where, **facts, "engines": found})
+    run.write(__doc__, {**measured_on(run), "step_tokens": options.tokens, "engines": found})
     rows = []
     for one in found:
         waits = " / ".join(f"{one['wait_ms'][f'p{level}']['value']:.3g}" for level in LEVELS)

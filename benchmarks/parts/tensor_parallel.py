@@ -6,8 +6,6 @@ Engines with random weights run in this process, one after the other. A client s
 queues. TPOT of a request: the time from its first token to its last one, by their number less one.
 """
 
-import gc
-import json
 import secrets
 import sys
 import tempfile
@@ -15,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.engine_serving import serving  # noqa: E402
 
-from benchmarks.common.harness import Flag, Run, UsageError, run_benchmark, table  # noqa: E402
-from benchmarks.common.model_shapes import SHAPES  # noqa: E402
-from benchmarks.common.nvml import EnergyMeter  # noqa: E402
+from benchmarks.common.harness import Flag, Run, run_benchmark, table  # noqa: E402
+from benchmarks.common.random_engines import measured_on, model_options, one_by_one  # noqa: E402
 from benchmarks.parts.drafts import Text, serve  # noqa: E402
-from blinkpy.config import Config, ConfigError  # noqa: E402
+from blinkpy.config import Config  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
 
 VOCABULARY = 4096  # of the prompts
@@ -50,30 +46,18 @@ def benchmark(run: Run) -> None:
     prompts = draw.integers(0, VOCABULARY, (max(options.streams), options.prompt))
     texts = [Text(prompt.tolist(), [0] * options.new) for prompt in prompts]
     with tempfile.TemporaryDirectory() as folder:
-        model: dict[str, Any] = {"model": "demo", "device": "cpu"}
-        if not options.smoke:
-            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-            (Path(folder) / "tokenizer.json").write_text("{}")
-            model = {"model": folder, "device": "cuda", "load_format": "dummy", "quantization": options.quantization}
         sizes = {"max_model_len": options.prompt + options.new, "enable_prefix_caching": False, "grammar_slots": 0}
-        config, engines = Config().with_options({**model, **sizes}), {}
-        for ranks in options.ranks:
-            try:
-                engines[ranks] = measure(config.with_options({"tensor_parallel_size": ranks}), texts, run)
-            except ConfigError as error:
-                raise UsageError(str(error)) from error
-            gc.collect()  # the next engine needs this engine's memory
-            if not options.smoke:
-                torch.cuda.empty_cache()
+        config = Config().with_options({**model_options(folder, run), "quantization": options.quantization, **sizes})
+        engines = dict(
+            one_by_one(options.ranks, lambda ranks: measure(config.with_options({"tensor_parallel_size": ranks}), texts, run))
+        )
     first = engines[options.ranks[0]]
     rows = [
         [str(ranks), str(streams), f"{one['tpot_ms']:.3g}", f"{first[streams]['tpot_ms'] / one['tpot_ms']:.2f}x"]
         for ranks, found in engines.items()
         for streams, one in found.items()
     ]
-    with EnergyMeter() as meter:
-        where = {"gpu": "" if options.smoke else meter.facts.get("gpu", "unknown")}
-    run.write(__doc__, {**where, "shape": "demo" if options.smoke else options.shape, "engines": engines})
+    run.write(__doc__, {**measured_on(run), "engines": engines})
     print(table(("GPUs", "streams", "TPOT, ms", "faster"), rows))
 
 

@@ -20,6 +20,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.part import Part, ScaleTensor
 from blinkpy.models.weights.stored_tensor import POWERS, StoredTensor, open_weights
 from blinkpy.models.weights.weight_parts import all_parts, cache_scales
+from blinkpy.progress import finish_pieces
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20
@@ -63,13 +64,7 @@ def load_arrays(
                 part = flat[first : first + piece_items]
                 pieces.append((part.size, pool.submit(load_piece, files[stored.path], name, stored, position, part)))
                 position += part.size * stored.itemsize
-        total, done, reported = sum(size for size, _ in pieces), 0, 0.0
-        for size, piece in pieces:
-            piece.result()
-            done += size
-            if done / total >= reported + 0.01 or done == total:
-                reported = done / total
-                progress(reported)
+        finish_pieces(pieces, progress)
 
 
 def load_piece(file: FileIO, name: str, place: StoredTensor, position: int, target: NDArray[np.float32]) -> None:

@@ -16,6 +16,7 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_rows import quantised_rows
 from blinkpy.models.weights.stored_tensor import StoredTensor, open_weights
+from blinkpy.progress import finish_pieces
 
 THREADS = 8
 PIECE_BYTES = 16 << 20
@@ -115,13 +116,7 @@ def load_tensors(
                 size = _numel(part) * dtype.itemsize
                 pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, stored, position, part)))
                 position += size
-        total, done, reported = sum(size for size, _ in pieces), 0, 0.0
-        for size, piece in pieces:
-            piece.result()
-            done += size
-            if done / total >= reported + 0.01 or done == total:
-                reported = done / total
-                progress(reported)
+        finish_pieces(pieces, progress)
 
 
 def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, stored: StoredTensor, position: int, target: Target) -> None:

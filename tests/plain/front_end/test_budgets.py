@@ -134,7 +134,7 @@ def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None
         wait_for(lambda: count_of(server, "answers_given_up") == 1)
         small = server.complete([7, 8], max_tokens=200, logprobs=20)
         assert len(small.json()["choices"][0]["logprobs"]["tokens"]) == 200
-        assert server.server.connections.answers.used == 0
+        wait_for(lambda: server.server.connections.answers.used == 0)
         wait_for(lambda: server.engine_client.pair.in_flight == 1)  # the victim's
         wait_for(lambda: count_of(server, "answer_bytes") == 0)
 
@@ -254,7 +254,7 @@ def test_scores_of_prompts_are_counted_before_the_engine_makes_them(folder) -> N
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_answers")
         assert server.engine_client.pair.in_flight == 1, "the victim's alone"
         assert server.complete([[7] * 100], **asked).status_code == 200
-        assert server.server.connections.answers.used == 0
+        wait_for(lambda: server.server.connections.answers.used == 0)
         wait_for(lambda: victim.events >= begin + EVENTS)
 
 
