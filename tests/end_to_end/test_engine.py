@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine_serving import collect, records_case, serving
+from support.models.logits import is_greedy
 from support.models.model_zoo import save_model
 from support.waiting import wait_for
 
@@ -62,15 +63,6 @@ def reference() -> torch.nn.Module:
     return LlamaForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.float32).eval()
 
 
-def is_greedy(reference: torch.nn.Module, prompt: np.ndarray, tokens: list[int]) -> bool:
-    """Whether each token is the likeliest one after the prompt and the tokens before it, or as likely within rounding."""
-    ids = torch.tensor([*prompt.tolist(), *tokens])
-    with torch.inference_mode():
-        logits = reference(ids[None, :-1]).logits[0, len(prompt) - 1 :]
-    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    return bool((logits.amax(dim=-1) - chosen <= ROUNDING).all())
-
-
 def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: int) -> list[np.ndarray]:
     """Random prompts, half of which begin like another one."""
     prompts: list[np.ndarray] = []
@@ -100,7 +92,7 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
     for prompt, (tokens, finish) in zip(prompts, results, strict=True):
         assert finish == FINISH_LENGTH
         assert len(tokens) == 64
-        assert is_greedy(reference, prompt, tokens)
+        assert is_greedy(reference, prompt, tokens, ROUNDING)
 
 
 def test_a_long_step_moves_a_word_while_the_heartbeat_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

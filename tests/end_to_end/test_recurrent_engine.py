@@ -13,6 +13,7 @@ import torch
 import transformers
 from support.engine_serving import collect, config_for, generate, serving
 from support.engine_suspension import CUT, Prompts, suspension_case
+from support.models.logits import is_greedy
 from support.models.model_zoo import VOCAB, save_model
 from support.waiting import wait_for
 
@@ -59,10 +60,7 @@ def test_tokens_preemptions_and_replay(
         capture = RecordingReader(engine.config.engine.name).capture()
     assert sum("prefix caching has 5 snapshots of recurrent states" in message for message in caplog.messages) == 1
     for prompt, found in zip(prompts, tokens, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *found]])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
-        assert (logits.amax(1) - chosen < 1e-3).all()
+        assert is_greedy(model, prompt, found)
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.engine_serving import generate, serving
+from support.models.logits import is_greedy
 from support.models.model_zoo import VOCAB, save_model
 
 from blinkpy import cli
@@ -53,10 +53,7 @@ def test_tokens_preemptions_and_replay(
         capture = RecordingReader(engine.config.engine.name).capture()
     assert ["prefix caching is off" in message for message in caplog.messages] == [True]
     for prompt, found in zip(prompts, tokens, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *found]])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
-        assert (logits.amax(1) - chosen < 1e-3).all()
+        assert is_greedy(model, prompt, found)
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
     assert sum(len(turn.planned) for turn in replay.turns) > 50

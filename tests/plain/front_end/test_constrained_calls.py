@@ -14,7 +14,6 @@ from support.front_end.http_server import MODEL
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, TIME, WEATHER, Served, message_of, served_with
 from support.walks import Walker
 
-from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.http.service import Service
@@ -130,22 +129,6 @@ def test_reasoning_comes_first_and_is_free() -> None:
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[ByteAutomaton | None]:
-    """The grammars of submissions; the engine answers a given text, whatever they are."""
-    found: list[ByteAutomaton | None] = []
-    submit = EngineLink.submit
-
-    def spy(link: EngineLink, work: Any) -> None:
-        for generation, _, _ in work:
-            found.append(generation.grammar)
-            generation.grammar = None
-        submit(link, work)
-
-    monkeypatch.setattr(EngineLink, "submit", spy)
-    return found
 
 
 @pytest.fixture(scope="module")

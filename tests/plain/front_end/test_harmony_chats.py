@@ -10,7 +10,6 @@ from support.front_end.http_server import MODEL, events
 from support.front_end.scripted_model import ARGUMENTS, ASK, EOS, TIME, TOOLS, WEATHER, Served, message_of, served_with
 from support.walks import Walker
 
-from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.grammar.compile_grammar import token_bytes
 from blinkpy.dpu.tools.harmony_calls import MARKS, marked, unmarked
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
@@ -45,25 +44,15 @@ Accepts = Callable[[str], bool]
 
 
 @pytest.fixture
-def accepts(monkeypatch: pytest.MonkeyPatch) -> Accepts:
+def accepts(submitted: list[ByteAutomaton | None]) -> Accepts:
     """Whether the last submission's grammar accepts a text, in which names of the format's tokens are tokens."""
-    found: list[ByteAutomaton | None] = []
-    submit = EngineLink.submit
-
-    def spy(link: EngineLink, work: Any) -> None:
-        for generation, _, _ in work:
-            found.append(generation.grammar)
-            generation.grammar = None
-        submit(link, work)
-
-    monkeypatch.setattr(EngineLink, "submit", spy)
 
     def ask(text: str) -> bool:
-        automaton = found[-1]
+        automaton = submitted[-1]
         assert automaton is not None
         return automaton.accepts(spelled(text))
 
-    ask.found = found  # type: ignore[attr-defined]
+    ask.found = submitted  # type: ignore[attr-defined]
     return ask
 
 

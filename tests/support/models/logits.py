@@ -211,3 +211,12 @@ def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: i
     """What ForcedSteps.follow returns, by transformers: whole sequences at once, `batch` of them at a time."""
     ids, text = torch.from_numpy(tokens).to(model.device), text_model(model)
     return torch.cat([text(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])
+
+
+def is_greedy(reference: torch.nn.Module, prompt: np.ndarray, tokens: list[int], rounding: float = 1e-3) -> bool:
+    """Whether each token is the most probable one after the prompt and the tokens before it, or as probable within rounding."""
+    ids = torch.tensor([*map(int, prompt), *tokens])
+    with torch.inference_mode():
+        logits = reference(ids[None, :-1]).logits[0, len(prompt) - 1 :]
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return bool((logits.amax(dim=-1) - chosen <= rounding).all())
