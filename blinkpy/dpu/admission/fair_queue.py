@@ -11,7 +11,7 @@ effort, except that one best-effort request follows MOST_AHEAD consecutive ones.
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from blinkpy.dpu.admission.tenant import Tenant
@@ -86,7 +86,7 @@ class FairQueue:
         """Remove a request that was served, or gave up."""
         name = ticket.tenant.name
         own = self._waiting[name]
-        own.remove(ticket)
+        del own[bisect_left(own, ticket.order, key=lambda one: one.order)]
         if not ticket.granted:
             self._hold(ticket, -1)
         if not own:
@@ -118,7 +118,7 @@ class FairQueue:
             self.remove(ticket)
         else:
             own = self._waiting[ticket.tenant.name]
-            own.remove(ticket)
+            del own[bisect_left(own, ticket.order, key=lambda one: one.order)]
             ticket.number = number
             insort(own, ticket, key=lambda one: one.order)
         self._ahead = 0 if ticket.best_effort or not self.best_effort else self._ahead + 1
@@ -138,17 +138,16 @@ class FairQueue:
         itself if it is of that tenant. A single request may exceed `most`, and requests with some of their slots stay.
         """
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
-        totals, left = dict(self._tokens), dict[str, list[Ticket]]()
+        totals, last = dict(self._tokens), dict[str, Iterator[Ticket]]()  # of each tenant, its last requests first
         while tokens > most and tokens > ticket.tokens:
             largest = max(totals, key=lambda name: (totals[name] / self._waiting[name][0].tenant.weight, name == own))
             if largest == own:
                 return [ticket]
-            if largest not in left:
-                left[largest] = [one for one in self._waiting[largest] if not one.granted]
-            last = left[largest].pop()
-            totals[largest] -= last.tokens
-            tokens -= last.tokens
-            dropped.append(last)
+            if largest not in last:
+                last[largest] = (one for one in reversed(self._waiting[largest]) if not one.granted)
+            dropped.append(next(last[largest]))
+            totals[largest] -= dropped[-1].tokens
+            tokens -= dropped[-1].tokens
         return dropped
 
     def first(self, may_run: Callable[[Ticket], bool], may_begin: Callable[[Tenant, int], bool]) -> Ticket | None:
