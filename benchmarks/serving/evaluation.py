@@ -250,8 +250,10 @@ def measure_system(
 def measured_cell(means: Bench, server: Any, load: Load, name: str) -> dict[str, Any]:
     """The figures of a cell, with all context that a reader needs."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = means.measure(server, load, name, means.cores)
-    return {"date": date, **origin(), "software": software(), **means.facts(), "server": server.facts, **found}
+    cores = means.cores.of(server.system)
+    found = means.measure(server, load, name, cores)
+    facts = means.facts() | {"cores": dataclasses.asdict(cores)}
+    return {"date": date, **origin(), "software": software(), **facts, "server": server.facts, **found}
 
 
 def overview(tables: Iterable[Table], folder: Path) -> str:

@@ -129,12 +129,17 @@ class Model:
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores by number. client: empty for any core. front_end: of the server's front-end processes, if they get
-    separate cores."""
+    """Cores by number. client: empty for any core. front_end, realtime: of the server's front-end processes and of its
+    processes with real-time priority, if they get separate cores."""
 
     server: tuple[int, ...]
     client: tuple[int, ...] = ()
     front_end: tuple[int, ...] = ()
+    realtime: tuple[int, ...] = ()
+
+    def of(self, system: System) -> Self:
+        """The cores for a system: only systems with real-time processes have `realtime`."""
+        return self if system.realtime else replace(self, realtime=())
 
     @property
     def shared(self) -> Self:
@@ -143,8 +148,8 @@ class Cores:
 
     @property
     def contended(self) -> tuple[int, ...]:
-        """The cores of neighbours: the server's, without those reserved for the front end."""
-        return tuple(core for core in self.server if core not in self.front_end)
+        """The cores of neighbours: the server's, without those reserved for front ends and real-time processes."""
+        return tuple(core for core in self.server if core not in (*self.front_end, *self.realtime))
 
     @property
     def loading(self) -> tuple[int, ...]:
@@ -200,26 +205,33 @@ class Running:
         return ""
 
     def place(self, cores: Cores) -> None:
-        """Pin front-end processes and the others to their cores, with all their threads."""
-        pattern = re.compile(self.system.front_end) if self.system.front_end else None
+        """Pin front-end processes, real-time processes and the others to their cores, with all their threads."""
         moved = 0
         for pid in tree(self.process.pid) if self.process else ():  # otherwise another user has started it
-            front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
-            moved += front
+            own = cores.contended
+            if cores.front_end and self.system.front_end and re.search(self.system.front_end, command_line(pid)):
+                own, moved = cores.front_end, moved + 1
+            elif cores.realtime and self._realtime(pid):
+                own = cores.realtime
             for task in Path(f"/proc/{pid}/task").glob("*"):
                 with contextlib.suppress(OSError):  # it has just ended
-                    os.sched_setaffinity(int(task.name), cores.front_end if front else cores.contended)
+                    os.sched_setaffinity(int(task.name), own)
         self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
             reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
             raise UsageError(f"{self.system.name}: {reason}")
 
+    def _realtime(self, pid: int) -> bool:
+        """Whether a process gets real-time priority."""
+        pattern = self.system.realtime
+        return bool(pattern and re.search(pattern, command_line(pid) + process_title(pid)))
+
     def prioritise(self) -> None:
         """Give the system's real-time processes their priority, with all their threads. Raises ServerError if that is not
         permitted, or none is known."""
-        pattern, threads = re.compile(self.system.realtime), 0
+        threads = 0
         for pid in tree(self.process.pid) if self.process else ():
-            if pattern.search(command_line(pid) + process_title(pid)):
+            if self._realtime(pid):
                 for task in Path(f"/proc/{pid}/task").glob("*"):
                     try:
                         os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))

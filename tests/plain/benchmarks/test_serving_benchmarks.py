@@ -3,8 +3,10 @@ timed."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,14 @@ from benchmarks.serving.load_figures import Slo, figures
 from benchmarks.serving.systems import (
     Cores,
     Model,
+    Running,
     ServerError,
     alive,
     command_line,
     command_of,
     find_system,
     running,
+    tree,
 )
 from benchmarks.serving.workload import BEST_EFFORT, SENSITIVE, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -169,6 +173,36 @@ def test_a_server_that_does_not_become_healthy_is_ended_with_its_children(tmp_pa
     left = [pid for pid in set(os.listdir("/proc")) - before if pid.isdigit() and alive(int(pid))]
     lines = [command_line(int(pid)) for pid in left]
     assert not [line for line in lines if "time.sleep(600)" in line or str(script) in line]
+
+
+PARTS = """import subprocess, sys, time
+children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", part]) for part in ("web", "EngineCore")]
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_real_time_processes_get_their_cores_alone(tmp_path: Path) -> None:
+    """Neighbours and other processes run on the rest; a system without such processes shares those cores."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        pytest.skip("needs two cores")
+    system = replace(find_system("mine=x"), realtime="EngineCore")
+    cores = Cores(tuple(usable), realtime=(usable[-1],))
+    assert cores.of(system).contended == tuple(usable[:-1])
+    assert cores.of(find_system("vllm")).contended == tuple(usable)
+    (tmp_path / "parts.py").write_text(PARTS)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "parts.py")], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"started\n"
+        Running(system, "", 0, process).place(cores)
+        found = {command_line(pid).split()[-1]: os.sched_getaffinity(pid) for pid in tree(process.pid) if pid != process.pid}
+        assert found == {"web": {*usable[:-1]}, "EngineCore": {usable[-1]}}
+        assert os.sched_getaffinity(process.pid) == {*usable[:-1]}
+    finally:
+        for pid in tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
