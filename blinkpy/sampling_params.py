@@ -84,7 +84,7 @@ class SamplingParams(SamplingFields):
         self._check_tokens()
         words = () if self.bad_words is None else self.bad_words
         if not _are(words, lambda word: isinstance(word, str) and word.strip()) or len(words) > MOST_BAD_WORDS:
-            raise ValueError(f"bad_words must be at most {MOST_BAD_WORDS} texts that are not spaces alone, not {words!r}")
+            raise ValueError(f"bad_words must be at most {MOST_BAD_WORDS} texts that are not only spaces, not {words!r}")
         stops: Any = self.stops() if isinstance(self.stop, str | Sequence) else self.stop
         if not _are(stops, lambda stop: isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_LENGTH) or len(stops) > MAX_STOPS:
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")

@@ -10,11 +10,11 @@ TOOL_CALL_PARSERS: dict[str, str] = {}
 REASONING_PARSERS: dict[str, str] = {}
 """How models mark reasoning, by name: blinkpy.dpu.tools.reasoning fills it."""
 MOST_ENGINES = 64
-"""Engines behind one front end."""
+"""Maximum engines behind one front end."""
 MOST_RANKS = 8
-"""GPUs that hold one model together: those of a common machine."""
+"""Maximum GPUs that hold one model together: those of one machine."""
 ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Of an engine, and of its segment below /dev/shm."""
+"""The name of an engine, and of its segment in /dev/shm."""
 DEFAULT_SLOTS = 256  # of a worker
 NO_HITS = "a ring does not keep the first pages of a prompt"
 

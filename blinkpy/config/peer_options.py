@@ -1,6 +1,6 @@
 """Options of vLLM and SGLang that do not exist here, with the option to use instead, for errors about unknown options."""
 
-_OTHER_SPLITS = "a model is split over GPUs of one machine by '--tensor-parallel-size' alone"
+_OTHER_SPLITS = "a model is split only by '--tensor-parallel-size', over GPUs of one machine"
 _LORA = "adapters are not supported"
 _SPECULATION = "drafts come from the request's tokens or the checkpoint's own layer; see '--speculative', '--speculative-tokens'"
 _IMAGES = "models accept text only"

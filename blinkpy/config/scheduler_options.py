@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from blinkpy.config.option_fields import ConfigError, option
 
 STEP_TOKENS = 2048
-"""Tokens of a step, where steps have one size and nothing speaks for less."""
+"""Default tokens of a step, if steps have one size."""
 YIELD_STEPS = 16
 """Default number of consecutive steps in which best-effort prompts wait for latency-sensitive ones."""
 CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
-"""Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
+"""Default number of tokens up to which a step is not cut, and of steps that may interrupt one."""
 NGRAM, MTP = "ngram", "mtp"
 DRAFT_TOKENS, DRAFT_MATCH = {NGRAM: 7, MTP: 3}, 8
-"""Defaults of speculation: drafts of a request in a step by their origin, and tokens that must repeat before them."""
+"""Defaults of speculation: drafts of a request in a step, by their origin, and tokens that must repeat before a draft."""
 MOST_GROUPS = 255
-"""Groups of layers of a step that is cut: a record has a byte for them."""
+"""Maximum groups of layers of a cut step: a record has a byte for their number."""
 
 
 @dataclass(frozen=True)

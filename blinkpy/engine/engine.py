@@ -141,7 +141,7 @@ class Engine:
         kind = self.config.scheduler.speculative
         if model.delta is not None and kind != "off":
             raise ConfigError(
-                f"speculative {kind} does not support {model.name}: its recurrent states can't go back behind a wrong draft"
+                f"speculative {kind} does not support {model.name}: its recurrent states can't be rolled back after a wrong draft"
             )
         if kind != MTP:
             return model

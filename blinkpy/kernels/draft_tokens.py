@@ -36,7 +36,7 @@ class DraftRows(NamedTuple):
 
     @classmethod
     def allocate(cls, rows: int, device: str) -> Self:
-        """For at most this number of rows."""
+        """Allocate memory for at most this number of rows."""
 
         def zeros(count: int) -> torch.Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
@@ -69,7 +69,7 @@ def _following_tokens(
 
 
 def following_tokens(batch: Any, requests: RequestView, out: torch.Tensor) -> None:
-    """out[t] = the token after token t of a computed batch: the sampled one behind an emitting row; 0 if it failed.
+    """out[t] = the token after token t of a computed batch: the sampled token after an emitting row; 0 if it failed.
 
     batch: `blinkpy.kv.state.Batch` of tensors.
     out: int32 [T].

@@ -414,7 +414,7 @@ def is_automaton(words, slot, count, lane, lanes):
 
 @device
 def least_of_hub(words, slot, state):
-    """The least characters of the counted string that begins in a state of a valid number, or 0."""
+    """Minimum characters of the counted string that begins in a state of a valid number, or 0."""
     return min(loop_word(words, slot, state, A.LOOP_LEAST), A.LONGEST_LEAST) if state >= words[slot, A.HUBS_WORD] else 0
 
 

@@ -14,17 +14,17 @@ it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the f
     7 .. 70                     the class of each byte, four bytes a word
     71 ..                       cells of 16 bits, two a word, 1 + classes for each state: STATE_* flags and the distance to
                                 an end << DISTANCE_SHIFT, then the next state for each class, or DEAD_CELL
-    behind the cells            LOOP_WORDS for each state of a counted string: its hub, and the string's least and most
+    after the cells             LOOP_WORDS for each state of a counted string: its hub, and the string's minimum and maximum
                                 characters
 
 The distance of a state is the number of bytes of the shortest text that completes the output. That also bounds the
 number of tokens, if each byte is a token. Otherwise all distances are 0, and outputs are not led to an end.
 
-A counted string has between a least and a most number of characters. Its states are a loop: a hub between two characters,
+A counted string has a minimum and a maximum number of characters. Its states are a loop: a hub between two characters,
 and the states within a character. The last states of an automaton are those of its loops, and the hubs are the last of
 these. A counter counts the characters. An edge from a plain state to the hub sets it to 0, and an edge of the loop to the
-hub increments it. The loop may continue below the most characters, and end at the least. Only one string is open at a
-time, so one counter is enough. A position is both: state | count << COUNT_SHIFT.
+hub increments it. The loop may continue below the maximum, and end from the minimum on. Only one string is open at a
+time, so one counter is enough. A position is state | count << COUNT_SHIFT.
 """
 
 from collections import deque
@@ -199,13 +199,13 @@ class ByteAutomaton:
         return words
 
     def _least_of_hubs(self) -> NDArray[np.int64]:
-        """The least characters of the counted string that begins in each state; int64 [states]."""
+        """Minimum characters of the counted string that begins in each state; int64 [states]."""
         least = np.zeros(self.states, np.int64)
         least[self.hubs :] = self.loops[self.hubs - self.counted :, LOOP_LEAST]
         return least
 
     def distances(self) -> NDArray[np.int64]:
-        """Of each state: the fewest bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted string,
+        """For each state: the fewest bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted string,
         those from the least characters on.
         """
         following = np.sort(self.next_state, axis=1)

@@ -111,7 +111,7 @@ PARAMETERS = (
         requested=(-1, INT32_MAX),
         from_model=True,
     ),
-    Parameter("min_p", "f4", 0.0, (0, 1), "least probability of a token, relative to the most likely token", from_model=True),
+    Parameter("min_p", "f4", 0.0, (0, 1), "minimum probability of a token, relative to the most likely token", from_model=True),
     Parameter(
         "repetition_penalty",
         "f4",
@@ -164,7 +164,7 @@ class SamplingFields:
     temperature: 0 to 100; 0 is greedy.
     top_p: above 0, to 1: the most likely tokens with this probability in all; 1 is off.
     top_k: the most likely tokens; 0 and -1 are off.
-    min_p: 0 to 1: least probability of a token, relative to the most likely token.
+    min_p: 0 to 1: minimum probability of a token, relative to the most likely token.
     repetition_penalty: above 0, to 100, for tokens of prompt and output; 1 is off.
     presence_penalty: -2 to 2, subtracted once from the logits of tokens in the output.
     frequency_penalty: -2 to 2, subtracted for each occurrence in the output.

@@ -61,7 +61,7 @@ GAUGE = {name: ENGINE_GAUGES + i for i, name in enumerate(GAUGE_NAMES)}
 STATE_STARTING, STATE_READY, STATE_DRAINING, STATE_STOPPED, STATE_FAULTED = range(5)
 STATE_NAMES = ("starting", "ready", "draining", "stopped", "faulted")
 
-# Control block, int64, written by the host alone.
+# Control block, int64, written only by the host.
 CONTROL_COMMAND = 0  # COMMAND_*
 CONTROL_FAULT = 1  # 1: the host saw the engine die
 COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP = range(3)

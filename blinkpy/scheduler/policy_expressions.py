@@ -42,7 +42,7 @@ CHOICES: tuple[tuple[tuple[Any, ...], Callable[..., Any]], ...] = (
 CALLABLE = "min, max, abs, int, bool, len, and functions of your own"
 MUTABLE = (list, dict, set, bytearray, np.ndarray)
 LEAST: dict[str, float] = {"prompt_length": 1, "max_tokens": 1, "priority": -math.inf}
-"""The least value of a request's field; 0 for the others."""
+"""The minimum of a request's field; 0 for fields without an entry."""
 SCALED = "a policy computes with integers: scale it, as in `x * 3 // 2` for `x * 1.5`, and write `//` for `/`"
 
 STATELESS = "(a policy keeps no state: the same request must always get the same rank)"

@@ -2,7 +2,7 @@
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a
 counter of its served tokens, divided by its weight. The tenant with the least counter is next, with its first request.
-A tenant that begins to wait starts at the least counter of the waiting tenants, so that no tenant saves up service.
+A tenant that begins to wait starts at the lowest counter of the waiting tenants, so that no tenant saves up service.
 
 The counters of two tenants that always wait differ by at most (P + O) / w: P tokens of one prompt, O tokens of
 the concurrent outputs, w the smaller weight. This holds within a class: latency-sensitive requests precede best

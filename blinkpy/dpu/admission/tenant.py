@@ -82,4 +82,4 @@ class Tenant:
 
 
 ANONYMOUS = Tenant()
-"""Of requests to a server without keys."""
+"""The tenant of requests to a server without keys."""

@@ -115,7 +115,7 @@ def joined(first: Message, second: Message) -> Message:
 
 
 def apart_from_turns(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Instructions between two turns of one kind, or behind results, in a user's message: these turns are changed together."""
+    """Instructions between two turns of one kind, or after results, in a user's message: these turns are changed together."""
     found: list[Fitted] = []
     begin = 0
     for at, one in enumerate(messages):

@@ -23,7 +23,7 @@ from blinkpy.dpu.tools.reasoning import ReasoningTags, parse_reasoning
 
 
 class ReasoningCounter(Protocol):
-    """Of one answer. tokens: so far."""
+    """Counts the reasoning tokens of one answer. tokens: the number so far."""
 
     tokens: int
 

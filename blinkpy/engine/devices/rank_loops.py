@@ -35,7 +35,7 @@ from blinkpy.scheduler import rank_exchange as X
 from blinkpy.transport.segment import Segment
 
 WATCH_S = 0.05  # between two checks of the loops
-END_S = 5.0  # for the other loops to end behind the first
+END_S = 5.0  # for the other loops to end after the first
 OF_OTHERS = ("control", "front", "sq", "sq_long", "cancel", "hashes", "prompt")  # words of the queues that the scheduler reads
 UNKNOWN = 999  # cudaErrorUnknown
 
@@ -200,7 +200,7 @@ class RankLoops:
         end = time.monotonic() + END_S
         while any(running := self._running()):
             if time.monotonic() > end:
-                raise CudaError(UNKNOWN, "timeout", f"rank {running.index(True)} does not end its loop behind the others")
+                raise CudaError(UNKNOWN, "timeout", f"rank {running.index(True)} does not end its loop after the others")
             time.sleep(WATCH_S / 10)
 
     def _require_no_fault(self) -> None:

@@ -124,7 +124,7 @@ def _rope_and_cache(
 
 
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
-    """Rotate the queries in place, and write the rotated keys and the values to the cache. If new.qkv has queries alone,
+    """Rotate the queries in place, and write the rotated keys and the values to the cache. If new.qkv has only queries,
     [T, heads * head_dim], nothing is cached.
 
     The query part of new.qkv is replaced; the rest stays unchanged. The rotary dimension may be less than

@@ -157,7 +157,7 @@ def packed_tiles(call: LinearCall, config: LinearConfig) -> None:
     """
     x, out, rows, n, packed = call.x, call.out, len(call.x), call.out.shape[-1], call.packed
     if packed is None:
-        raise ValueError("this product takes 4-bit weights alone")
+        raise ValueError("this product takes only 4-bit weights")
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals
     if config.split_k > 1 and not call.partials:

@@ -107,7 +107,7 @@ MXFP4_DEFAULTS = (
     (64, ExpertConfig(64, ExpertTile(64, 128, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
     (float("inf"), ExpertConfig(128, ExpertTile(128, 128, warps=8, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
 )
-"""By the tokens of an expert; the fastest of some for gpt-oss's shape on an H200."""
+"""Configurations by the tokens of an expert: the fastest ones tried for gpt-oss's shape on an H200."""
 
 
 def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.dtype) -> None:
@@ -199,7 +199,7 @@ def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfi
 
 
 def _packed_default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-    """The default for 4-bit weights, which are the first operand of the matrix unit: tiles of 64 rows at the least."""
+    """The default for 4-bit weights, which are the first operand of the matrix unit: tiles of at least 64 rows."""
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 64, stages=3), ExpertTile(32, 64, stages=3))
     each = tokens * shape.top_k / shape.experts

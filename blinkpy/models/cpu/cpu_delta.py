@@ -243,7 +243,7 @@ class CpuDelta:
     def run(self, layer: int, projected: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         """One layer, up to its last projection. Advances the states of the batch's rows.
 
-        projected: [tokens, in_size]. normed: [tokens, hidden], the layer's input behind its norm.
+        projected: [tokens, in_size]. normed: [tokens, hidden], the layer's input after its norm.
         Returns [tokens, value_size] in the dtype of `projected`, valid until the next run.
         """
         weights, own, states = self.layers[layer], self.weights[layer], self.states.layers[layer]

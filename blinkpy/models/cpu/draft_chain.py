@@ -1,10 +1,10 @@
-"""Drafts of a model's own draft layer on the CPU, made behind sampling.
+"""Drafts of a model's own draft layer on the CPU, computed after sampling.
 
 The draft layer reads, for each token of the batch, the model's result and the next token, and predicts the token after
 that. So its keys and values at a position depend on the next token, too. It runs over the whole batch; then it runs again
 for each further draft, with its own result and the draft before it.
 
-The keys and values of drafts are written behind the request's tokens, up to the end of its last page in the batch. The next
+The keys and values of drafts are written after the request's tokens, up to the end of its last page in the batch. The next
 step writes these places again. The last key of a page from the prefix cache may belong to another next token: that costs a
 right draft at most.
 """
@@ -46,7 +46,7 @@ class DraftChain:
 
         hidden: the residual stream after the model's last layer, [tokens, hidden].
 
-        A row has -1 behind its drafts. Rows of drafts, requests with a grammar, and prompts that are scored have no drafts.
+        A row has -1 after its drafts. Rows of drafts, requests with a grammar, and prompts that are scored have no drafts.
         """
         batch.drafted[: int(batch.counts[S.ROWS])] = -1
         rows, last, final = drafting_rows(batch, requests)
@@ -83,7 +83,7 @@ class DraftChain:
 
 
 def following_tokens(batch: Batch, requests: Requests) -> Int32:
-    """The token after each token of a computed batch, int32 [tokens]: the sampled one behind an emitting row."""
+    """The token after each token of a computed batch, int32 [tokens]: the sampled token after an emitting row."""
     rows, tokens = int(batch.counts[S.ROWS]), int(batch.counts[S.TOKENS])
     slots, positions = batch.row_slots[batch.token_rows[:tokens]], batch.positions[:tokens]
     result: Int32 = requests.tokens[slots, np.minimum(positions + 1, requests.tokens.shape[1] - 1)]

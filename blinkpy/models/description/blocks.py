@@ -135,7 +135,7 @@ class Norm(NamedTuple):
 
 class Latent(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A head's keys and values are products with a
-    token's latent vector, which all heads share. Only that vector is cached, and behind it the rotated part of
+    token's latent vector, which all heads share. Only that vector is cached, followed by the rotated part of
     keys, which all heads share, too.
 
     The products are applied to queries and results instead (absorbed), so attention has one key head of
@@ -341,7 +341,7 @@ class GatedDelta(NamedTuple):
         return self.channels + self.value_size
 
     def state_bytes(self, itemsize: int) -> int:
-        """Of one request in one layer. itemsize: bytes of an input of the convolution."""
+        """Bytes of the state of one request in one layer. itemsize: bytes of an input of the convolution."""
         return 4 * self.value_size * self.key_dim + (self.taps - 1) * self.channels * itemsize
 
 

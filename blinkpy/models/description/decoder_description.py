@@ -95,7 +95,7 @@ class TensorNames(NamedTuple):
     delta_bias: str = "linear_attn.dt_bias"  # likewise
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
-    draft_embedding_norm: str = "enorm"  # of a draft layer, behind its `layer`, as the three names below
+    draft_embedding_norm: str = "enorm"  # of a draft layer, after its `layer`, as the three names below
     draft_hidden_norm: str = "hnorm"
     draft_projection: str = "eh_proj"
     draft_norm: str = "shared_head.norm"
@@ -122,7 +122,7 @@ class DecoderDescription:
         It multiplies a gate made of the layer's output. A projection of the product is normalised and added.
     dtype: the checkpoint's dtype, except FP8 weights, which `quantization` describes, and 4-bit weights, which
         `packing` describes.
-    further_layers: the layers behind `layers` in the checkpoint. The first one predicts the token after the next one, and so on
+    further_layers: the layers after `layers` in the checkpoint. The first one predicts the token after the next one, and so on
         (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
     drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
     head_rows: rows of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
@@ -204,37 +204,37 @@ class DecoderDescription:
 
     @cached_property
     def kv_heads(self) -> int:
-        """Of the layer that has most."""
+        """Number of key and value heads, in the layer with the most heads."""
         return max(layer.attention.kv_heads for layer in self.layers)
 
     @cached_property
     def head_dim(self) -> int:
-        """Of the layer with the largest heads."""
+        """Elements of a head, in the layer with the largest heads."""
         return max(layer.attention.head_dim for layer in self.layers)
 
     @cached_property
     def q_size(self) -> int:
-        """Of the widest layer."""
+        """Width of the queries, in the widest layer."""
         return max(layer.attention.q_size for layer in self.layers)
 
     @cached_property
     def kv_size(self) -> int:
-        """Of the widest layer."""
+        """Width of the keys, in the widest layer."""
         return max(layer.attention.kv_size for layer in self.layers)
 
     @cached_property
     def projected_size(self) -> int:
-        """Of the widest layer."""
+        """Width of attention's first projection, in the widest layer."""
         return max(layer.attention.projected_size for layer in self.layers)
 
     @cached_property
     def attended_size(self) -> int:
-        """Of the widest layer."""
+        """Width of attention's result, in the widest layer."""
         return max(layer.attention.attended_size for layer in self.layers)
 
     @cached_property
     def cached_size(self) -> int:
-        """Of the widest layer."""
+        """Numbers that a layer caches for a token, in the widest layer."""
         return max(layer.attention.cached_size for layer in self.layers)
 
     def keys_of(self, layer: int) -> int:
@@ -294,8 +294,8 @@ class DecoderDescription:
         if count != 1:
             has = f"has {count} layers" if count else "has no layer"
             raise ConfigError(
-                f"speculative mtp needs one layer for multi-token prediction, but {self.name} {has} by this config.json "
-                "(num_nextn_predict_layers), or blinkpy does not read it: use speculative ngram or off"
+                f"speculative mtp needs a checkpoint with exactly one layer for multi-token prediction, but {self.name} {has} "
+                "that blinkpy can use (num_nextn_predict_layers of config.json): use speculative ngram or off"
             )
         return replace(self, layers=self.layers + self.further_layers, drafting=True)
 

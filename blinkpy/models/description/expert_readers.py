@@ -36,7 +36,7 @@ def leading_dense(c: HfConfig, experts: Mlp | Experts) -> list[Mlp | Experts]:
 
 
 def typed_mlps(c: HfConfig, experts: Experts, default: Sequence[str]) -> list[Mlp | Experts]:
-    """Of each layer as `mlp_layer_types` says. default: without that key."""
+    """The MLP or experts of each layer, by `mlp_layer_types`. default: the kinds if that key is missing."""
     kinds = c.get("mlp_layer_types")
     kinds = list(default) if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != len(default) or not all(kind in (DENSE, SPARSE) for kind in kinds):

@@ -64,7 +64,7 @@ class Packing:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The packing in words."""
         kind = "FP4 (E2M1)" if self.is_float else "int4"
         each = f"{self.group} inputs" if self.group else "row"
         return f"{kind}, a scale for each {each} ({self.layout.value}), inputs not quantised"

@@ -34,7 +34,7 @@ class Section:
         return value
 
     def names(self, *keys: str) -> list[str]:
-        """Of all these lists."""
+        """The names in all these lists."""
         found = [entry for key in keys for entry in _list(self.get(key), f"{self.where}: {key}")]
         if len(found) > MOST_IGNORED or any(not _is_name(name) for name in found):
             raise self.error(f"{keys[0]} must be at most {MOST_IGNORED} names of 1 to {LONGEST_IGNORED} characters")

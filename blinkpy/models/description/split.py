@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
 
 WHOLE = Share()
-"""Of a model on one rank."""
+"""The share of a model on one rank."""
 
 
 def split_model(model: DecoderDescription, share: Share) -> DecoderDescription:

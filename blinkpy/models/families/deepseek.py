@@ -1,6 +1,6 @@
 """Models with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash and Mistral Small 4.
 
-The layer for multi-token prediction of DeepSeek V3 and GLM is used for drafts alone.
+The layer for multi-token prediction of DeepSeek V3 and GLM is used only for drafts.
 """
 
 import math

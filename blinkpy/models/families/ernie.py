@@ -37,7 +37,7 @@ def ernie4_5(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Ernie4_5_MoeForCausalLM",
-    models="ERNIE 4.5 with experts, text alone; without the layers for multi-token prediction",
+    models="ERNIE 4.5 with experts, text only; without the layers for multi-token prediction",
     model_type="ernie4_5_moe",
     defaults=SIZES | EXPERTS | LAYERS | {"num_key_value_heads": 4},
     ignores=(*IGNORES.split(), *FIXED),

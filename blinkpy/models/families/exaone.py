@@ -56,8 +56,8 @@ def exaone_moe(c: HfConfig) -> DecoderDescription:
 
 
 def _windows(c: HfConfig) -> tuple[int, ...]:
-    """Of each layer. `sliding_window_pattern` is a number n, for all tokens in each n-th layer, or letters L and G, as long as
-    one period, whose last layer sees all tokens.
+    """The window of each layer. `sliding_window_pattern` is a number n: each n-th layer sees all tokens; or letters L and G for
+    the layers of one period, whose last layer sees all tokens.
     """
     pattern = c.get("sliding_window_pattern")
     if c.get("sliding_window") is None:
@@ -71,6 +71,6 @@ def _windows(c: HfConfig) -> tuple[int, ...]:
 
 
 def _ropes(c: HfConfig, rope: Rope, windows: tuple[int, ...]) -> list[Rope]:
-    """Of each layer."""
+    """The rotary embedding of each layer."""
     every = c.get("sliding_window") is None
     return [rope if every or window else rope.unrotated() for window in windows]

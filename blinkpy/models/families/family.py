@@ -58,7 +58,7 @@ def families() -> dict[str, Family]:
 
 
 def _reason(name: str, config: Mapping[str, Any], known: Mapping[str, Family]) -> str:
-    """Why a class is refused, and whether another class serves its text alone."""
+    """Why a class is refused, and whether another class serves only its text."""
     reason = f": it needs {MISSING[name]}" if name in MISSING else f" ({LISTED})"
     for key in ("text_config", "llm_config"):
         text = config.get(key)

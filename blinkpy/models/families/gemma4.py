@@ -171,7 +171,7 @@ def _experts(c: HfConfig) -> Experts:
 
 @family(
     "Gemma4UnifiedForCausalLM",
-    models="Gemma 4 12B, saved as text alone",
+    models="Gemma 4 12B, saved as text only",
     model_type="gemma4_unified_text",
     defaults=UNIFIED_DEFAULTS,
     ignores=IGNORES,
@@ -182,7 +182,7 @@ def gemma4_unified(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Gemma4ForCausalLM",
-    models="Gemma 4 E2B, E4B, 26B-A4B and 31B, saved as text alone",
+    models="Gemma 4 E2B, E4B, 26B-A4B and 31B, saved as text only",
     model_type="gemma4_text",
     defaults=DEFAULTS,
     ignores=IGNORES,

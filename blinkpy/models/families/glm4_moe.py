@@ -1,6 +1,6 @@
 """GLM-4.5, 4.6 and 4.7, with experts, and Solar Open and dots.llm1, whose experts are routed in the same way.
 
-The layer for multi-token prediction of GLM is used for drafts alone.
+The layer for multi-token prediction of GLM is used only for drafts.
 """
 
 from dataclasses import replace

@@ -25,8 +25,8 @@ MISSING = {
     "Lfm2MoeForCausalLM": "short convolutions",
     "Lfm3ForCausalLM": "short convolutions",
     "GraniteMoeForCausalLM": "experts with a matrix for gate and up in one tensor of all experts",
-    "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
-    "HunYuanMoEV1ForCausalLM": "norms of heads behind their rotation",
+    "HunYuanDenseV1ForCausalLM": "norms of heads after their rotation",
+    "HunYuanMoEV1ForCausalLM": "norms of heads after their rotation",
     "CohereForCausalLM": "LayerNorm, and an MLP parallel to attention",
     "Cohere2ForCausalLM": "LayerNorm, and an MLP parallel to attention",
     "Cohere2MoeForCausalLM": "LayerNorm, and experts parallel to attention",
@@ -45,6 +45,6 @@ MISSING = {
     "FalconForCausalLM": "LayerNorm, and an MLP parallel to attention",
     "OlmoForCausalLM": "LayerNorm without weights",
     "DbrxForCausalLM": "LayerNorm",
-    "GemmaForCausalLM": "Gemma's first generation, whose norms stand before attention and MLP alone",
+    "GemmaForCausalLM": "Gemma's first generation, whose norms are only before attention and MLP",
     "MllamaForConditionalGeneration": "cross-attention to images",
 }

@@ -1,4 +1,4 @@
-"""The draft layer of a GPU's step, behind sampling: see blinkpy/models/cpu/draft_chain.py, which computes the same."""
+"""The draft layer of a GPU's step, after sampling: see blinkpy/models/cpu/draft_chain.py, which computes the same."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Embeddings of tokens for each layer in the steps of the GPU's decoder: the vectors of a step, and their use in a layer.
 
 DecoderDescription.layer_inputs defines them. The vectors of all layers are computed at the start of a step, because they
-depend on the tokens alone.
+depend only on the tokens.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, layer_embedding
 
 
 def factor_of_mlp(layer: LayerWeights) -> torch.Tensor | None:
-    """The factor of the residual stream behind a layer's MLP; None if it is applied later. It multiplies a layer's output."""
+    """The factor of the residual stream after a layer's MLP; None if it is applied later. It multiplies a layer's output."""
     return layer.layer_scale if layer.layer_input_gate is None else None
 
 

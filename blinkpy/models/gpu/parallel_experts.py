@@ -1,4 +1,4 @@
-"""Experts parallel to a dense MLP on the GPU: the launches of a layer behind its attention.
+"""Experts parallel to a dense MLP on the GPU: the launches of a layer after its attention.
 
 The MLP, the router and the experts each have a norm of the residual stream. Both results are normalised, then their sum.
 """

@@ -219,7 +219,7 @@ def load_array_weights(
 
 def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DUMMY_RANGE) -> ArrayWeights:
     """weight_loader.dummy_weights in float32. torch's CPU generator is also MT19937, and makes a number in
-    [0, 1) of a word's low 24 bits.
+    [0, 1) from the low 24 bits of a word.
     """
     generator = np.random.MT19937()
     generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch uses these bits of the seed

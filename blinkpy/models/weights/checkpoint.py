@@ -33,8 +33,7 @@ Tensor = TypeVar("Tensor")
 
 def _spare(name: str, model: DecoderDescription) -> bool:
     """Whether a tensor has no effect with this config.json: a value head, layers that predict further tokens, a
-    part for other inputs than text, or a disabled bias. Neither have keys and
-    values of a layer that reads those of another layer.
+    part for other inputs than text, a disabled bias, or keys and values of a layer that reads those of another layer.
     """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]

@@ -62,7 +62,7 @@ class Part:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Of an FP8 matrix."""
+        """Shape of the scales of an FP8 matrix."""
         if self.quantization is None or self.quantization.scales != Scales.BLOCK:
             return self.shape[:-1]
         return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))

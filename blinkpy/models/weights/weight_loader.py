@@ -33,12 +33,12 @@ from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 LARGEST_FP4 = 6.0
 INTEGER_RANGE = 8.0
 DUMMY_RANGE = 1e-3
-"""Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
-much power. At its power limit that decides its clock, too."""
+"""Largest absolute value of random weights: that of vLLM and SGLang, so that the GPU flips as many bits and draws as much power.
+At its power limit, this also decides its clock."""
 DUMMY_INPUT_SCALE = 2.0**-5
-"""Of static schemes: normed inputs are seldom above 14."""
+"""Input scale of static schemes: normed inputs are seldom above 14."""
 DRAWN = 1 << 24
-"""FP8 numbers at a time."""
+"""Random FP8 numbers made at a time."""
 
 
 def _assemble(

@@ -178,7 +178,7 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 
 
 def _layer_input_parts(model: DecoderDescription, prefix: str) -> list[Part]:
-    """Of DecoderDescription.layer_inputs, in one layer."""
+    """The parts of DecoderDescription.layer_inputs, in one layer."""
     names, hidden, width = model.tensors, model.hidden_size, model.layer_inputs
     return [
         *_matrix("layer_input_gate", (prefix + names.layer_input_gate,), (width,), hidden),
@@ -237,7 +237,7 @@ def _gates_last(model: DecoderDescription) -> tuple[tuple[int, int], ...]:
 
 
 def _delta_parts(model: DecoderDescription, delta: GatedDelta, prefix: str) -> list[Part]:
-    """Of a gated delta net. `qkv` has the channels, then the gate of the results; `o` is the last projection."""
+    """The parts of a gated delta net. `qkv` has the channels, then the gate of the results; `o` is the last projection."""
     names, hidden, heads = model.tensors, model.hidden_size, delta.value_heads
     shared = heads // delta.key_heads
     inputs = _matrix("qkv", [prefix + name for name in names.delta_in], (delta.channels, delta.value_size), hidden)

@@ -1,7 +1,7 @@
 """Drafts: tokens that may come next, checked in one step (speculation; prompt lookup: Saxena, 2023).
 
 A draft is a row of one token behind its request's row, and each row samples. A request's random numbers depend on
-its seed and position alone. So a draft is right if it equals the token that is sampled at its position, and the
+its seed and position only. So a draft is right if it equals the token that is sampled at its position, and the
 output is the same with and without drafts.
 
 Drafts are the request's own tokens that followed the same tokens earlier. overlap looks for the earlier place

@@ -1,4 +1,4 @@
-"""The waiting list: sorted by (rank, arrival), with requests that have no rank yet behind it."""
+"""The waiting list: sorted by (rank, arrival), followed by requests that have no rank yet."""
 
 from collections.abc import Callable
 

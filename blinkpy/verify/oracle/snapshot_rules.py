@@ -15,7 +15,7 @@ def next_end(state: OracleState, request: Request) -> int:
 
 
 def wanted(state: OracleState, request: Request) -> int:
-    """The most tokens of a request's next chunk."""
+    """Maximum tokens of a request's next chunk."""
     return next_end(state, request) - request.computed
 
 

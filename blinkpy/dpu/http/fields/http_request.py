@@ -89,8 +89,7 @@ class Request:
 
 
 class Echo(NamedTuple):
-    """A prompt in an answer: its text, and of the characters before each of its tokens the number, where log probabilities are
-    shown, too."""
+    """A prompt in an answer: its text; and, if log probabilities are shown, the number of characters before each token."""
 
     text: str
     offsets: Int32 | None = None

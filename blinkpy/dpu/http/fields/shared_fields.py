@@ -56,7 +56,7 @@ Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[
     str,
     Meta(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S"),
-    rule(f"1 to {MAX_BAD_WORD} characters that are not spaces alone"),
+    rule(f"1 to {MAX_BAD_WORD} characters that are not only spaces"),
 ]
 TemplateValues = Annotated[dict[str, Any] | None, doc("an object: variables of the model's chat template")]
 PromptLogprobs = Annotated[
@@ -239,7 +239,7 @@ class Completing(Generation):
 
     max_tokens: Annotated[
         Limit | None,
-        doc("most tokens of the output: at least 1; prompt and output must fit into the context", "the rest of the context"),
+        doc("maximum tokens of the output: at least 1; prompt and output must fit into the context", "the rest of the context"),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc(f"1 to {MAX_CHOICES} choices; each uses the next seed", "1")

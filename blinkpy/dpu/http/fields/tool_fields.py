@@ -69,8 +69,8 @@ class Function(Body):
     strict: bool | None = None
 
     def tool(self, where: str, namespace: Namespace | None = None, field: str = "parameters") -> Tool:
-        """The tool. where: the path of the function; field: the name of its parameters in the request. Raises ApiError for
-        parameters that are not an object's."""
+        """The tool. where: the path of the function; field: the name of its parameters in the request. Raises ApiError if
+        the schema of the parameters does not allow an object."""
         parameters = NO_PARAMETERS if self.parameters is None else self.parameters
         kinds = parameters.get("type", "object")
         if kinds != "object" and not (type(kinds) is list and "object" in kinds):
