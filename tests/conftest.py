@@ -1,5 +1,6 @@
 """Fresh random inputs for every run; a failure prints the seed, and BLINKPY_SEED repeats it."""
 
+import gc
 import os
 import secrets
 from collections.abc import Callable
@@ -8,6 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+# torch, Triton and transformers are millions of objects, which each full collection would go through: a fourth of the time of
+# many tests.
+gc.disable()
+YOUNG = 20_000  # objects until a collection; Python's own number is 700
 
 SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) + 1
 os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too
@@ -35,6 +41,14 @@ TOGETHER = {
 
 def pytest_report_header() -> str:
     return f"random inputs: BLINKPY_SEED={SEED}"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of all later collections."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, 10, 10)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
@@ -171,6 +173,9 @@ def tables(gpu: str) -> KernelTables:
     return KernelTables.load(gpu) if gpu else KernelTables("", LinearTable(), ExpertTable())
 
 
+KEPT_ANGLES = lru_cache(maxsize=None)(Rope.tables)  # of equal ropes: half of the time of a step
+
+
 def step_of(asked: MetaStep) -> GpuStep:
     """The engine's step, on meta tensors."""
     (_, _, model, dtype), shape = asked.form, asked.shape
@@ -187,17 +192,18 @@ def step_of(asked: MetaStep) -> GpuStep:
     scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
     cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, slots=SLOTS, snapshots=SNAPSHOTS)
     of_gpu = tables(asked.gpu)
-    decoder = GpuDecoder(
-        model,
-        meta_weights(model, dtype),
-        cache,
-        batch,
-        requests,
-        [replace(shape, whole=shape.whole or model.drafting)],
-        MAX_MODEL_LEN,
-        of_gpu.linear,
-        asked.pdl,
-        expert_table=of_gpu.experts,
-        invariant=shape.whole,
-    )
+    with patch.object(Rope, "tables", KEPT_ANGLES):
+        decoder = GpuDecoder(
+            model,
+            meta_weights(model, dtype),
+            cache,
+            batch,
+            requests,
+            [replace(shape, whole=shape.whole or model.drafting)],
+            MAX_MODEL_LEN,
+            of_gpu.linear,
+            asked.pdl,
+            expert_table=of_gpu.experts,
+            invariant=shape.whole,
+        )
     return GpuStep(decoder, meta_grammars(model.vocab_size))

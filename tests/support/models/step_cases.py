@@ -142,14 +142,15 @@ def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
-    drafts: bool = False, draft_layer: bool = False,
+    drafts: bool = False, draft_layer: bool = False, prompts: tuple[int, ...] = (1, 40, 17, 23, 5),
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
     drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
-    draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same.
+    draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
+    one more begins in each step but the second.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
     on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts, draft_layer)
@@ -166,7 +167,7 @@ def step_case(
     if on.largest is not None:
         np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
     waiting = []
-    for i, n in enumerate([1, 40, 17, 23, 5]):
+    for i, n in enumerate(prompts):
         chosen = parameters(rng, i) if sampled and exact else {}
         waiting.append(batches.add(rng.integers(0, model.vocab_size, n).tolist(), **chosen))
     stream = torch.cuda.Stream() if graphs else None

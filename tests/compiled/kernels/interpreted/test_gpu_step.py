@@ -42,7 +42,7 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
-@pytest.mark.parametrize("name", ["smollm3-window", "gemma4-nested", "gemma4-e"])
+@pytest.mark.parametrize("name", third(["smollm3-window", "gemma4-nested", "gemma4-e"]))
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Both measure the same; with these scales, decode rows only and with chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
@@ -121,11 +121,14 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"drafts": True, "rows": 4, "steps": 8}, {"invariant": True}], ids=["plain", "drafts", "invariant"]
+    "options",
+    [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}],
+    ids=["plain", "drafts", "invariant"],
 )
 @pytest.mark.parametrize("name", third(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """The drafts that they return, and the keys of the draft layer, are those of the CPU."""
+    """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
+    them at the same time, over the ends of pages."""
     how: dict[str, Any] = {"steps": 4, "draft_layer": True, **options}
     how["save"] = lambda folder: save_drafting_model(name, folder, int(rng.integers(2**31)))
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how) < 1e-4
