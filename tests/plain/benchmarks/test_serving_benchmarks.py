@@ -202,7 +202,7 @@ def test_real_time_processes_get_their_cores_alone(tmp_path: Path) -> None:
     finally:
         for pid in tree(process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
 
 
 def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
