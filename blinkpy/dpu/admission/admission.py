@@ -294,7 +294,7 @@ class Admission:
         return self._allowed(ticket) > 0
 
     def _may_begin(self, tenant: Tenant, best_effort: int) -> bool:
-        """Whether the limits of a tenant and a class leave a slot to a request that has none."""
+        """Whether the limits of a tenant and a class leave a slot to a request without slots."""
         tenant = self.tenants.get(tenant.name, tenant)
         return min(self._within_limits(tenant, best_effort), self._beside_reserve(tenant)) > 0
 

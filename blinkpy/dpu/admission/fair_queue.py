@@ -157,7 +157,7 @@ class FairQueue:
         A request without a place for its grammar does not block requests without a grammar.
 
         may_run: whether a request may get a slot.
-        may_begin: whether the limits of a tenant and a class leave a slot to a request that has none. If not, such
+        may_begin: whether the limits of a tenant and a class leave a slot to a request without slots. If not, such
         requests are skipped without a call of may_run, so a tenant at its limits costs little.
         """
         for best_effort in (0, 1) if self._ahead < MOST_AHEAD else (1, 0):

@@ -239,8 +239,9 @@ def walk(
     token_bytes_ptr,  # int32 [n]
     COUNTED: tl.constexpr,  # whether the automaton has counted strings
 ):  # fmt: skip
-    """(whether the bytes of each token continue a string from the position, bool [BLOCK], False for a token without bytes; the
-    state after them, int32 [BLOCK]; the count after them, int32 [BLOCK]).
+    """(legal, state, count) after each token, bool and int32 [BLOCK].
+
+    A token is legal if its bytes continue a string from the position; a token without bytes is not.
     """
     row = 1 + tl.load(words_ptr + CLASSES_WORD)
     place = tl.load(token_place_ptr + ids, mask=inside, other=0)

@@ -32,8 +32,10 @@ Tensor = TypeVar("Tensor")
 
 
 def _spare(name: str, model: DecoderDescription) -> bool:
-    """Whether a tensor has no effect with this config.json: a value head, layers that predict further tokens, a
-    part for other inputs than text, a disabled bias, or keys and values of a layer that reads those of another layer.
+    """Whether a tensor has no effect with this config.json.
+
+    Such tensors: a value head, a layer that predicts further tokens, a part for other inputs than text; a disabled bias; the
+    keys and values of a layer that reads those of another layer.
     """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
