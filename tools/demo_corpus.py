@@ -6,7 +6,7 @@ The books are plain text with hard-wrapped lines, one file each. The chats are s
 
 A book holds no chats, so they are cut out of it in four ways, chosen at random with a seeded generator:
 
-* story: "Tell me a story about a dog." and a passage that mentions a dog at once or more than once;
+* story: "Tell me a story about a dog." and a passage that mentions a dog immediately or more than once;
 * talk: lines of dialogue that follow each other in the book, spoken in turn by the user and the assistant;
 * continuation: the beginning of a passage from the user, the rest from the assistant;
 * introduction: a few hand-written questions and answers about the model itself.

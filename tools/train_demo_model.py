@@ -13,7 +13,7 @@ Ten megabytes of text are little even for a model of this size: it begins to lea
 a few teachers of the same shape are trained first, strongly regularised, and the model learns from the mean of their
 predictions (Hinton et al., Distilling the Knowledge in a Neural Network, 2015), which holds more than the next token.
 
-Data, initial weights and batches depend on `--seed` alone; a GPU adds in an order of its own, so that a second run
+Data, initial weights and batches depend on `--seed` alone; a GPU adds in its own order, so that a second run
 gives the same quality but not the same bits.
 """
 

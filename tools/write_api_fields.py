@@ -50,7 +50,7 @@ def field_table(name: str) -> str:
 
 
 def unsupported_table() -> str:
-    """Fields without support, by their accepted values. An endpoint is named if another one supports the field."""
+    """Fields without support, by their accepted values. An endpoint is named if another supports the field."""
     supported = {name for fields in GENERATING.values() for name, row in fields.items() if row.supported}
     rows: dict[str, set[str]] = {}
     for where, fields in GENERATING.items():

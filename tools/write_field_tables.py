@@ -1,4 +1,4 @@
-"""Writes tables of fields again: in docs/policies.md from the comments beside the fields of three classes, and in docs/operate.md
+"""Writes tables of fields again: in docs/policies.md from the comments at the fields of three classes, and in docs/operate.md
 from the declarations of the keys file.
 """
 

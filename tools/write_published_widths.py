@@ -4,7 +4,7 @@
     python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json
 
 The second command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts. A case
-that ended before anything was compared, such as one that found no memory beside others, is left out.
+that ended before anything was compared, such as one that found no memory next to others, is left out.
 """
 
 import json

@@ -140,7 +140,7 @@ def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bf
 
 
 def peer_launch() -> Callable[[], object]:
-    """Of two and four GPUs: both forms of a sum, into the residual stream and beside it; and the logits."""
+    """Of two and four GPUs: both forms of a sum, into the residual stream and next to it; and the logits."""
 
     def launch() -> None:
         counts = meta(8, dtype=torch.int64)

@@ -1,10 +1,10 @@
-"""Compiles the Triton kernels that the served models use for sm_90, without a GPU, and reads what each one needs.
+"""Compiles the Triton kernels that the served models use for sm_90, without a GPU, and reads the registers and memory of each.
 
-Steps of published models are launched in every form that is served (aot_models.py), and each case that a variant declares
-(aot_cases.py), with meta tensors (shapes, no memory) and Triton's driver replaced by one that only names the target: each launch
-is specialised exactly as the JIT would specialise it (alignment, arguments equal to 1) and recorded, but not started. Each
-distinct kernel is compiled once. `python -m benchmarks.common.aot_compile` prints a JSON object for each, and one for a kernel
-that does not compile. With `--sample SEED` a sample is compiled that has each flag of each kernel (aot_sample.py).
+Steps of published models are launched in every form that is served (aot_models.py), and so is each case that a variant declares
+(aot_cases.py). Tensors are meta tensors: shapes without memory. A stand-in replaces Triton's driver and names only the target.
+So each launch is specialised exactly as by the JIT (alignment, arguments equal to 1) and recorded, but not started. Each
+distinct kernel is compiled once. `python -m benchmarks.common.aot_compile` prints a JSON object for each kernel, also for a
+kernel that does not compile. With `--sample SEED`, it compiles a sample that has each flag of each kernel (aot_sample.py).
 """
 
 import argparse

@@ -125,7 +125,7 @@ def briefly(model: DecoderDescription) -> DecoderDescription:
     """
     kinds = [*dict.fromkeys(model.layers)]
     layers = [*kinds, model.layers[-1]]
-    for index, layer in enumerate(layers):  # a layer may read the keys of another one, by its number
+    for index, layer in enumerate(layers):  # a layer may read the keys of another, by its number
         if (source := layer.attention.keys_of) is not None:
             own = layer.attention._replace(keys_of=kinds.index(model.layers[source]))
             layers[index] = layer._replace(attention=own)

@@ -1,4 +1,4 @@
-"""What a step has to do at the least, from the architecture and the batch: bytes to read, numbers to multiply."""
+"""Minimum work of a step, from the architecture and the batch: bytes to read, and numbers to multiply."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class Multiplications(NamedTuple):
 
 def multiplications(a: DecoderDescription, rows: Rows, *, last_tokens_only: bool) -> Multiplications:
     """Of a whole step in which every row emits, without the padding up to a step graph. last_tokens_only: as of
-    blinkpy.models.gpu.step_shapes.StepShape: the last layer goes on with the rows' last tokens, once the cache has all."""
+    blinkpy.models.gpu.step_shapes.StepShape: the last layer continues with the rows' last tokens, once the cache has all."""
     count = len(rows.lengths)
     linear = count * a.hidden_size * a.vocab_size
     attention = 0
@@ -52,5 +52,5 @@ def multiplications(a: DecoderDescription, rows: Rows, *, last_tokens_only: bool
 
 def _seen(first: int, end: int, window: int) -> int:
     """Keys that the queries at positions [first, end) may see, together. window: 0: all before, and its own."""
-    limit = min(max(first, window), end) if window else end  # from there on a query sees as many as the window has
+    limit = min(max(first, window), end) if window else end  # after that a query sees as many as the window has
     return (first + 1 + limit) * (limit - first) // 2 + (end - limit) * window

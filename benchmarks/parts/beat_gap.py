@@ -1,12 +1,12 @@
-"""How long work on the event loop's thread delays the heartbeat, if a thread or a separate process gives it.
+"""Delay of the heartbeat by work on the event loop's thread, if a thread or a separate process gives the heartbeat.
 
     python -m benchmarks.parts.beat_gap
 
-The main thread repeats one kind of work without a pause, as an event loop that stands still. Meanwhile a thread of the same
-process beats every BEAT_S, as the link thread of a worker does, and so does another process. gap_ms: the longest time between two
-beats; call_ms: the longest call. The switch interval is a worker's. Work that holds the GIL through a call delays the thread by
-the whole call, and a process by nothing; pure Python delays the thread by the switch interval. Sizes are those that a worker
-takes on its event loop or in a thread (64 KiB) and, for comparison, what it leaves to a process (8 MiB).
+The main thread repeats one kind of work without a pause, like a blocked event loop. Meanwhile a thread of the same process
+beats every BEAT_S, as the link thread of a worker does, and so does another process. gap_ms: the longest time between two
+beats; call_ms: the longest call. The switch interval is a worker's. Work that holds the GIL during a call delays the thread by
+the whole call, but no other process. Pure Python delays the thread by the switch interval. The sizes are those of a worker's
+event loop and threads (64 KiB) and, for comparison, of its child processes (8 MiB).
 """
 
 import gc

@@ -2,14 +2,14 @@
 
     python -m benchmarks.parts.control_overhead
 
-The scheduler runs as in the engine (Scheduler.turn, compiled by njit, called from Python, real queue pair), and a synthetic
-step stands in for the model: it writes tokens that follow from the request's seed and the position, and then reads through as
-much memory as a small model has weights, so that the scheduler finds the caches as cold as it would in an engine.
-A client on the same queue pair submits requests and takes completions, outside of the measured time. One thread, no pinning.
-Every request's tokens are compared with those that the model gives, and the scheduler's state is checked after each load.
+The scheduler runs as in the engine (Scheduler.turn, compiled by njit, called from Python, real queue pair). A synthetic step
+replaces the model: it writes tokens that follow from the request's seed and the position. Then it reads as much memory as a
+small model has weights, so that the scheduler finds the caches as cold as in an engine. A client on the same queue pair submits
+requests and takes completions, outside of the measured time. One thread, no pinning. The benchmark compares every request's
+tokens with the model's, and checks the scheduler's state after each load.
 
-Loads: "steady" decodes without arrivals; "churn" replaces each finished request at once by a new one, with shared prompt
-prefixes, geometric output lengths (64 tokens on average) and some cancelled requests. "warm" is steady without the reading.
+Loads: "steady" decodes without arrivals. "churn" immediately replaces each finished request, with shared prompt prefixes,
+geometric output lengths (64 tokens on average) and some cancelled requests. "warm" is steady without the reading.
 """
 
 import secrets

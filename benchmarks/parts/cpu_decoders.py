@@ -2,7 +2,7 @@
 
     python -m benchmarks.parts.cpu_decoders
 
-Each step of a case is computed by both, one after the other, so that both meet the same disturbances: the demonstration model,
+Each step of a case is computed by both, one after another, so that both meet the same disturbances: the demonstration model,
 and the shape of Qwen3-0.6B with random weights. decode has one token of each stream behind a context, prefill whole prompts.
 Ratios are NumPy's time over torch's, of one turn: in float32, and over torch's in bfloat16, which rounds where NumPy does not.
 cpu_ratio is that of the processor time of all threads, in float32, which neighbours on the same cores disturb less.

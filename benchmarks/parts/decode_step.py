@@ -1,15 +1,18 @@
-"""Time of a decode step on one GPU, inside the loop, next to the floor that memory bandwidth sets.
+"""Time of a decode step on one GPU, inside the loop, compared with the floor that memory bandwidth sets.
 
     python -m benchmarks.parts.decode_step --shape llama-3-8b --out results/decode.json
 
-The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
-Per batch size: step time (from one end of a step to the next, so scheduling included). Of the scheduler: the time from the moment
-at which its kernel sees that the step is complete until it has decided (turns of the fast path, whose tokens are published beside
-the next step, and of the full one), how long before that moment its other half was done, and the gap: from the end of a step's
-last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph.
-Times are of the GPU's clock, in microseconds: median and 99th percentile.
+The engine runs in this process with random weights; a client in another thread submits requests through the real queues. Times
+are of the GPU's clock, in microseconds: median and 99th percentile. By batch size:
 
-With --spin-us each step is one kernel that does nothing for that long: the scheduler with warm caches, at any number of rows.
+- the step: from the end of one step to the end of the next, scheduling included;
+- the scheduler: from the moment at which its kernel sees that the step is complete until it has decided. Turns of the fast
+  path, whose tokens are published next to the next step, and of the full path count separately;
+- its other half: how long before that moment it was complete;
+- the gap: from the end of a step's last kernel to the start of the next step. Kernels of one thread note both: after that
+  kernel, and at the root of each step graph.
+
+With --spin-us, each step is one kernel that does nothing for that long: the scheduler with warm caches, at any number of rows.
 """
 
 import argparse

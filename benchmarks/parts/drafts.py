@@ -2,7 +2,7 @@
 
     python -m benchmarks.parts.drafts --shape llama-3-8b --streams 1 8 64 256 --before OLD --after NEW
 
-Two engines with random weights run in this process, one after the other. A client sends all requests of a workload together
+Two engines with random weights run in this process, one after another. A client sends all requests of a workload together
 through the real queues. On a GPU, a kernel after sampling replaces each sampled token by that of a given text. So a step has its
 full cost, and drafts are right as often as for a model that writes these texts. TPOT of a request: the time from its first token
 to its last one, by their number less one.

@@ -2,13 +2,13 @@
 
     python -m benchmarks.parts.front_end_cpu
 
-The worker has one core for itself, by pinning; the engine and the client share another one. The engine runs the real
-scheduler over the real queues and makes tokens up. A token event is a server-sent event with text; CPU time is that of all of
-the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted, over the token events that the client
-received within the window. Every answer must have all of its tokens. Rounds alternate between the kinds; figures are medians
-of rounds. interval_ms: between two token events of one stream, at the client.
+The worker has one core for itself, by pinning; the engine and the client share another core. The engine runs the real scheduler
+over the real queues, with synthetic tokens. A token event is a server-sent event with text. CPU time is the time of all the
+worker's threads from /proc/PID/task/*/schedstat, the idle share included, divided by the token events that the client received
+within the window. Every answer must have all of its tokens. Rounds alternate between the kinds; figures are medians of rounds.
+interval_ms: time between two token events of one stream, at the client.
 
-    paced       64 streams, all in decode, one token each in every step of --step-ms: what the target is about
+    paced       64 streams, all in decode, one token each in every step of --step-ms: the target applies to these
     turnover    the same with short answers, each replaced by the next when it ends: parsing, tokenizing, submitting included
 """
 

@@ -1,12 +1,15 @@
-"""Time from a JSON schema to its automaton, as a request waits for it: in another process, forked for each, one at a time; and
-from there to the end of a request of one token: through a real queue pair, from the null engine in a process of its own.
+"""Time from a JSON schema to its automaton, and from the automaton to the end of a request of one token.
 
     python -m benchmarks.parts.grammar_compile --schemas FOLDER
 
-FOLDER holds schemas, *.json at any depth; without one, a few of our own are compiled again and again under other names. Refused
-schemas count by keyword; they have no time. The first schemas start the compiler and are not measured. Each automaton is sent two
-times: the second request finds it in the engine's memory. `plain` is the same request without one. While a request is
-measured, nothing else is under way.
+Each schema is compiled as for a request: in a process forked for it, one at a time. The request goes through a real queue pair
+to the null engine, which has its own process.
+
+FOLDER holds schemas, *.json at any depth. Without FOLDER, a few built-in schemas are compiled repeatedly under other names.
+Refused schemas are counted by keyword and have no time. The first schemas start the compiler and are not measured. Each
+automaton is sent two
+times: the second request finds it in the engine's memory. `plain` is the same request without a grammar. While a request is
+measured, nothing else runs.
 """
 
 import asyncio

@@ -1,12 +1,13 @@
-"""What it costs a front-end worker to choose an engine for a request, and to record that it was sent there.
+"""CPU time of a front-end worker for choosing the engine of a request, and for recording the choice.
 
     python -m benchmarks.parts.placement_choice
 
-Placement.choose(), Placement.sent() and their sum, with the default rule, for 2, 4 and 8 engines and prompts of several
-lengths: three quarters of each are one of STARTS beginnings, the rest is its own. What engines publish, and what they have in
-flight, changes at random, so that all engines know most beginnings: the dearest case, as a rule that sees equal loads sends a
-beginning to one engine alone. A prompt is made just before its choice, as a tokenizer does. Nothing else runs on the core, and
-there is no HTTP: a busy worker's caches hold less. Times are of one thread, in us; the first WARM choices are left out.
+It measures Placement.choose(), Placement.sent() and their sum, with the default rule, for 2, 4 and 8 engines and prompts of
+several lengths. Three quarters of each prompt are one of STARTS beginnings; the rest is unique. The published loads and the
+requests in flight change at random, so that all engines know most beginnings. This is the most expensive case: with equal
+loads, the rule sends a beginning to one engine only. A prompt is made just before its choice, as a tokenizer does. Nothing else
+runs on the core, and there is no HTTP; the caches of a busy worker hold less. Times are of one thread, in us; the first WARM
+choices are left out.
 """
 
 import time

@@ -2,10 +2,10 @@
 
     python -m benchmarks.parts.queue_round_trip
 
-The other process is an engine reduced to its polling loop: compiled by njit with the engine's own memory primitives, it
-waits for the doorbell and publishes completions at once. What is measured is the front end's side, in Python: from
-ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word: one sample, one at a time; the garbage
-collector runs between rounds only. Every word is compared.
+The other process is an engine reduced to its polling loop, compiled by njit with the engine's own memory primitives: it waits
+for the doorbell and immediately publishes completions. The benchmark measures the front end's side, in Python: a sample is the
+time from ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word. Samples follow one another;
+the garbage collector runs only between rounds. Every word is compared.
 """
 
 import contextlib

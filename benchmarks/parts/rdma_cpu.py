@@ -2,8 +2,8 @@
 
     python -m benchmarks.parts.rdma_cpu
 
-The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes at once, so what is
-measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, but for what a
+The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes immediately, so what is
+measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, except what a
 driver does in those calls. CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), everything in one process, one request at a time;
 every prompt and completion is compared:
 

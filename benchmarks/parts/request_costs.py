@@ -1,9 +1,9 @@
-"""CPU time that a worker takes to prepare requests of its event loop: the most that one body of each kind costs.
+"""CPU time that a worker takes to prepare requests on its event loop: the maximum for one body of each kind.
 
     python -m benchmarks.parts.request_costs
 
-Bodies are filled up to INLINE_BYTES with what costs most, and those that `is_brief` refuses are cut until it takes them: the
-others leave the loop, for a thread. Each body is prepared several times; its figure is the least time of the thread.
+Bodies are filled up to INLINE_BYTES with the most expensive content. Bodies that `is_brief` refuses are cut until it takes them,
+since the others are prepared in a thread. Each body is prepared several times; its figure is the minimum time of the thread.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
     python -m benchmarks.parts.tensor_parallel --shape llama-3-8b --ranks 1 2 --streams 1 8 64
 
-Engines with random weights run in this process, one after the other. A client sends all requests together through the real
+Engines with random weights run in this process, one after another. A client sends all requests together through the real
 queues. TPOT of a request: the time from its first token to its last one, by their number less one.
 """
 

@@ -2,14 +2,18 @@
 
     python -m benchmarks.parts.whole_steps --shape llama-3-8b
 
-The step graphs are those that a server with its defaults captures (kernels chained by programmatic dependent launch); the host
-replays each on one batch made by hand, two groups of about 50 ms ahead, for long enough that its power limit sets the clock. No
-scheduler runs. Weights are random, keys and values noise as large as theirs on pages drawn from all of the pool, sampling is
-greedy. After 0.3 s of it, step_ms is the median over groups of a group's time, by CUDA events, over its steps; lowest_ms and
-highest_ms are of single groups. mean_w: the slope of NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w
-times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of
-linear layers and attention that the batch needs; what a graph computes for its padding is not counted. floor_ms: weights and
-cached context, read once at the bandwidth of an H200's memory as measured.
+A server with its defaults captures the same step graphs, with kernels chained by programmatic dependent launch. The host
+replays each graph on one batch made by hand, two groups of about 50 ms ahead, for long enough that its power limit sets the
+clock. No scheduler runs. Weights are random; keys and values are noise of the same size, on pages drawn from all of the pool;
+sampling is greedy.
+
+step_ms: after 0.3 s, the median over groups of the time of a group, by CUDA events, divided by its steps.
+lowest_ms, highest_ms: the same of single groups.
+mean_w: slope of NVML's energy counter, read every 20 ms.
+joules: energy of a step, mean_w times step_ms.
+clock_mhz: mean of the multiprocessors' clock by NVML, read every 0.1 s.
+tflop: two operations for each multiplication of linear layers and attention that the batch needs, without a graph's padding.
+floor_ms: time to read weights and cached context once, at the measured bandwidth of an H200's memory.
 """
 
 import argparse

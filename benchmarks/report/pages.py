@@ -45,7 +45,7 @@ from benchmarks.report.named_figures import NAMED
 from benchmarks.report.part_tables import Document, Results
 
 # Begin the names of a model's grid, of loads with each system alone on a machine, of loads with a schema and without, and of
-# servers with FP8 weights: beside others, and with one stream alone.
+# servers with FP8 weights: next to others, and with one stream alone.
 GRID, ALONE, SCHEMAS, FP8 = "paper-", "alone-", "schemas-", ("served-fp8-", "stream-fp8-")
 CLAIM = RESULTS / "claim.png"
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -3,11 +3,11 @@
     python -m benchmarks.serving.attacks                    # --attack NAME: some alone
 
 One worker in front of the null engine, with default options, keys, and 1,024 descriptors for each process. Some streams get a
-token in each step of --step-ms; beside them one connection after another asks /health, and another one for a token. All this goes
-on through a quiet while, the attack, and a while after it. Streams and probes have a key of their own; whoever attacks has
-another one. Attackers (benchmarks/serving/attackers.py) run on the same cores, as strong as these allow.
+token in each step of --step-ms; next to them one connection after another asks /health, and another for a token. All this goes
+on through a quiet while, the attack, and a while after it. Streams and probes have their own key; whoever attacks has
+another. Attackers (benchmarks/serving/attackers.py) run on the same cores, as strong as these allow.
 
-gap_ms: between two tokens of a stream, by their arrival; beside an attack are those that touch its time, or the second after it.
+gap_ms: between two tokens of a stream, by their arrival; next to an attack are those that touch its time, or the second after it.
 health_ms, answer_ms: from connecting to the whole answer. worker_mib: resident memory of the worker before and after, and its
 peak in between, by the kernel's count (VmHWM); family_mib: the most of the worker with the processes that it starts, shared
 memory divided (Pss). seen: what the attacker got.

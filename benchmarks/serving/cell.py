@@ -24,7 +24,7 @@ from blinkpy.progress import Progress
 
 START_S = 600.0  # maximum start time of a system
 WARM_TOKENS = 16  # of an answer
-WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
+WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at the same time
 WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"

@@ -1,4 +1,4 @@
-"""Latency-sensitive requests beside best-effort ones that come in bursts of long prompts, with classes and without.
+"""Latency-sensitive requests next to best-effort ones that come in bursts of long prompts, with classes and without.
 
     python -m benchmarks.serving.classes --model llama-3-8b --system blinkpy --system short=blinkpy \\
         --extra "short:--best-effort-step-tokens 512"

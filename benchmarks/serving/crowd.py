@@ -1,13 +1,17 @@
-"""One worker with a crowd: streams that it holds, short requests beside them, and /health meanwhile.
+"""One worker with a crowd: the streams that it holds, short requests at the same time, and /health.
 
     python -m benchmarks.serving.crowd [--server-cores 0-1 --client-cores 2-15 --clients 4]
 
-The null engine gives each stream a token in each step of --step-ms. Loads: the streams alone; short requests (a token, streamed,
-on connections that stay open) at --rate a second alone; both at once. health_ms: a connection, GET /health and the answer, asked
-25 times a second; answer_ms: the same for a request of one token. lag_ms: how late the clients' own loop was. failed: what was
-refused or not answered, and streams that did not live to the end: the figures are of the others. The server's cores are those of
-its engine, its front end and all of their threads. Clients run on theirs, and the probes on the last of these; without
---client-cores all share the server's.
+The null engine gives each stream a token in each step of --step-ms. There are three loads: the streams alone; short requests at
+--rate per second alone (one token, streamed, on connections that stay open); and both at the same time.
+
+health_ms: a connection, GET /health and the answer, 25 times a second.
+answer_ms: the same for a request of one token.
+lag_ms: delay of the clients' own loop.
+failed: requests that were refused or not answered, and streams that ended early; the other figures exclude these.
+
+The server's cores run its engine, its front end and all of their threads. The clients have their own cores, and the probes the
+last of these; without --client-cores, all share the server's cores.
 """
 
 import contextlib
@@ -32,7 +36,7 @@ from benchmarks.serving.systems import Cores, parse_cores, running
 MOST_HEALTH_MS = 50.0
 LEAD_S = 6.0  # in which the streams begin, one after another
 SETTLE_S = 2.0  # before the window
-DRAIN_S = 3.0  # after it, in which short requests go on coming, and again for the last ones to end
+DRAIN_S = 3.0  # after it, in which short requests continue coming, and again for the last ones to end
 SPARE = 96  # slots and connections beyond those of the load
 
 

@@ -1,9 +1,9 @@
-"""The evaluation's grid: request rates, in isolation and beside neighbours, for each system.
+"""The evaluation's grid: request rates, in isolation and next to neighbours, for each system.
 
     python -m benchmarks.serving.grid --model llama-3-8b --system blinkpy --system blinkpy-host --system vllm
 
 Each system is started once for all of its loads. Each cell is kept in a state folder once it is measured, so the same command
-goes on where the last one ended; it may name other systems and rates: the result has all cells of the folder. --rates without a
+continues where the last one ended; it may name other systems and rates: the result has all cells of the folder. --rates without a
 number leaves the grid out. docs/evaluation.md explains the other options.
 """
 

@@ -1,6 +1,6 @@
 """The servers that are compared: how each is started, on which cores, when it is healthy, and how it ends.
 
-A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under a name of its own, NAME=URL for a server
+A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under its own name, NAME=URL for a server
 that runs already, or NAME=COMMAND with {model}, {name}, {port}, {length} and {python} in it; `env VARIABLE=value command` sets
 variables. All built-in commands ask for the same: random weights where the model is a shape, the same longest sequence, batch
 and share of memory, and no prefix cache, since every prompt is new.
@@ -56,7 +56,7 @@ class ServerError(Exception):
 @dataclass(frozen=True)
 class System:
     """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own. realtime: a pattern
+    those of its processes that a DPU could take over (HTTP and text); they can be given their own cores. realtime: a pattern
     for those that get real-time priority (SCHED_FIFO)."""
 
     name: str

@@ -50,7 +50,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    # Clients that look for news of their own on the internet need not find any.
+    # Clients that look for their own news on the internet need not find any.
     os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
     if url := os.environ.get("CLIENTS_URL"):  # of a server that runs, with the same options
         yield Served("demo", url)

@@ -64,7 +64,7 @@ def reference() -> torch.nn.Module:
 
 
 def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: int) -> list[np.ndarray]:
-    """Random prompts, half of which begin like another one."""
+    """Random prompts, half of which begin like another."""
     prompts: list[np.ndarray] = []
     for _ in range(count):
         own = rng.integers(6, 4096, int(rng.integers(1, longest + 1))).astype(np.int32)

@@ -1,4 +1,4 @@
-"""`blinkpy serve` when its engine dies: it starts another one, and front ends stay."""
+"""`blinkpy serve` when its engine dies: it starts another, and front ends stay."""
 
 import contextlib
 import http.client

@@ -3,7 +3,7 @@
     make test-rdma T=seeded-bugs            or, for some of them, T='seeded-bugs doorbell head'
 
 runs this in the virtual machine, where a copy of the source is patched: front ends, engines and listeners of the copy's tests are
-processes of their own, so they all have the bug. A patch that no longer fits its module is an error: the list follows the source.
+their own processes, so they all have the bug. A patch that no longer fits its module is an error: the list follows the source.
 """
 
 import os
@@ -23,7 +23,7 @@ LIMIT_S = 600
 TRIES = "3000"  # of the ordering test, for which a bug is there all the time
 
 ORDERING = "test_ordering.py"
-POSTING = "../plain/link/test_rdma_posting.py"  # Soft-RoCE reads memory at once, and a stand-in for a card late
+POSTING = "../plain/link/test_rdma_posting.py"  # Soft-RoCE reads memory immediately, and a stand-in for a card late
 CONTENTS = "test_transport.py::test_prompts_hashes_tokens_and_log_probabilities_arrive"
 RIGHTS = "test_transport.py::test_a_front_end_reaches_its_own_queues_and_nothing_else"
 VERBS = "test_transport.py::test_a_request_costs_four_verbs_and_a_look_one"

@@ -96,7 +96,7 @@ class Fleet:
         return "".join(line for command in (self.front, *self.engines) for line in command.said[-20:])
 
     def play(self, bodies: list[Body], disturb: Callable[[], None] = lambda: None) -> list[Answer]:
-        """The answers to all at once; disturb is called after a third of what comes."""
+        """The answers to all at the same time; disturb is called after a third of what comes."""
         answers, events = [("", "")] * len(bodies), list[int]()
 
         def ask(number: int) -> None:

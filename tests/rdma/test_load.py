@@ -1,4 +1,4 @@
-"""Two front ends at once against the real scheduler: 10,000 requests of random lengths, some of them cancelled."""
+"""Two front ends at the same time against the real scheduler: 10,000 requests of random lengths, some of them cancelled."""
 
 import multiprocessing
 import time

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 
 
 class Engine:
-    """The least of an engine, in this thread: it answers all requests of a round at once, each with one token."""
+    """The least of an engine, in this thread: it answers all requests of a round at the same time, each with one token."""
 
     def __init__(self, views: EngineViews):
         self._views, self._made = views, 0
@@ -79,7 +79,7 @@ def resident_kib() -> int:
 
 def test_memory_does_not_grow() -> None:
     """Over 100,000 requests, their looks and their heartbeats. What a request leaves behind grows in every part of the run;
-    what earlier tests of this process give back, or what the allocator takes at once, in one."""
+    what earlier tests of this process give back, or what the allocator takes in one piece, in one."""
     prompt, sampling, used = np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=1), []
     rounds = -(-REQUESTS // SLOTS)
     with attached() as (pair, engine):

@@ -34,7 +34,7 @@ LAST = 1 << 30  # numbers have to fit into int32
 
 
 def watch(name: str, result: Any) -> None:
-    """Look at the words in the order doorbell, entry, prompt, as an engine does; while the doorbell stands still, look whether
+    """Look at the words in the order doorbell, entry, prompt, as an engine does; while the doorbell stops, look whether
     the next entry is there already, before its doorbell. Later submissions may already be there, earlier ones never: places
     are written repeatedly without waiting for anybody."""
     layout = QueueLayout(SIZES)

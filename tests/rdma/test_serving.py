@@ -13,7 +13,7 @@ from support.front_end.completion_requests import requests, said
 from support.waiting import wait_for
 
 PATIENT = ("--engine-timeout-ms", "20000")  # a busy machine keeps an engine waiting
-pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy
+pytestmark = pytest.mark.timeout(900)  # conditions have their own limits; this one is for a machine that is busy
 
 
 @pytest.mark.parametrize(("device", "count", "words", "tokens"), [("null", 16, 100, 16), ("cpu", 2, 6, 4)])

@@ -1,4 +1,4 @@
-"""Processes of their own, started by the commands that people use."""
+"""Separate processes, started by the commands that people use."""
 
 import contextlib
 import os

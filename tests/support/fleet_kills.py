@@ -115,7 +115,7 @@ class Fleet:
         return int(found[1])
 
     def play(self, asked: list[dict[str, Any]], disturb: Disturbance | None = None) -> tuple[list[Answer], float, int]:
-        """The answers to all at once, the longest silence of a stream, s, and the number of events."""
+        """The answers to all at the same time, the longest silence of a stream, s, and the number of events."""
         answers: list[Answer] = [()] * len(asked)
         gaps, events = list[float](), list[int]()
 
@@ -135,7 +135,7 @@ class Fleet:
         return answers, max(gaps, default=0.0), len(events)
 
     def replace(self, number: int) -> None:
-        """Kill an engine if it lives, start another one, and wait until both serve."""
+        """Kill an engine if it lives, start another, and wait until both serve."""
         self.engines[number].kill()
         self.engines[number] = self._engine(number)
         self.engines[number].find(READY)

@@ -34,9 +34,9 @@ WILD = Odds(**NEVER | {
     "submit": 700, "answer": 1, "burst": 120, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
-# All front ends come at once, and with as much as they can: more than a tile of entries is accepted in one turn.
+# All front ends come at the same time, and with as much as they can: more than a tile of entries is accepted in one turn.
 CROWD = WILD._replace(notice=1000, submit=1000, burst=400, delay=0)
-# Many leases end, and last completions wait; and all slots of a front end are filled at once.
+# Many leases end, and last completions wait; and all slots of a front end are filled together.
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns

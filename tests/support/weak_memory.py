@@ -39,7 +39,7 @@ class WeakMemory:
         self.segment, self.draw = segment, draw
         self.base = int(np.frombuffer(segment, np.uint8).ctypes.data)
         self.moment = 0  # visible writes
-        self.history: dict[int, tuple[list[int], list[int]]] = {}  # address -> moments, and the values from then on
+        self.history: dict[int, tuple[list[int], list[int]]] = {}  # address -> moments, and the values after that
         self.width: dict[int, int] = {}
         self.parties: list[Party] = []
 

@@ -1,7 +1,7 @@
 """Mutants of meaning: changes that are valid code with another meaning, as people make them by mistake.
 
 A field becomes its sibling of the same type, a limit its sibling's limit, the largest the first, a sum one of its parts. Seconds
-become milliseconds, and a default becomes another one. A value stays as it was first, one of two writes is dropped, and a
+become milliseconds, and a default becomes another. A value stays as it was first, one of two writes is dropped, and a
 release happens on one path only.
 """
 

@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class _Running:
-    process: BaseProcess | None  # None: another one's child
+    process: BaseProcess | None  # None: another's child
     group: int  # its session, too
     key: Any
     cpu_s: float

@@ -30,7 +30,7 @@ from blinkpy.verify.sim.world import Odds, make_world
 # Long outputs and space for everything: turns in which every request decodes, and now and then an arrival.
 ROOMY = case_sizes(slots=6, cq_entries=64, rows=6, tokens=24, mixed_step_tokens=12, page_size=2, pages=64, max_model_len=48)
 CALM = Odds(**dict.fromkeys(Odds._fields, 0) | {"submit": 60, "answer": 40, "burst": 2, "comeback": 1000, "notice": 1000})
-# More queue pairs than are counted at once, many rows, and long prompts.
+# More queue pairs than are counted together, many rows, and long prompts.
 LARGE = case_sizes(pairs=9, slots=20, cq_entries=64, rows=48, tokens=256, mixed_step_tokens=96, pages=300, max_model_len=200)
 FAULTING = Path(__file__).parents[2] / "support" / "faulting_policy.py"
 FEW = ("python", "all python", "general", "overlapped", "njit")

@@ -72,7 +72,7 @@ def test_a_grammar_is_copied_once_and_found_again(lanes: int) -> None:
 
 
 def test_other_queue_pairs_and_later_owners_have_their_own() -> None:
-    """A digest is what a front end says, so it names nothing of another one's."""
+    """A digest is what a front end says, so it names nothing of another's."""
     case = make_case(share=2)
     true, false = automata(case, 2)
     object.__setattr__(false, "_digest", true.digest)  # another automaton under the same name

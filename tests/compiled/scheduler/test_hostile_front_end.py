@@ -106,7 +106,7 @@ def test_a_claim_that_waits_is_granted_and_the_owner_serves_until_then() -> None
     case = make_case(pairs=1, lease_ms=8)
     case.turn(40)
     first = case.submit(tokens(3), 20)
-    case.claim(0)  # long after the last grant: at once
+    case.claim(0)  # long after the last grant: immediately
     granted, epoch = case.now, case.word(W.PAIR_EPOCH)
     case.views.front[0, W.FRONT_CLAIM] = epoch + 1
     while case.word(W.PAIR_EPOCH) == epoch:

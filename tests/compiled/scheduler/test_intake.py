@@ -1,4 +1,4 @@
-"""What is refused: limits that clash, entries that can't be served, and parameters, bit by bit against a list of its own.
+"""What is refused: limits that clash, entries that can't be served, and parameters, bit by bit against its own list.
 
 Claim front-ends/intake: An entry that can't be served is refused and harms no other request. The bounds of a
 turn are exact.

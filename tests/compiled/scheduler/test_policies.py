@@ -182,7 +182,7 @@ def test_unknown_policies_are_named(name: str, message: str) -> None:
         load_policy(name)
 
 
-# ---- the digest: the same in every process, and another one when any value changed ----------------------------------------
+# ---- the digest: the same in every process, and another when any value changed ----------------------------------------
 
 POLICY = """
 import numpy as np

@@ -261,7 +261,7 @@ def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None
     assert len(set(places)) == len(places), "one for all faults of a line"
 
 
-SINGLE = [  # an expression or statements in the place of one
+SINGLE = [  # an expression or statements instead of one
     "~6 & 29 | 3 ^ 9",
     "2 * (0 < request.pair < 2 < request.tenant) + (0 < request.pair < 1)",
     "LEAST // 2 + MOST",

@@ -307,7 +307,7 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
 @pytest.mark.parametrize("lanes", [1, 2, 3, 8])
 def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng: np.random.Generator) -> None:
     """Requests, each on the older one of two chains of its tokens: the first page of that was evicted, and the chain computed
-    again. They offer several pages at once; those that the older chain has already are found there, the others are new."""
+    again. They offer several pages together; pages that the older chain has are found there, the others are new."""
     sizes, facts, options = case_sizes(pairs=1, slots=3, rows=3, tokens=96, page_size=4, pages=100, max_model_len=40)
     limits = make_limits_by_name(sizes, facts, **options)
     index = in_lanes(index_pages, lanes, seed=lanes)

@@ -74,7 +74,7 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: i
 
 
 def test_nobody_is_preempted_while_the_pages_suffice() -> None:
-    """Two decodes need a page each; one was free, and the third request gives another one back with its last token."""
+    """Two decodes need a page each; one was free, and the third request gives another back with its last token."""
     case = make_case(pages=4, pairs=1)
     requests = [case.submit(tokens(n, n), most) for n, most in ((4, 4), (4, 4), (2, 1))]
     case.turn(2)
@@ -160,7 +160,7 @@ def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
 
 @pytest.mark.parametrize("most_rows", [2, 3])
 def test_what_ends_the_fast_path_does_so_beside_all_else(most_rows: int) -> None:
-    """All combinations: no reason makes up for another one."""
+    """All combinations: no reason makes up for another."""
     case = make_case(lanes=1, rows=most_rows, pages=12, tokens=24)
     for n in (4, 5):  # their next tokens need no page
         case.submit(tokens(n, n), 9)
@@ -392,7 +392,7 @@ def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkey
 def test_entries_that_were_announced_before_a_fence_are_skipped(turns: int) -> None:
     """Also if none of the pair's entries was ever consumed."""
     case = make_case(intake_entries=1, pairs=1)
-    case.turn(10)  # a claim is granted at once
+    case.turn(10)  # a claim is granted immediately
     for _ in range(4):
         case.submit(tokens(3), 2)
     case.turn(turns)

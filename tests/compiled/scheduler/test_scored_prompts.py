@@ -1,4 +1,4 @@
-"""Prompts whose log probabilities come back: a token a step, and afterwards as if they had been computed at once.
+"""Prompts whose log probabilities come back: a token a step, and afterwards as if they had been computed immediately.
 
 Supports claim outputs/scores.
 """

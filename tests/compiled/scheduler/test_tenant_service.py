@@ -103,7 +103,7 @@ def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
 
 
 def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
-    """Two slots, so two counts; the first tenant's goes to another one while its request runs."""
+    """Two slots, so two counts; the first tenant's goes to another while its request runs."""
     case = make_case(fcfs, 1, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10_000)
     case.turn(2)

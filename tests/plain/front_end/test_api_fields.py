@@ -225,7 +225,7 @@ def test_other_values_of_fields_without_support_are_refused_with_a_reason(endpoi
 # The check has more rules than the schema.
 LOOSE = {"stream_options", "text", "messages", "input", "prompt", "metadata", "tools", "tool_choice", "reasoning_effort"}
 LOOSE |= {"response_format", "structured_outputs", "guided_json", "chat_template_kwargs"}
-# Beside what a field has an effect alone.
+# Next to what a field has an effect alone.
 BESIDE: dict[tuple[str, str], dict[str, object]] = {
     ("chat", "top_logprobs"): {"logprobs": True},
     ("responses", "top_logprobs"): {"include": [LOGPROBS]},

@@ -118,7 +118,7 @@ def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
             fill(writer)
             (worker,) = workers(process.pid)
             os.kill(worker, signal.SIGKILL)
-            wait_for(lambda: workers(process.pid) - {worker}, LONG_S)  # another one
+            wait_for(lambda: workers(process.pid) - {worker}, LONG_S)  # another
             process.terminate()
             try:
                 assert process.wait(BEFORE_TRACES_S) == 0
@@ -146,7 +146,7 @@ def test_a_server_watches_its_engine_and_ends_although_nobody_reads_its_log() ->
 
             (engine,) = engines()
             os.kill(engine, signal.SIGKILL)
-            wait_for(lambda: engines() - {engine} != set(), LONG_S)  # another one
+            wait_for(lambda: engines() - {engine} != set(), LONG_S)  # another
             process.terminate()
             process.send_signal(signal.SIGINT)
             try:

@@ -204,7 +204,7 @@ async def test_work_that_is_taken_back_or_fails_hinders_nobody(caplog) -> None:
 
 @in_loop
 async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
-    """One tenant with any number of jobs: another one enters immediately, and its jobs are not dropped."""
+    """One tenant with any number of jobs: another enters immediately, and its jobs are not dropped."""
     places, refused = Places(4, 20, 1000, of_one=2), list[str]()
     free, inside, order = asyncio.Event(), Counter[str](), list[str]()
 

@@ -1,4 +1,4 @@
-"""A front end that takes over the listening sockets of another one: no request fails, and no other process gets them.
+"""A front end that takes over the listening sockets of another: no request fails, and no other process gets them.
 
 Claim fleet/handover: A new front end replaces the old one without a failed request.
 """

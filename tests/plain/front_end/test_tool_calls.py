@@ -242,7 +242,7 @@ def test_other_text_is_content(name: str, seed: int) -> None:
             assert message.content == text
         calls += bool(message.calls)
         kept = message.content + "".join(name + arguments for name, arguments in message.calls)
-        kept += "".join(re.findall(r"\[CALL_ID\]\s*([\w.-]{1,64})", text))  # the server gives ids of its own
+        kept += "".join(re.findall(r"\[CALL_ID\]\s*([\w.-]{1,64})", text))  # the server gives its own ids
         assert [scrap for scrap in scraps if scrap.endswith("w") and scrap not in kept] == []
     assert calls < 100
 

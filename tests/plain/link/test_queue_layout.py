@@ -55,7 +55,7 @@ def test_records_have_the_documented_sizes() -> None:
 
 
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
-    """Every view gets a different value; no view may change another one, or the header."""
+    """Every view gets a different value; no view may change another, or the header."""
     buffer = segment(sizes)
     views = engine_views(memoryview(buffer), QueueLayout(sizes))
     named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq

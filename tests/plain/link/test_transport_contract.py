@@ -222,7 +222,7 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             at += found
         assert (position, at) == (published, published)
     assert widths == {16, 32, 64, 128, 256}
-    for news, more in ((16, 1), (3, 0)):  # behind a look full of news the next one is on its way at once
+    for news, more in ((16, 1), (3, 0)):  # behind a look full of news the next one is on its way immediately
         for place in range(published, published + news):
             ring[place % size] = lap_of(place, size) << 48
         published += news

@@ -1,4 +1,4 @@
-"""The phases of a turn as kernels of their own, for tests that run them outside of the loop."""
+"""The phases of a turn as their own kernels, for tests that run them outside of the loop."""
 
 from collections.abc import Callable
 

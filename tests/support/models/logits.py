@@ -35,7 +35,7 @@ class ForcedSteps(OnDevice):
         return self.step.decoder.buffers.logits[[rows[id(sequence)] for sequence, _ in work]].clone()
 
     def _run(self, shape: StepShape) -> None:
-        """A shape is launched the first time, which compiles its kernels, and runs from a graph from then on."""
+        """A shape is launched the first time, which compiles its kernels, and runs from a graph after that."""
         if shape not in self.ran or self.device == "cpu":
             self.step.launch(shape)
         else:
@@ -208,7 +208,7 @@ def widened(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 @torch.inference_mode()
 def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: int, batch: int = 16) -> torch.Tensor:
-    """What ForcedSteps.follow returns, by transformers: whole sequences at once, `batch` of them at a time."""
+    """What ForcedSteps.follow returns, by transformers: whole sequences, `batch` of them at a time."""
     ids, text = torch.from_numpy(tokens).to(model.device), text_model(model)
     return torch.cat([text(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])
 

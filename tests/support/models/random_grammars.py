@@ -1,4 +1,4 @@
-"""Grammars and token rules of random requests for tests of samplers, and what they do to the logits: by a walk of their own over
+"""Grammars and token rules of random requests for tests of samplers, and what they do to the logits: by their own walk over
 every token, and by what the rules say."""
 
 import numpy as np

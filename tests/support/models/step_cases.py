@@ -131,7 +131,7 @@ SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
 # 4-bit products whose sums have two parts, which norms of the residual stream add where they can.
 PACKED_TABLE = PackedTable()
-# Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between.
+# Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are their own kernels then, with scratch between.
 CUBLAS_TABLE = ChosenTable(lambda n, rows: LinearConfig("cublas"))
 # Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16.
 WIDE = {parts: LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3) for parts in (1, 2)}

@@ -7,7 +7,7 @@ visible, and how old a value its loads may return:
     machine   stores become visible               loads return
     X86       in order, later (TSO)               the newest value
     RDMA      in order, later (RC: writes of      the newest value (a read waits for the writes before it, and software
-              one queue pair are ordered)         waits for the read before it goes on)
+              one queue pair are ordered)         waits for the read before it continues)
     WEAK      in any order, except for release       any value since the last acquire load or fence of the party; loads
               stores and fences                   of one word don't go back in time (Armv8, PTX)
 

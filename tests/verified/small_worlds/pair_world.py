@@ -176,7 +176,7 @@ class PairWorld:
         self._turn(0)
 
     def _claim(self) -> None:
-        """The owner of the pair dies, with its writes in flight; another one claims it."""
+        """The owner of the pair dies, with its writes in flight; another claims it."""
         transport = WireTransport(self, 0)  # type: ignore[arg-type]
         self.client = self._modules.QueuePair(transport, engine_timeout_s=1e9)
         transport.while_attaching = lambda: None

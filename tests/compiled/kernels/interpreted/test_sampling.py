@@ -109,7 +109,7 @@ def test_a_target_past_all_candidates_is_in_the_section_of_the_last(rng: np.rand
         assert out.item() == min(reached, counts.tolist().index(counts[-1])), (short, counts)
 
 
-# Flat distributions of which a filter keeps more than can be sorted at once, and peaked ones of which it keeps a few candidates.
+# Flat distributions of which a filter keeps more than can be sorted together, and peaked ones of which it keeps a few candidates.
 FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "vocabulary": 60, "spread": 2.0}
 
 
