@@ -9,7 +9,8 @@ FOLDER holds schemas, *.json at any depth. Without FOLDER, a few built-in schema
 Refused schemas are counted by keyword and have no time. The first schemas start the compiler and are not measured. Each
 automaton is sent two
 times: the second request finds it in the engine's memory. `plain` is the same request without a grammar. While a request is
-measured, nothing else runs.
+measured, nothing else runs. `tools` compiles lists of 20 strict tools. Each has 10 fields: texts with a most length,
+integers, booleans, lists and enums. The format is `hermes`, names and lengths are new, and a pause comes before each list.
 """
 
 import asyncio
@@ -28,10 +29,13 @@ import numpy as np
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark
 from blinkpy.dpu.admission.gate import Asker
+from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.grammar_compiler import GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.dpu.tools.call_grammar import forced_calls
+from blinkpy.dpu.tools.hermes_calls import FORMATS
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_ERROR, FINISH_MASK, STATE_READY
@@ -41,6 +45,7 @@ COMPILE_S, COMPILE_BYTES = 10.0, 128 << 20
 ASKER = Asker("benchmark")
 WARM = 5
 MOST_REASONS = 20
+TOOLS, FIELDS, PAUSE_S = 20, 10, 0.2
 READY_S, ANSWER_S, BEAT_S, POLL_S = 300.0, 20.0, 0.5, 0.01
 PROMPT = np.arange(16, dtype=np.int32)
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
@@ -84,6 +89,50 @@ def schemas(folder: str, most: int) -> list[tuple[Any, str]]:
         raise UsageError(f"there are no schemas in {folder}")
     random.Random(1).shuffle(found)
     return found[:most]
+
+
+class Tool(NamedTuple):
+    """A function, as the grammars of calls take it."""
+
+    name: str
+    parameters: dict[str, Any]
+    strict: bool = True
+    where: str = "tools"
+
+
+def tool_list(number: int) -> Grammar:
+    """Calls of TOOLS tools of FIELDS fields. number: of the list; each has other names and lengths."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"type": "array", "items": {"type": "string"}},
+        {"enum": ["low", "medium", "high"]},
+    ]  # fmt: skip
+    tools = []
+    for i in range(TOOLS):
+        fields = {f"field_{number}_{i}_{k}": dict(kinds[k % len(kinds)]) for k in range(FIELDS)}
+        for k, field in enumerate(fields.values()):
+            if field == kinds[0]:
+                field["maxLength"] = 100 + number + i + k
+        schema = {"type": "object", "properties": fields, "required": list(fields)[::2], "additionalProperties": False}
+        tools.append(Tool(f"tool_{number}_{i}", schema))
+    return forced_calls(FORMATS[0], tools, True).grammar
+
+
+async def measure_tools(run: Run) -> tuple[list[float], list[ByteAutomaton]]:
+    """Milliseconds and automata of lists of tools."""
+    compiler = GrammarCompiler(COMPILE_S, COMPILE_BYTES, 1 << 20)
+    times, automata = [], []
+    try:
+        await compiler.automaton({"choice": ["begin"]}, ASKER)
+        for number in range(run.options.tool_lists):
+            run.progress("lists of tools", number, run.options.tool_lists)
+            await asyncio.sleep(PAUSE_S)
+            grammar = tool_list(number)
+            start = time.perf_counter()
+            automata.append(await compiler.automaton(grammar, ASKER))
+            times.append((time.perf_counter() - start) * 1e3)
+    finally:
+        compiler.close()
+    return times, automata
 
 
 async def measure(run: Run, work: list[tuple[Any, str]]) -> tuple[list[float], list[ByteAutomaton], Counter[str]]:
@@ -163,6 +212,14 @@ def grammar_compile(run: Run) -> None:
     work = schemas(run.options.schemas, run.options.most)
     times, automata, refused = asyncio.run(measure(run, work))
     latency = describe(times, "ms", percentiles=(50.0, 90.0, 95.0, 99.0), tail=1)
+    tool_times, tool_automata = asyncio.run(measure_tools(run))
+    tools = describe(tool_times, "ms", percentiles=(50.0, 90.0, 95.0), tail=1)
+    run.target(
+        f"95th percentile of the time to compile {TOOLS} strict tools of {FIELDS} fields",
+        tools["p95"]["value"] if "p95" in tools else tools["max"],
+        TARGET_MS,
+        "ms",
+    )
     sent = install(run, automata)
     whole = describe([a + b.end_ms for a, b in zip(times, sent["first"], strict=True)], "ms", percentiles=(50.0, 95.0), tail=1)
     run.target(
@@ -179,6 +236,11 @@ def grammar_compile(run: Run) -> None:
             "refused": dict(refused.most_common(MOST_REASONS)),
             "compile": latency,
             "compile_and_install": whole,
+            "tools": {
+                "compile": tools,
+                "states": tool_automata[-1].states,
+                "bytes": len(tool_automata[-1].words()) * 4,
+            },
             "request": {
                 kind: {
                     "submit": describe([one.submit_us for one in requests], "us", percentiles=(50.0, 95.0), tail=1),
@@ -202,4 +264,5 @@ if __name__ == "__main__":
         grammar_compile,
         schemas=Flag("", "folder of schemas"),
         most=Flag(2000, "schemas to compile", 40),
+        tool_lists=Flag(100, "lists of tools to compile", 3),
     )

@@ -19,7 +19,7 @@ import orjson
 from blinkpy.dpu.fork_server.forked_jobs import ForkBudget, serve_jobs
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.string_rules import FORMATS, format_automaton
+from blinkpy.dpu.grammar.string_rules import FORMATS, SHORT_FORMATS, format_automaton
 
 ANSWER, REFUSAL, FAILURE, EXHAUSTED = b"\1", b"\0", b"\2", b"\3"
 BRIEF_S = 0.1
@@ -40,8 +40,22 @@ def compiled(digits: int, closes: bool, grammar: bytes) -> bytes:
     return REFUSAL + orjson.dumps([refusal.message, refusal.path, refusal.keyword, refusal.part])
 
 
-if __name__ == "__main__":
+WARM_UP = {
+    "schema": {"type": "object", "properties": {"a": {"type": ["string", "null"], "maxLength": 9}, "b": {"type": "number"}}}
+}
+
+
+def prepare() -> None:
+    """Compute what is kept in the caches, and so in each fork."""
     for name in FORMATS:
-        format_automaton(name)  # kept, and so in each fork
+        for form in range(1 + len(SHORT_FORMATS.get(name, ()))):
+            format_automaton(name, form)
+
+
+if __name__ == "__main__":
+    prepare()
     cpu_s, memory_bytes, number_digits, with_distances = json.load(sys.stdin)
-    serve_jobs(int(sys.argv[1]), partial(compiled, number_digits, with_distances), ForkBudget(cpu_s, memory_bytes, BRIEF_S))
+    work = partial(compiled, number_digits, with_distances)
+    warm_up = orjson.dumps(WARM_UP)
+    work(warm_up)
+    serve_jobs(int(sys.argv[1]), work, ForkBudget(cpu_s, memory_bytes, BRIEF_S), warm=partial(work, warm_up))

@@ -21,7 +21,7 @@ TARGETS = {  # of a smoke run
     "parts.control_overhead": 0,
     "parts.cpu_engine": 2,
     "parts.front_end_cpu": 1,
-    "parts.grammar_compile": 1,
+    "parts.grammar_compile": 2,
     "parts.placement_choice": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,

@@ -17,7 +17,7 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.fork_server.forked_jobs import NICENESS
+from blinkpy.dpu.fork_server.forked_jobs import NICENESS, SPARE_NAME
 from blinkpy.dpu.grammar import grammar_compiler
 from blinkpy.dpu.grammar.compile_server import ANSWER, BRIEF_S
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
@@ -57,15 +57,21 @@ def run(
     asyncio.run(main())
 
 
-def nice_of(session: int) -> dict[int, int]:
-    """Niceness of the processes of a session that are not dead."""
+def nice_of(session: int, spare: bool = False) -> dict[int, int]:
+    """Niceness of the processes of a session that are not dead: without its spare fork, or of this alone."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it is gone meanwhile
-            state, _, _, owner, *more = path.read_text().rpartition(")")[2].split()
-            if int(owner) == session and state != "Z":
+            name, _, rest = path.read_text().rpartition(")")
+            state, _, _, owner, *more = rest.split()
+            if int(owner) == session and state != "Z" and name.endswith(SPARE_NAME.decode()) == spare:
                 found[int(path.parent.name)] = int(more[12])
     return found
+
+
+def wait_until_idle(server: int) -> None:
+    """Until no job runs, and a fork is ready for the next one."""
+    wait_for(lambda: list(nice_of(server)) == [server] and len(nice_of(server, spare=True)) == 1)
 
 
 def computed(pid: int) -> float:
@@ -109,6 +115,7 @@ def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
+        wait_until_idle(server.pid)
         leaving = [
             asyncio.create_task(compiler.automaton({"sequence": [*SLOW["sequence"], {"regex": f"x{i}"}]}, ASKER))
             for i in range(grammar_compiler.MOST_WAITING)
@@ -123,7 +130,7 @@ def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
         await asyncio.sleep(0)
         assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
         assert (compiler._compiling, compiler._places.waiting) == ({}, 0)
-        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
+        wait_until_idle(server.pid)
 
     run(work, compile_s=60.0)
 
@@ -135,8 +142,8 @@ def test_compiles_that_run_side_by_side_have_a_lower_priority() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
+        wait_until_idle(server.pid)
         own = nice_of(server.pid)[server.pid]
-        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
         first = asyncio.create_task(compiler.automaton(SLOW, ASKER))
         wait, loop = asyncio.get_running_loop().time() + 60, asyncio.get_running_loop()
         while len(nice_of(server.pid)) < 2:
@@ -267,6 +274,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
+        wait_until_idle(server.pid)
         behind = min(nice_of(server.pid)[server.pid] + NICENESS, MOST_NICE)  # the tests may run with nice themselves
         for _ in range(2):  # it is not kept: another time it may be faster
             asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
@@ -275,7 +283,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
                 await asyncio.sleep(0.005)
             with pytest.raises(GrammarError, match="too long"):
                 await asked
-            wait_for(lambda: list(nice_of(server.pid)) == [server.pid])  # the fork ends by itself
+            wait_until_idle(server.pid)  # the fork ends by itself
 
     run(work, compile_s=1.0)
 
@@ -308,7 +316,7 @@ def test_a_job_that_the_kernel_kills_runs_once_more() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
-        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])  # else the fork that has answered is killed
+        wait_until_idle(server.pid)  # else the fork that has answered is killed
         asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
         first = await killed(server.pid, set())
         assert await killed(server.pid, first)
@@ -327,7 +335,7 @@ def test_a_job_whose_server_dies_before_it_begins_runs_in_the_next_one() -> None
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
-        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
+        wait_until_idle(server.pid)
         os.kill(server.pid, signal.SIGSTOP)
         asked = asyncio.create_task(compiler.automaton(choices("b"), ASKER))
         await asyncio.sleep(0.05)  # until it is sent
@@ -335,6 +343,39 @@ def test_a_job_whose_server_dies_before_it_begins_runs_in_the_next_one() -> None
         assert (await asked).accepts(b"b")
 
     run(work)
+
+
+def test_a_fork_is_ready_for_the_next_job() -> None:
+    """It takes the job; a new one follows after the job. If it dies, the next job forks, and no fork is made until then."""
+
+    async def work(compiler: GrammarCompiler) -> None:
+        compiler.start()
+        server = compiler._forks.process
+        assert server is not None
+
+        def spare() -> int:
+            wait_for(lambda: len(nice_of(server.pid, spare=True)) == 1)
+            return next(iter(nice_of(server.pid, spare=True)))
+
+        before = spare()
+        asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
+        while before not in nice_of(server.pid):  # it has taken the job
+            assert not asked.done()
+            await asyncio.sleep(0.002)
+        assert not nice_of(server.pid, spare=True)
+        asked.cancel()
+        after = spare()
+        assert after != before
+        os.kill(after, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{after}").exists())
+        await asyncio.sleep(0.2)
+        assert not nice_of(server.pid, spare=True)
+        assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
+        last = spare()
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{last}").exists())
+
+    run(work, compile_s=60.0)
 
 
 def test_a_server_that_is_closed_starts_no_other_one() -> None:
