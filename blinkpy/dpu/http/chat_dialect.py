@@ -1,6 +1,8 @@
 """From a chat to the prompt's text: the message formats of the model's template, and its formats of reasoning and
 calls."""
 
+import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,13 +14,15 @@ from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateRefusalError, chat_text
 from blinkpy.dpu.text.conversation_fit import TemplateProbe
-from blinkpy.dpu.text.conversation_forms import text_of
+from blinkpy.dpu.text.conversation_forms import Fitted, text_of
 from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
 from blinkpy.dpu.tools.call_format import CallFormat, call_formats, choose_format
 from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, constrained_calls, forced_calls, with_tokens
 from blinkpy.dpu.tools.harmony_calls import answer_begun, header_of
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import choose_tags
+
+logger = logging.getLogger("blinkpy.frontend")
 
 FORMATS = ("response_format", "text.format")  # fields about content, which an answer with a forced call lacks
 CHANNEL_EFFORTS = ("low", "medium", "high")  # the training convention of models that answer in channels
@@ -99,9 +103,18 @@ class ChatDialect:
         """The prompt's text. Raises ApiError with the place of the message that the template rejects."""
         fitted = probe.fitted(request.messages or ())
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
+
+        def text_of_form(form: Sequence[Fitted]) -> str:
+            return chat_text(template, specials, [one.message for one in form], generation, continued, tools, values)
+
         try:
-            return chat_text(template, specials, [one.message for one in fitted], generation, continued, tools, values)
+            return text_of_form(fitted)
         except TemplateRefusalError as error:
+            for form in () if continued else probe.plain_forms(fitted):
+                with contextlib.suppress(TemplateRefusalError):
+                    text = text_of_form(form)
+                    logger.warning("the chat template refuses a conversation (%s): it is sent as plain texts", error)
+                    return text
             place = request.place(*probe.refused_at(fitted, tools))
             raise bad_request(f"'{place}' does not fit this model's chat template: {error}", place, "invalid_messages") from error
 

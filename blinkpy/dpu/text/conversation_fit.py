@@ -18,6 +18,8 @@ from blinkpy.dpu.text.conversation_forms import (
     Message,
     apart_from_turns,
     as_object,
+    as_one,
+    as_turns,
     folded,
     joined,
     named_results,
@@ -230,6 +232,11 @@ class TemplateProbe:
         if self._fills or self._in_parts:
             fitted = [Fitted(one.source, dict(self._with_parts(self._filled(one.message)))) for one in fitted]
         return fitted
+
+    def plain_forms(self, fitted: Sequence[Fitted]) -> Iterator[list[Fitted]]:
+        """Forms for a conversation that the template refuses nevertheless: turns of texts, and then one message."""
+        for form in (as_turns(fitted), as_one(fitted)):
+            yield [Fitted(one.source, dict(self._with_parts(one.message))) for one in form]
 
     def _filled(self, message: Message) -> Message:
         fills = message["role"] in self._fills and not message["content"] and "tool_calls" not in message

@@ -103,6 +103,40 @@ def written(function: Mapping[str, Any]) -> str:
     )
 
 
+def as_turns(messages: Sequence[Fitted]) -> list[Fitted]:
+    """Texts of a user and of an assistant in turns, beginning with the user: calls, results and instructions become text. Most
+    templates that refuse another form take this one."""
+    turns: list[Fitted] = []
+    for source, message in folded([Fitted(source, as_text(message)) for source, message in messages]):
+        if not text_of(message["content"]):
+            continue
+        if turns and turns[-1].message["role"] == message["role"]:
+            turns[-1] = Fitted(turns[-1].source, joined(turns[-1].message, message))
+        else:
+            turns.append(Fitted(source, message))
+    if turns and turns[0].message["role"] == "assistant":
+        turns.insert(0, Fitted(turns[0].source, {"role": "user", "content": EMPTY}))
+    return turns
+
+
+def as_text(message: Message) -> Message:
+    """A message whose calls or results are text, and without reasoning."""
+    content, role = text_of(message["content"]), message["role"]
+    if role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = (written(call["function"]) for call in message.get("tool_calls") or ())
+    return {"role": role, "content": "\n".join(filter(None, (content, *calls)))}
+
+
+def as_one(messages: Sequence[Fitted]) -> list[Fitted]:
+    """The whole conversation in one message of a user, each turn after its role."""
+    turns = as_turns(messages)
+    if len(turns) < 2:
+        return turns
+    text = "\n\n".join(f"{message['role']}: {text_of(message['content'])}" for _, message in turns)
+    return [Fitted(turns[-1].source, {"role": "user", "content": text})]
+
+
 def joined(first: Message, second: Message) -> Message:
     """Two messages of one role as one."""
     texts = [text_of(message["content"]) for message in (first, second)]

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from support.front_end import chat_templates
 from support.front_end.scripted_model import folder_with
-from support.front_end.template_rules import RULES, Conversation, template_of
+from support.front_end.template_rules import BEGIN, BODY, RULES, Conversation, template_of
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -41,6 +41,32 @@ def test_every_text_reaches_the_model(rules: int, tokenizer: Tokenizer, seed: in
             body = orjson.dumps({"messages": talk.messages, "tools": tools})
             prompt = tokenizer.specials.unmark(dialect.prompt(parse_chat(body, RequestParameters()), tokenizer.specials)[0])
             assert all(text in prompt for text in talk.texts), (names, talk.messages, prompt)
+
+
+HARD = {  # rules that no form of turns with calls satisfies
+    "one message": "{%- if messages|length > 1 %}{{ raise_exception('one') }}{%- endif %}",
+    "ends with a user": "{%- if messages[-1].role != 'user' %}{{ raise_exception('user last') }}{%- endif %}",
+    "few messages": "{%- if messages|length > 4 %}{{ raise_exception('few') }}{%- endif %}",
+    "a user before each assistant": "{%- for m in messages %}{%- if m.role == 'assistant'"
+    " and (loop.first or loop.previtem.role != 'user') %}{{ raise_exception('user before') }}{%- endif %}{%- endfor %}",
+}
+
+
+@pytest.mark.parametrize("rule", HARD)
+def test_the_last_resort_is_plain_text(rule: str, tokenizer: Tokenizer, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Turns of texts, or one message; the log says that."""
+    draw = random.Random(seed)
+    for more in ("", *draw.sample([rule for name, rule in RULES.items() if name != "parts_only"], 4)):
+        dialect = ChatDialect(ChatTemplate(BEGIN + HARD[rule] + more + BODY, {}, 100_000), ModelOptions(), "")
+        for _ in range(CONVERSATIONS):
+            talk = Conversation(draw)
+            if draw.random() < 0.3:
+                talk.messages.append({"role": "assistant", "content": "an answer."})
+                talk.texts.append("an answer.")
+            body = orjson.dumps({"messages": talk.messages})
+            prompt = tokenizer.specials.unmark(dialect.prompt(parse_chat(body, RequestParameters()), tokenizer.specials)[0])
+            assert all(text in prompt for text in talk.texts), (more, talk.messages, prompt)
+    assert "plain texts" in caplog.text
 
 
 def test_every_rule_refuses_something(seed: int) -> None:
