@@ -181,6 +181,21 @@ def test_it_fits_and_can_be_read_in_every_width(server, open_page, scheme) -> No
     assert [name for name in reached if name in ("API", "Metrics", "text", "send")][:4] == ["API", "Metrics", "text", "send"]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_the_api_fits_every_width(server, open_page, scheme) -> None:
+    """Neither the page nor a table in it scrolls sideways, and every cell is as readable as on the live page."""
+    page = open_page(server.url + "/", color_scheme=scheme)
+    page.get_by_role("link", name="API", exact=True).click()
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        wide = "[document.documentElement, ...document.querySelectorAll('div')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert page.evaluate(wide) == 0, f"{width} pixels"
+        assert page.evaluate(CONTRASTS) == []
+    page.get_by_role("link", name="Back to the chat").click()
+    expect(page.locator("#model")).to_have_text("tiny")
+
+
 # Elements with text whose contrast with what is behind them is below 4.5, by WCAG 2.2's formula.
 CONTRASTS = """() => {
   const numbers = color => color.match(/[\\d.]+/g).map(Number);

@@ -123,9 +123,15 @@ _STYLE = (
     ":root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 .75em}"
     "div{overflow-x:auto}table{border-collapse:collapse}td,th{border:1px solid #8886;padding:.3em .6em;text-align:left;"
     "vertical-align:top}td:first-child{font-family:ui-monospace,monospace}summary{cursor:pointer;margin:.6em 0}"
+    "h2{overflow-wrap:anywhere}"
+    "@media(max-width:48em){table,tbody,tr,td{display:block}tr:first-child{display:none}"
+    "tr{border:1px solid #8886;padding:.3em .6em;"
+    "margin-bottom:.5em}td{border:0;padding:.1em 0;overflow-wrap:anywhere}td:empty{display:none}"
+    "td:first-child{font-weight:600}td[data-head]::before{content:attr(data-head) ': ';opacity:.8}}"
 )
 _CODE = re.compile(r"`([^`]+)`")
 _FIELD_HEADS = ("Field", "Meaning and values", "Default")
+_SHORT_HEADS = ("Needs a key", "Default")
 
 
 def _marked(text: str) -> str:
@@ -134,8 +140,10 @@ def _marked(text: str) -> str:
 
 
 def _table(heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+    """A table. On a narrow screen, each line is a block, in which short columns have their head before the value."""
     head = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in heads)
-    cells = ("".join(f"<td>{_marked(cell)}</td>" for cell in line) for line in lines)
+    titles = [f" data-head='{html.escape(title)}'" if title in _SHORT_HEADS else "" for title in heads]
+    cells = ("".join(f"<td{title}>{_marked(cell)}</td>" for title, cell in zip(titles, line, strict=True)) for line in lines)
     return f"<div><table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in cells)}</table></div>"
 
 
