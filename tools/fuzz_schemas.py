@@ -6,7 +6,8 @@ random, with the mask of the CPU engine and the state transitions of the loop. A
 through the whole engine, with random weights. A complete output must be valid according to the package
 jsonschema; an output cut by max_tokens must be the beginning of a valid one. Three more outputs of each schema
 have the lowest, the highest or a random legal token at each place. Their max_tokens is at least the bytes of the
-shortest output, so each must be complete. To repeat one schema:
+shortest output, so each must be complete. Of each schema with bounds everywhere (--bounded), the bytes of three
+outputs without max_tokens are compared with those that docs/structured-output.md states. To repeat one schema:
 
     python tools/fuzz_schemas.py --seed SEED --first NUMBER --count 1
 """
@@ -16,9 +17,11 @@ import os
 import secrets
 from collections import Counter
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from support.schema_storm import InvalidOutputError, TokenWalk, draw, engine_outputs, walk_outputs
+from support.stated_bounds import bounded_outputs
 
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy import LLM
@@ -56,6 +59,22 @@ def chunk(job: tuple[int, int, int]) -> tuple[Counter[str], list[str]]:
     return counts, faults
 
 
+def bounded(job: tuple[int, int, int]) -> tuple[Counter[str], list[str]]:
+    """As chunk, for bounded schemas."""
+    seed, first, last = job
+    counts, faults = Counter[str](), list[str]()
+    for number in range(first, last):
+        try:
+            counts += bounded_outputs(seed, number)
+        except Exception as error:  # whatever it is, the rest is tried
+            faults.append(f"bounded schema {number}: {type(error).__name__}: {error}")
+    return counts, faults
+
+
+def jobs_of(seed: int, first: int, count: int) -> list[tuple[int, int, int]]:
+    return [(seed, at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+
+
 def engine(seed: int, numbers: list[int], run: Run) -> tuple[Counter[str], list[str]]:
     """Counts and faults of schemas through the whole engine."""
     counts, faults = Counter[str](), list[str]()
@@ -76,17 +95,18 @@ def fuzz_schemas(run: Run) -> None:
     options.seed = options.seed or secrets.randbelow(1 << 31)
     print(f"seed {options.seed}", flush=True)
     last = options.first + options.count
-    jobs = [(options.seed, at, min(at + CHUNK, last)) for at in range(options.first, last, CHUNK)]
     counts, faults = Counter[str](), list[str]()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for number, (found, wrong) in enumerate(pool.imap_unordered(chunk, jobs)):
+        several = pool.imap_unordered(chunk, jobs_of(options.seed, options.first, options.count))
+        further = pool.imap_unordered(bounded, jobs_of(options.seed, options.first, options.bounded))
+        for number, (found, wrong) in enumerate(chain(several, further)):
             counts += found
             faults += wrong
             for fault in wrong:
                 print(fault[:2000], flush=True)
-            run.progress("schemas", number * CHUNK, options.count)
+            run.progress("schemas", number * CHUNK, options.count + options.bounded)
             if number % SAID == 0:
-                print(f"{number * CHUNK:,} of {options.count:,} schemas, {len(faults)} faults", flush=True)
+                print(f"{number * CHUNK:,} of {options.count + options.bounded:,} schemas, {len(faults)} faults", flush=True)
     numbers = list(range(options.first, last, options.engine_every)) if options.engine_every else []
     found, wrong = engine(options.seed, numbers, run)
     counts += found
@@ -94,16 +114,19 @@ def fuzz_schemas(run: Run) -> None:
     for fault in wrong:
         print(fault[:2000], flush=True)
     check(not faults, f"{len(faults)} faults")
-    check(counts["ended"] > 0, "no output ended by itself")
+    check(counts["ended"] > 0 or not options.count, "no output ended by itself")
     refused = {name.removeprefix("refused: "): n for name, n in counts.items() if name.startswith("refused: ")}
     run.write(__doc__, {
         "schemas": options.count, "refused": refused, "outputs that ended": counts["ended"],
         "outputs cut by max_tokens": counts["cut"], "outputs that had to end": counts["closed"],
         "outputs of the engine that ended": counts["engine ended"], "of the engine cut by max_tokens": counts["engine cut"],
-        "invalid": len(faults),
+        "invalid": len(faults), "bounded schemas": options.bounded, "bounded schemas refused": counts["bounded: refused"],
+        "outputs of bounded schemas, by 3 samplers": counts["bounded: ended"], "their bytes": counts["bounded: bytes"],
+        "the most bytes that the docs state for them": counts["bounded: stated bytes"],
     })  # fmt: skip
     total = counts["ended"] + counts["cut"] + counts["closed"] + counts["engine ended"] + counts["engine cut"]
     print(f"{options.count:,} schemas, {sum(refused.values()):,} of them refused; {total:,} outputs, none invalid")
+    print(f"{options.bounded:,} bounded schemas; {counts['bounded: ended']:,} outputs within the stated bytes")
 
 
 if __name__ == "__main__":
@@ -112,6 +135,7 @@ if __name__ == "__main__":
         "Random JSON schemas and outputs, judged by an independent validator.",
         fuzz_schemas,
         count=Flag(100_000, "schemas", 200),
+        bounded=Flag(3000, "schemas with bounds everywhere", 60),
         first=Flag(0, "number of the first one"),
         seed=Flag(0, "of all; 0: a random one"),
         jobs=Flag(max(1, (os.cpu_count() or 1) - 1), "processes"),

@@ -1,13 +1,14 @@
 """Values of a schema end: numbers always, strings, arrays and objects if the schema bounds them; without bounds they end in time
 for max_tokens (tests/end_to_end/test_grammar_outputs.py)."""
 
-from collections.abc import Callable
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 from support.compiled_grammars import automaton_of_schema
 from support.json_schemas import SchemaDraw
+from support.stated_bounds import SAMPLERS, bounded_outputs, walk
 from support.walks import Walker
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
@@ -15,24 +16,6 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 
 SCHEMAS = 60
-Sampler = Callable[[Walker, int, np.random.Generator], int]
-SAMPLERS: dict[str, Sampler] = {
-    "lowest": lambda walker, state, rng: min(walker.bytes_of[state]),
-    "highest": lambda walker, state, rng: max(walker.bytes_of[state]),
-    "uniform": lambda walker, state, rng: walker.bytes_of[state][rng.integers(len(walker.bytes_of[state]))],
-}
-
-
-def walk(walker: Walker, sampler: Sampler, rng: np.random.Generator, most: int) -> bytes:
-    """The text of a sampler that ends the output only if no byte continues it."""
-    text, state = bytearray(), 0
-    while walker.bytes_of[state]:
-        byte = sampler(walker, state, rng)
-        text.append(byte)
-        state = walker.rows[state][byte]
-        assert len(text) <= most, bytes(text)
-    assert walker.accepting[state]
-    return bytes(text)
 
 
 def number_schemas(rng: np.random.Generator) -> list[Any]:
@@ -83,17 +66,7 @@ def test_identifiers_of_64_bits_are_whole() -> None:
         assert integers.accepts(b"%d" % number)
 
 
-def test_values_of_bounded_schemas_end(rng: np.random.Generator) -> None:
-    found = 0
-    for _ in range(SCHEMAS):
-        schema = SchemaDraw(rng, bounded=True).schema(2)
-        try:
-            walker = Walker(automaton_of_schema(schema))
-        except GrammarError:
-            continue
-        found += 1
-        longest = walker.longest()
-        assert longest is not None, schema
-        for sampler in SAMPLERS.values():
-            walk(walker, sampler, rng, longest)
-    assert found > SCHEMAS // 2
+def test_values_of_bounded_schemas_end(seed: int) -> None:
+    """A share of tools/fuzz_schemas.py: within the bytes that the docs state."""
+    counts = sum((bounded_outputs(seed, number) for number in range(SCHEMAS)), Counter[str]())
+    assert counts["bounded: ended"] > 3 * SCHEMAS // 2
