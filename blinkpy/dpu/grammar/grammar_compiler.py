@@ -13,8 +13,13 @@ from blinkpy.dpu.admission.gate import Asker, FullError, Places
 from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.compile_server import ANSWER, EXHAUSTED, FAILURE
-from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooHeavyError, GrammarTooLargeError, GrammarTooSlowError
-from blinkpy.dpu.grammar.grammar_size import located
+from blinkpy.dpu.grammar.grammar_errors import (
+    GrammarError,
+    GrammarTooHeavyError,
+    GrammarTooLargeError,
+    GrammarTooSlowError,
+    located,
+)
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.queues.byte_automaton import ByteAutomaton
 

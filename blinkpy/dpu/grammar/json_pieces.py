@@ -98,3 +98,27 @@ def array_of(first: list[Piece], others: Piece, least: int = 0, most: int | None
             COMMA(nfa, following, begin)
 
     return add
+
+
+def set_of(items: list[Piece], least: int = 0, most: int | None = None) -> Piece:
+    """An array with some of the items, in this order, each at most once. least, most: number of items."""
+    counts = max(1, least) if most is None else min(most, len(items))
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        first = nfa.node()
+        nfa.edges[source].append((0x5B, 0x5B, first))
+        at = {0: first}  # nodes behind an item, by the number of items so far (up to counts)
+        for item in items:
+            following: dict[int, int] = {}
+            for count, node in at.items():
+                nfa.link(node, following.setdefault(count, nfa.node()))
+                if most is None or count < most:
+                    begin = nfa.node()
+                    (COMMA if count else byte_nfa.empty)(nfa, node, begin)
+                    item(nfa, begin, following.setdefault(min(count + 1, counts), nfa.node()))
+            at = following
+        for count, node in at.items():
+            if count >= least:
+                nfa.edges[node].append((0x5D, 0x5D, target))
+
+    return add

@@ -1,11 +1,12 @@
 """Regular expressions in the syntax of ECMA-262, as in JSON Schema's `pattern`, as far as they are regular.
 
-Groups are plain brackets, and lazy repetition is repetition: both affect captures, not matches. Lookahead is supported
-at the beginning, after ^. Errors name the unsupported backreferences, other lookarounds and word boundaries.
+Groups are plain brackets, and lazy repetition is repetition: both affect captures, not matches. Lookahead is supported in
+expressions that begin with ^, outside of repetitions. Errors name the unsupported backreferences, lookbehind and word boundaries.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
@@ -24,16 +25,31 @@ SPACES = union(
 )
 LINE_ENDS = of_text("\n\r\u2028\u2029")
 CLASSES = {"d": DIGITS, "w": WORD, "s": SPACES}
+NO_ANCHORS = re.compile(r"\\.|\[\^|\(\?[!=]\^", re.DOTALL)  # where ^ means something else
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "v": "\v", "f": "\f", "0": "\0"}
+
+
+Encoding = Callable[[Characters], Piece]
 
 
 @dataclass(frozen=True)
 class Regex:
-    """A parsed expression. build: its piece, given the encoding of one character of a set. looks: lookaheads at the
-    beginning, and whether they are negative."""
+    """A parsed expression.
 
-    build: Callable[[Callable[[Characters], Piece]], Piece]
+    build: its piece, given the encoding of one character of a set.
+    looks: lookaheads at the beginning, and whether they are negative.
+    before: for an expression with a lookahead in it, instead of `build`: the strings of it and of an automaton behind it.
+    """
+
+    build: Callable[[Encoding], Piece]
     looks: "tuple[tuple[bool, Regex], ...]" = ()
+    before: Callable[[Encoding, ByteAutomaton | None], ByteAutomaton | None] | None = None
+
+    def in_front_of(self, character: "Encoding", rest: ByteAutomaton | None) -> ByteAutomaton | None:
+        """The strings of this expression, each with a string of an automaton behind it."""
+        if self.before is not None:
+            return self.before(character, rest)
+        return automaton_of(byte_nfa.sequence(self.build(character), byte_nfa.embedded(rest)))
 
 
 def parse_regex(text: str) -> Regex:
@@ -46,22 +62,29 @@ def parse_regex(text: str) -> Regex:
     regex = reader.alternatives(0)
     if reader.at < len(text):
         raise reader.error("unmatched ')'")
-    if not looks:
+    if not looks and regex.before is None:
         return regex
     reader.at = start
     if reader.has_alternatives():
         raise reader.error("lookahead is not supported together with '|'")
+    if regex.before is not None:
+        others = NO_ANCHORS.sub("", text[1:])
+        if not text.startswith("^") or "^" in others:
+            raise reader.error("lookahead is only supported in an expression that begins with '^', and has no other")
+        return replace(regex, looks=looks)
     return Regex(lambda character: byte_nfa.sequence(byte_nfa.begin, regex.build(character)), looks)
 
 
 def whole(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
     """Strings that match as a whole; None if the set is empty."""
-    return _looked(automaton_of(regex.build(character)), regex, character)
+    return _looked(regex.in_front_of(character, automaton_of(byte_nfa.empty)), regex, character)
 
 
 def anywhere(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
     """Strings with a match somewhere, as for JSON Schema's `pattern`; None if the set is empty."""
     rest = byte_nfa.repeat(character(ALL), 0, None)
+    if regex.before is not None:  # it begins with ^
+        return _looked(regex.before(character, automaton_of(rest)), regex, character)
     return _looked(automaton_of(byte_nfa.sequence(rest, regex.build(character), rest)), regex, character)
 
 
@@ -118,12 +141,27 @@ class _Reader:
             parts.append(self._terms(depth))
         if len(parts) == 1:
             return parts[0]
+        if any(part.before for part in parts):
+
+            def before(character: Encoding, rest: ByteAutomaton | None) -> ByteAutomaton | None:
+                found = (byte_nfa.embedded(part.in_front_of(character, rest)) for part in parts)
+                return automaton_of(byte_nfa.choice(*found))
+
+            return Regex(_without_piece, before=before)
         return Regex(lambda character: byte_nfa.choice(*(part.build(character) for part in parts)))
 
     def _terms(self, depth: int) -> Regex:
         terms = []
         while self.at < len(self.text) and not self._peek("|") and not self._peek(")"):
             terms.append(self._repeated(self._term(depth)))
+        if any(term.before for term in terms):
+
+            def before(character: Encoding, rest: ByteAutomaton | None) -> ByteAutomaton | None:
+                for term in reversed(terms):
+                    rest = term.in_front_of(character, rest)
+                return rest
+
+            return Regex(_without_piece, before=before)
         return Regex(lambda character: byte_nfa.sequence(*(term.build(character) for term in terms)))
 
     def _repeated(self, term: Regex) -> Regex:
@@ -135,6 +173,16 @@ class _Reader:
         if self._peek("*") or self._peek("+") or self._peek("?"):
             raise self.error("nothing to repeat")
         low, high = bounds
+        if term.before is not None:
+            if bounds != (0, 1):
+                raise self.error("lookahead is not supported within a repetition")
+
+            def before(character: Encoding, rest: ByteAutomaton | None) -> ByteAutomaton | None:
+                return automaton_of(
+                    byte_nfa.choice(byte_nfa.embedded(term.in_front_of(character, rest)), byte_nfa.embedded(rest))
+                )
+
+            return Regex(_without_piece, before=before)
         return Regex(lambda character: byte_nfa.repeat(term.build(character), low, high))
 
     def _bounds(self) -> tuple[int, int | None] | None:
@@ -175,9 +223,10 @@ class _Reader:
 
     def _group(self, depth: int) -> Regex:
         if self._take("?"):
-            for sign, name in (("=", "lookahead"), ("!", "lookahead"), ("<=", "lookbehind"), ("<!", "lookbehind")):
-                if self._peek(sign):
-                    raise self.error(f"{name} is not supported here")
+            if self._peek("<=") or self._peek("<!"):
+                raise self.error("lookbehind is not supported")
+            if self._peek("=") or self._peek("!"):
+                return self._look(depth)
             named = self._take("P<") or self._take("<")
             if named:
                 close = self.text.find(">", self.at)
@@ -190,6 +239,22 @@ class _Reader:
         if not self._take(")"):
             raise self.error("missing ')'")
         return inside
+
+    def _look(self, depth: int) -> Regex:
+        """A lookahead: only strings remain behind it that begin with it, or that do not."""
+        negative = self._peek("!")
+        self.at += 1
+        look = self.alternatives(depth + 1)
+        if not self._take(")"):
+            raise self.error("missing ')'")
+        if look.before is not None:
+            raise self.error("lookahead is not supported within lookahead")
+
+        def before(character: Encoding, rest: ByteAutomaton | None) -> ByteAutomaton | None:
+            beginning = automaton_of(byte_nfa.sequence(look.build(character), byte_nfa.repeat(character(ALL), 0, None)))
+            return (difference if negative else intersection)(rest, beginning)
+
+        return Regex(_without_piece, before=before)
 
     def _set(self) -> Characters:
         inverse = self._take("^")
@@ -263,6 +328,10 @@ class _Reader:
         if code > 0x10FFFF:
             raise self.error("this code point is not a character")
         return ((code, code),)
+
+
+def _without_piece(character: Encoding) -> Piece:
+    raise RuntimeError("internal error: an expression with a lookahead has no piece")
 
 
 def _one(characters: Characters) -> Regex:

@@ -14,12 +14,12 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import json_text
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of
+from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of, set_of
 from blinkpy.dpu.grammar.minimal_automaton import intersection
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.schema_keywords import Alternatives
 from blinkpy.dpu.grammar.schema_reader import SchemaReader
-from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault
+from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault, joined_strings, same
 from blinkpy.dpu.grammar.string_rules import StringRules, WrittenOut, pattern_automaton
 
 FREE_DEPTH = 2  # of containers inside an unconstrained value
@@ -58,7 +58,7 @@ class SchemaCompiler:
         if free < 0:
             shapes = [Shape(types=frozenset({"null", "boolean", "number", "string"}))]
         else:
-            shapes = self.reader.shapes(said)
+            shapes = joined_strings(self.reader.shapes(said))
         try:
             piece = byte_nfa.choice(*(one for shape in shapes for one in self._of_shape(shape, free, depth)))
         except GrammarError as error:
@@ -99,6 +99,8 @@ class SchemaCompiler:
             return byte_nfa.nothing
         if most is not None:
             length = min(length, most)
+        if shape.unique is not None and (most is None or most > 1):
+            return self._distinct_items(shape, length, shape.unique)
         first = []
         for index in range(length):
             places = [items.first[index] if index < len(items.first) else items.others for items in shape.items]
@@ -111,6 +113,26 @@ class SchemaCompiler:
         if others is byte_nfa.nothing:
             return array_of(first, others, least, length) if length >= least else byte_nfa.nothing
         return array_of(first, others, least, most)
+
+    def _distinct_items(self, shape: Shape, length: int, place: Place) -> Piece:
+        """Different items of a list of scalars, in the order of this list."""
+        items = tuple(one.others for one in shape.items if one.others is not None)
+        values = list[Any]()
+        for one in [Shape()] if length else self.reader.shapes(items):
+            if one.literals is None and one.types <= {"null", "boolean"}:
+                one.literals = [value for value in LITERALS if NAMES[type(value)] in one.types]
+            if one.literals is None:
+                raise fault(
+                    place,
+                    "uniqueItems",
+                    "is supported only for items with an enum or const, booleans and null: no automaton compares others.",
+                )
+            for value in one.allowed_literals():
+                if not any(same(value, other) for other in values):
+                    values.append(value)
+        pieces = [byte_nfa.literal(_scalar(value)) for value in values]
+        least, most = shape.least_items, shape.most_items
+        return set_of(pieces, least, most) if least <= len(pieces) else byte_nfa.nothing
 
     # ---- objects -----------------------------------------------------------------------------------------------------
 

@@ -25,11 +25,11 @@ from blinkpy.dpu.grammar.schema_shapes import (
     named_schemas,
     typed,
 )
-from blinkpy.dpu.grammar.string_rules import FORMATS, MOST_WRITTEN_OUT
+from blinkpy.dpu.grammar.string_rules import FORMATS
 from blinkpy.queues.byte_automaton import LONGEST_LEAST
 
 MOST_LENGTH = LONGEST_LEAST  # of a string
-WITH_OTHERS = f"{MOST_WRITTEN_OUT:,} with `pattern`, `format` or `not`, in names, and among alternatives of different lengths"
+MOST_WRITABLE = 2**53  # as a length in a schema
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as in the specification
@@ -152,18 +152,15 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 # ---- strings ---------------------------------------------------------------------------------------------------------
 
 
-def _length(place: Place, keyword: str, value: Any) -> int:
-    if type(value) in (int, float) and value > MOST_LENGTH:
-        raise fault(place, keyword, f"must be at most {MOST_LENGTH:,}, not {value}: lower it, or leave it out.")
-    return checked_count(place, keyword, value, MOST_LENGTH)
-
-
 def _min_length(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.within(_length(place, "minLength", value), None)
+    if type(value) in (int, float) and value > MOST_LENGTH:
+        raise fault(place, "minLength", f"must be at most {MOST_LENGTH:,}, not {value}: lower it, or leave it out.")
+    shape.strings = shape.strings.within(checked_count(place, "minLength", value, MOST_LENGTH), None)
 
 
 def _max_length(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.within(0, _length(place, "maxLength", value))
+    length = checked_count(place, "maxLength", value, MOST_WRITABLE)
+    shape.strings = shape.strings.within(0, min(length, MOST_LENGTH))  # longer strings would be valid, too
 
 
 def _pattern(shape: Shape, value: Any, place: Place) -> None:
@@ -260,8 +257,8 @@ def _max_items(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _unique_items(shape: Shape, value: Any, place: Place) -> None:
-    if typed(place, "uniqueItems", value, bool) and place.schema.get("maxItems", 2) not in (0, 1):
-        raise fault(place, "uniqueItems", "is not supported: an automaton can't compare items.")
+    if typed(place, "uniqueItems", value, bool):
+        shape.unique = place
 
 
 # ---- combinations ----------------------------------------------------------------------------------------------------
@@ -276,15 +273,29 @@ def _any_of(shape: Shape, value: Any, place: Place) -> Alternatives:
 
 
 def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
-    return Alternatives(checked_schemas(place, "oneOf", value), exclusive=True)
+    places = checked_schemas(place, "oneOf", value)
+    name = _discriminator(place)
+    if name is not None:  # by OpenAPI, each of the schemas has this member
+        places = [one._replace(schema={"allOf": [one.schema, {"required": [name]}]}) for one in places]
+    return Alternatives(places, exclusive=True)
 
 
-def _only_false(keyword: str) -> Demand:
-    def apply(shape: Shape, value: Any, place: Place) -> None:
-        if value is not False:
-            raise fault(place, keyword, "is supported only with the value false.")
+def _discriminator(place: Place) -> str | None:
+    """The member that tells the schemas of oneOf apart, for OpenAPI."""
+    found = place.schema.get("discriminator")
+    name = found.get("propertyName") if type(found) is dict else None
+    return name if type(name) is str else None
 
-    return apply
+
+def _nullable(shape: Shape, value: Any, place: Place) -> Alternatives | None:
+    """OpenAPI 3.0: true adds null to what the rest of the schema allows. The reader passes the rest."""
+    if not typed(place, NULLABLE, value, bool):
+        return None
+    rest = {name: one for name, one in place.schema.items() if name != NULLABLE}
+    return Alternatives([place._replace(schema=rest), place._replace(schema={"type": "null"})])
+
+
+NULLABLE = "nullable"
 
 
 def _list(names: Iterable[str]) -> str:
@@ -302,10 +313,13 @@ KEYWORDS = {
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
     "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
-    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}; {WITH_OTHERS}"),
-    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH:,}; {WITH_OTHERS}"),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}; less where the characters [can't be counted](#limits)"),
+    "maxLength": Keyword(
+        _max_length, f"strings have up to {MOST_LENGTH:,} characters; less where these [can't be counted](#limits)"
+    ),
     "pattern": Keyword(
-        _pattern, "regular expressions without backreferences, word boundaries and `\\p`; lookahead only at the start, after `^`"
+        _pattern,
+        "regular expressions without backreferences, lookbehind, word boundaries and `\\p`; lookahead only with `^` at the start",
     ),
     "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; other formats are ignored"),
     "properties": Keyword(_members, "in this order; members that are not required may be missing"),
@@ -323,11 +337,14 @@ KEYWORDS = {
     "additionalItems": Keyword(_items, "as in draft 7"),
     "minItems": Keyword(_min_items),
     "maxItems": Keyword(_max_items),
-    "uniqueItems": Keyword(_unique_items, "`false`, or with `maxItems` of 1"),
+    "uniqueItems": Keyword(_unique_items, "of items with an `enum` or `const`, booleans and null, which come in their order"),
     "allOf": Keyword(_all_of),
     "anyOf": Keyword(_any_of),
-    "oneOf": Keyword(_one_of, "of schemas that exclude each other by types, bounds, patterns, or a required member"),
-    "nullable": Keyword(_only_false("nullable"), "`false` only; give `null` as a type"),
+    "oneOf": Keyword(
+        _one_of,
+        "of schemas that exclude each other by types, bounds, patterns, or a required member, such as a `discriminator`",
+    ),
+    NULLABLE: Keyword(_nullable, "true: null is allowed, too, as in OpenAPI 3.0"),
 }
 GROUPS = (
     ("properties", "patternProperties", "additionalProperties"),

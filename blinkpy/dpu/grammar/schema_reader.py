@@ -11,6 +11,7 @@ from blinkpy.dpu.grammar.schema_keywords import (
     FORBIDDEN,
     GROUPS,
     KEYWORDS,
+    NULLABLE,
     PLACES,
     REFERENCE,
     REFUSED,
@@ -77,6 +78,9 @@ class SchemaReader:
             return []
         if type(schema) is not dict:
             raise fault(place, place.path.rpartition("/")[2], "must be a schema: an object or a boolean.")
+        if NULLABLE in schema and isinstance(either := KEYWORDS[NULLABLE].apply(shape, schema[NULLABLE], place), Alternatives):
+            choices.append(either)
+            return []
         more: list[Place] = []
         done: set[tuple[str, ...]] = set()
         for name, value in schema.items():

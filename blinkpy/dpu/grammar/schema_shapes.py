@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.number_ranges import NumberRange
 from blinkpy.dpu.grammar.regex_syntax import parse_regex
-from blinkpy.dpu.grammar.string_rules import StringRules
+from blinkpy.dpu.grammar.string_rules import StringRules, are_counted
+from blinkpy.queues.byte_automaton import NO_MOST
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 NAMES = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
@@ -70,6 +71,7 @@ class Shape:
     items: list[Items] = field(default_factory=list)
     least_items: int = 0
     most_items: int | None = None
+    unique: Place | None = None  # the schema that demands different items
 
     def copy(self) -> "Shape":
         """A copy with separate lists."""
@@ -114,6 +116,37 @@ class Shape:
 def same(a: Any, b: Any) -> bool:
     """Whether two scalars are one value to JSON Schema: 1 and 1.0 are, 1 and true are not."""
     return NAMES[type(a)] == NAMES[type(b)] and bool(a == b)
+
+
+def joined_strings(shapes: list[Shape]) -> list[Shape]:
+    """The alternatives, with strings of several lengths as strings of one length where these meet, so that the engine can count
+    them. Literals that such strings contain are left out."""
+    plain = [one for one in shapes if one.literals is None and "string" in one.types and one.strings.of_length_alone]
+    plain = [one for one in plain if not any(type(value) is str for value in one.refused)]
+    if not plain or len(shapes) < 2:
+        return shapes
+    spans = list[list[int]]()
+    for least, most in sorted(one.strings.lengths for one in plain if one.strings.least <= one.strings.lengths[1]):
+        if spans and least <= spans[-1][1] + 1:
+            spans[-1][1] = max(spans[-1][1], most)
+        else:
+            spans.append([least, most])
+    result = []
+    for one in shapes:
+        if one.literals is not None:
+            kept = [value for value in one.literals if type(value) is not str or not _is_within(value, spans)]
+            one = replace(one.copy(), literals=kept)
+        elif one in plain:
+            one = replace(one.copy(), types=one.types - {"string"})
+        result.append(one)
+    for least, most in spans:
+        result.append(Shape(types=frozenset({"string"}), strings=StringRules(least, None if most == NO_MOST else most)))
+    return result
+
+
+def _is_within(text: str, spans: list[list[int]]) -> bool:
+    """Whether the strings of some lengths contain a text, in the characters that the engine counts."""
+    return any(least <= len(text) <= most for least, most in spans) and are_counted(text)
 
 
 MOST_ALTERNATIVES = 1000  # of enum, anyOf and oneOf

@@ -8,7 +8,8 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text, union
 from blinkpy.dpu.grammar.character_sets import intersection as common
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.grammar_errors import CHARACTER_STATES, MOST_STATES_WRITTEN_OUT, GrammarError
+from blinkpy.dpu.grammar.limited_text import lengths_of, limited_text
 from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
@@ -22,8 +23,11 @@ COUNTED = common(ALL, union([(0x08, 0x0A), (0x0C, 0x0D), (0x20, 0xFFFFF)]))
 COUNTED_CHARACTER_ALONE = automaton_of(json_character(COUNTED))
 COUNTED_CHARACTER = byte_nfa.embedded(COUNTED_CHARACTER_ALONE)
 FEW_CHARACTERS = 1  # strings up to this length are written out: that takes no more states
-MOST_WRITTEN_OUT = 2000  # characters of a string that is not counted
+FEWEST_WRITTEN_OUT = 64  # characters, however many states
+MOST_LEAST_WRITTEN_OUT = 2000  # characters that such a string may have to have
 OVERLAP = "if another schema allows a string of another length, or with other rules, at the same place"
+NAMES = "for names of members"
+OTHERS = "with this 'pattern', 'format' or 'not', whose characters the engine can't count"
 MOST_PATTERNS = 256  # kept as automata
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -70,8 +74,14 @@ FORMATS = {
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d{{1,4}})?{_PATH}{_TAIL}",
     "json-pointer": r"(?:/(?:[^/~]|~[01])*)*",
 }
-FORMATS["uri-reference"] = FORMATS["uri"]
-FORMATS["iri"] = FORMATS["iri-reference"] = FORMATS["uri"]
+# With a length, a URI has a short host and no further loop in front of its path, so that the path can be counted.
+_SHORT_URI = r"[A-Za-z][A-Za-z0-9+.-]{0,15}://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?(?::\d{1,4})?"
+_PLAIN = r"[A-Za-z0-9._~!$&'()*+,;=:@/?-]"
+SHORT_FORMATS = {
+    "uri": (rf"{_SHORT_URI}(?:[/?](?:{_UNRESERVED}|[/?])*)?(?:#{_PLAIN}{{0,20}})?", rf"{_SHORT_URI}(?:[/?]{_PLAIN}*)?"),
+}
+for _name in ("uri-reference", "iri", "iri-reference"):
+    FORMATS[_name], SHORT_FORMATS[_name] = FORMATS["uri"], SHORT_FORMATS["uri"]
 FORMATS["idn-email"], FORMATS["idn-hostname"] = FORMATS["email"], FORMATS["hostname"]
 
 
@@ -84,7 +94,8 @@ class StringRules:
     patterns: each must match somewhere.
     formats: names of FORMATS.
     taken: excluded strings.
-    avoided: patterns that must not match."""
+    avoided: patterns that must not match.
+    form: 0: formats as in FORMATS; n: those of SHORT_FORMATS have their n-th form there."""
 
     least: int = 0
     most: int | None = None
@@ -92,11 +103,17 @@ class StringRules:
     formats: tuple[str, ...] = ()
     taken: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
+    form: int = 0
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The least and most characters, NO_MOST for no end."""
         return self.least, NO_MOST if self.most is None else self.most
+
+    @property
+    def of_length_alone(self) -> bool:
+        """Whether the rules are a least and a most length, or none."""
+        return self == StringRules(self.least, self.most)
 
     def within(self, least: int, most: int | None) -> "StringRules":
         """Further limits of the length."""
@@ -122,7 +139,7 @@ class StringRules:
         """
         if self == StringRules():
             return byte_nfa.embedded(ANY_STRING)
-        if self == StringRules(self.least, self.most):
+        if self.of_length_alone:
             least, most = self.lengths
             if least > most:
                 return byte_nfa.nothing
@@ -131,16 +148,47 @@ class StringRules:
                 character = ANY_CHARACTER_ALONE if self.most is None else COUNTED_CHARACTER_ALONE
                 assert character is not None
                 return byte_nfa.counted_string(character, ord('"'), least, most)
-            if longest > MOST_WRITTEN_OUT:
-                keyword = "minLength" if self.most is None else "maxLength"
-                where = "with 'pattern', 'format' or 'not', and for names of members" if written_out is None else OVERLAP
-                message = f"'{keyword}' is {longest}, but may be at most {MOST_WRITTEN_OUT} {where}: lower it, or leave it out."
-                raise GrammarError(message, keyword=keyword)
-            if self.most is None:
+            kept = self._written_out(CHARACTER_STATES, NAMES if written_out is None else OVERLAP)
+            if kept.most is None:
                 more = byte_nfa.repeat(ANY_CHARACTER, 0, None)
-                return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, self.least, self.least), more, QUOTE)
-            return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, self.least, self.most), QUOTE)
+                return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, least, least), more, QUOTE)
+            return byte_nfa.sequence(QUOTE, byte_nfa.repeat(COUNTED_CHARACTER, least, kept.most), QUOTE)
+        if self.least or self.most is not None:
+            return self._limited(written_out)
         return byte_nfa.embedded(_automaton(self))
+
+    def _limited(self, written_out: WrittenOut) -> Piece:
+        """The strings with a length and other rules: counted if possible."""
+        least, most = self.lengths
+        free = replace(self, least=0, most=None)
+        whole = _automaton(free)
+        assert ANY_CHARACTER_ALONE is not None
+        if whole is None or least > most:
+            return byte_nfa.nothing
+        shortest, longest = lengths_of(whole, ANY_CHARACTER_ALONE)
+        if (least > 0 and least <= shortest) or longest <= most < NO_MOST:  # the other rules keep this length
+            rest = replace(self, least=least if least > shortest else 0, most=self.most if longest > most else None)
+            return rest.piece(written_out)
+        partly = self.most is not None and most > max(FEWEST_WRITTEN_OUT, MOST_STATES_WRITTEN_OUT // whole.states)
+        forms = max((len(SHORT_FORMATS.get(name, ())) for name in self.formats), default=0) if partly else 0
+        for form in (*range(1, 1 + forms), 0) if written_out is not None else ():
+            automaton = _automaton(replace(free, form=form))
+            assert automaton is not None and written_out is not None
+            piece = limited_text(automaton, ANY_CHARACTER_ALONE, least, most, written_out, partly)
+            if piece is not None:
+                return piece
+        return byte_nfa.embedded(_automaton(self._written_out(whole.states, OTHERS)))
+
+    def _written_out(self, states: int, where: str) -> "StringRules":
+        """The rules with a most length whose strings can be written out. states: for each character. Raises GrammarError if the
+        least length is too large for that."""
+        if self.least > MOST_LEAST_WRITTEN_OUT:
+            message = (
+                f"'minLength' is {self.least}, but may be at most {MOST_LEAST_WRITTEN_OUT} {where}: lower it, or leave it out."
+            )
+            raise GrammarError(message, keyword="minLength")
+        longest = max(FEWEST_WRITTEN_OUT, MOST_STATES_WRITTEN_OUT // states, self.least)
+        return self if self.most is None or self.most <= longest else replace(self, most=longest)
 
     def holds(self, text: str) -> bool:
         """Whether a string satisfies the rules."""
@@ -151,10 +199,16 @@ class StringRules:
         return automaton is not None and automaton.accepts(json_text(text))
 
 
+def are_counted(text: str) -> bool:
+    """Whether all characters of a text are in COUNTED."""
+    return all(any(low <= ord(one) <= high for low, high in COUNTED) for one in text)
+
+
 @lru_cache(MOST_PATTERNS)
 def _automaton(rules: StringRules) -> ByteAutomaton | None:
     result = automaton_of(StringRules(rules.least, rules.most).piece())
-    for part in (*map(pattern_automaton, rules.patterns), *map(format_automaton, rules.formats)):
+    formats = (format_automaton(name, rules.form) for name in rules.formats)
+    for part in (*map(pattern_automaton, rules.patterns), *formats):
         result = intersection(result, part)
     for text in rules.avoided:
         result = difference(result, pattern_automaton(text))
@@ -171,11 +225,12 @@ def pattern_automaton(text: str) -> ByteAutomaton | None:
 
 
 @lru_cache(MOST_PATTERNS)
-def format_automaton(name: str) -> ByteAutomaton | None:
-    """The strings of a format. Raises GrammarError for a format that is not in FORMATS."""
+def format_automaton(name: str, form: int = 0) -> ByteAutomaton | None:
+    """The strings of a format. form: see StringRules. Raises GrammarError for a format that is not in FORMATS."""
     if name not in FORMATS:
         raise GrammarError(f"The format '{name[:100]}' is not supported.", keyword="format")
-    inside = whole(parse_regex(FORMATS[name]), json_character)
+    short = SHORT_FORMATS.get(name, ())[form - 1 : form] if form else ()
+    inside = whole(parse_regex((*short, FORMATS[name])[0]), json_character)
     return automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.embedded(inside), QUOTE))
 
 

@@ -19,8 +19,7 @@ from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.generation import Generation, PromptScores, excluding, scoring_parameters
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
-from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.grammar_size import located
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError, located
 from blinkpy.dpu.http.answer_sinks import AnyAnswer, Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer

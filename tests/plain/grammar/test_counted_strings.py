@@ -10,12 +10,18 @@ from support.compiled_grammars import automaton_of_schema
 from support.schema_validator import validator
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
-from blinkpy.dpu.grammar.string_rules import FEW_CHARACTERS, MOST_WRITTEN_OUT, StringRules
+from blinkpy.dpu.grammar.grammar_errors import CHARACTER_STATES, MOST_STATES_WRITTEN_OUT, GrammarError
+from blinkpy.dpu.grammar.string_rules import (
+    FEW_CHARACTERS,
+    FORMATS,
+    StringRules,
+    format_automaton,
+)
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 LONGEST = 524_288
+MOST_WRITTEN_OUT = MOST_STATES_WRITTEN_OUT // CHARACTER_STATES
 CHARACTERS = 'ax é中"\\\n\t/{}[],:😀\u2028퟿'
 LARGE = (A.MOST_DISTANCE, A.MOST_STATES, 1 << 16, 100_000, LONGEST)
 
@@ -114,7 +120,7 @@ def test_counted_and_written_out_are_one_language(keys: tuple[str, ...], rng: np
 
 def test_strings_of_different_lengths_at_one_place_are_written_out(rng: np.random.Generator) -> None:
     for _ in range(10):
-        one, other, third = sorted(rng.choice(np.arange(2, 60), 3, replace=False).tolist())
+        one, other, third = sorted(rng.choice(np.arange(2, 60, 3), 3, replace=False).tolist())  # with a gap, so not joined
         schema = {
             "type": "object",
             "required": ["a", "b"],
@@ -132,28 +138,127 @@ def test_strings_of_different_lengths_at_one_place_are_written_out(rng: np.rando
                 agree(automaton, schema, {"a": "é" * length, "b": "x" * more})
 
 
-@pytest.mark.parametrize(
-    ("schema", "keyword", "where"),
-    [
-        ({"type": "string", "maxLength": 2001, "pattern": "a"}, "maxLength", "with 'pattern', 'format' or 'not'"),
-        ({"type": "string", "minLength": 2001, "format": "uri"}, "minLength", "with 'pattern', 'format' or 'not'"),
-        ({"type": "string", "maxLength": 2001, "not": {"enum": ["x"]}}, "maxLength", "with 'pattern', 'format' or 'not'"),
-        ({"anyOf": [{"type": "string", "maxLength": 9}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another"),
-        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "maxLength": 2001}]}, "maxLength", "if another"),
-    ],
-    ids=lambda value: str(value)[:40],
+# patterns, the strings with a given number of characters that match it, and whether the automaton must have all of them
+EXACT: dict[str, Callable[[int], str]] = {
+    "^[a-z]+$": lambda length: "q" * length,
+    "^[A-Z][A-Za-z0-9_]*$": lambda length: "Q" + "a_" * length,
+    "^.*$": lambda length: "é" * length,
+    "^v[0-9]-[^ !]+!$": lambda length: "v1-" + "é" * (length - 4) + "!",
+    "^(x|[0-9]{3}|[a-z]+)$": lambda length: "z" * length,
+    "^[a-c]{2,7}$": lambda length: "ab" * length,
+    "^[0-9]{4}$": lambda length: "1" * length,
+}
+PARTLY = (
+    r"\S", r"^[^@ ]+@[^@ ]+\.[^@ ]+$", "^v[0-9]-[^ ]+!$", "^(?:[a-z]|%[0-9A-F]{2})*$", "^[a-z]+(-[a-z]+)*$",
+    "^a*b+$", "^(/[a-z]*)*#?[a-z]{0,9}$",
 )  # fmt: skip
-def test_what_no_counter_can_decide_has_a_smaller_limit(schema: Any, keyword: str, where: str) -> None:
-    outer = {"type": "object", "properties": {"all": {"type": "array", "items": schema}}, "additionalProperties": False}
+
+
+def drawn(automaton: ByteAutomaton, rng: np.random.Generator, steps: int) -> str:
+    """A string of an automaton: this number of bytes at random, then a short way to an end."""
+    text, position, distances = bytearray(), automaton.start, automaton.distances()
+    bytes_of = [np.flatnonzero(automaton.class_of == one) for one in range(automaton.classes)]
+    while not automaton.may_end(position):
+        bytes_now = [int(rng.choice(some)) for some in bytes_of]
+        nexts = {byte: after for byte in bytes_now if (after := automaton.advance(position, bytes([byte]))) >= 0}
+        assert nexts, f"no way on behind {bytes(text)!r}"
+        on = [byte for byte, after in nexts.items() if not automaton.may_end(after)]
+        if len(text) < steps and on:
+            byte = on[rng.integers(len(on))]
+        else:
+            byte = min(nexts, key=lambda one: (int(distances[nexts[one] & A.STATE_MASK]), one))
+        text.append(byte)
+        position = nexts[byte]
+    return str(json.loads(text))
+
+
+@pytest.mark.parametrize("pattern", [*EXACT, *PARTLY])
+def test_patterns_have_lengths(pattern: str, rng: np.random.Generator) -> None:
+    """Whatever the automaton has is valid, and strings of all lengths are there if the pattern is one of EXACT."""
+    for edge in (12, 300, 2500, LONGEST):
+        least, most = sorted([around(rng, int(rng.integers(8))), around(rng, edge)])
+        schema = {"type": "string", "pattern": pattern, "minLength": least, "maxLength": most}
+        try:
+            automaton = automaton_of_schema(schema)
+        except GrammarError as error:
+            refusal = error.message
+            assert "contradict" in refusal or (pattern in PARTLY and least > 2000 and "at most 2000 with this" in refusal)
+            continue
+        assert edge < 2500 or automaton.states < 3000
+        for steps in {0, 5, 60, min(most, 320), most if edge == 2500 else 0}:
+            text = drawn(automaton, rng, steps)
+            assert validator(schema).is_valid(text), (schema, text)
+        if pattern in EXACT:
+            for length in {least - 1, least, least + 1, most - 1, most, most + 1}:
+                if 5 < length:
+                    text = EXACT[pattern](length)[:length]
+                    agree(automaton, schema, text)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("most", [80, 255, 2083, 65_536])
+def test_formats_have_lengths(name: str, most: int, rng: np.random.Generator) -> None:
+    """pydantic's HttpUrl, for example, has 2083 characters."""
+    least = int(rng.integers(1, 8))
+    schema = {"type": "string", "format": name, "minLength": least, "maxLength": most}
+    automaton = automaton_of_schema(schema)
+    assert automaton.states < 3000 or most < 230
+    longest = 0
+    for steps in {0, 20, 90, min(most, 2200)}:
+        text = drawn(automaton, rng, steps)
+        assert least <= len(text) <= most
+        assert format_automaton(name).accepts(json.dumps(text, ensure_ascii=False).encode())  # type: ignore[union-attr]
+        longest = max(longest, len(text))
+    if name == "json-pointer":
+        assert longest >= min(most, 2200) // 4
+
+
+def test_a_long_uri_is_possible() -> None:
+    schema = {"type": "object", "required": ["url"], "properties": {
+        "url": {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}}}  # fmt: skip
+    automaton = automaton_of_schema(schema)
+    path = "/a%20b-c/" + "x" * 500 + "?q=1&r=/2#top"
+    for url, fine in (("https://example.org" + path, True), ("http://a" + "/x" * 1050, False), ("https://[", False), ("", False)):
+        assert automaton.accepts(json.dumps({"url": url}).encode()) is fine
+
+
+def test_lengths_of_alternatives_are_joined(rng: np.random.Generator) -> None:
+    """Strings whose lengths meet, and literals among them, are strings of one length: counted, however long."""
+    one, other, more = (int(n) for n in rng.integers(2, [50, 9000, LONGEST]))
+    schema = {"anyOf": [{"type": "string", "maxLength": one}, {"enum": ["a", "no", 7]}, {"type": "null"},
+                        {"type": "string", "minLength": min(one + 1, other), "maxLength": max(one + 1, other)},
+                        {"type": ["string", "boolean"], "minLength": 1, "maxLength": more}]}  # fmt: skip
+    automaton = automaton_of_schema(schema)
+    longest = max(one, other, more, one + 1)
+    assert automaton.states < 60
+    for value in ("", "a", "no", "x" * one, "x" * longest, "x" * (longest + 1), 7, None, True, 8):
+        agree(automaton, schema, value)
+
+
+UNCOUNTED: list[tuple[dict[str, Any], str, str]] = [  # a schema, a string of it, and the reason why it is not counted
+    ({"pattern": "^(ab)*$", "minLength": 2001}, "ab" * 1001, "with this 'pattern', 'format' or 'not'"),
+    ({"anyOf": [{"minLength": 2001}, {"minLength": 9, "maxLength": 100}]}, "x" * 2001, "if another"),
+    ({"anyOf": [{"enum": ["ab", "b"]}, {"minLength": 2001}]}, "x" * 2001, "if another"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "where"), UNCOUNTED, ids=lambda value: str(value)[:40])
+def test_what_no_counter_can_decide_has_limits(schema: dict[str, Any], text: str, where: str) -> None:
+    """A smaller least length; and of a larger most length, only shorter strings remain."""
+    outer = {"type": "object", "required": ["all"], "additionalProperties": False,
+             "properties": {"all": {"type": "array", "items": {"type": "string", **schema}}}}  # fmt: skip
     with pytest.raises(GrammarError) as refused:
         automaton_of_schema(outer)
     error = refused.value
-    assert error.keyword == keyword and error.path.startswith("#/properties/all/items")
-    assert (
-        f"'{keyword}' is 2001, but may be at most 2000 {where}" in error.message and "lower it, or leave it out" in error.message
-    )
-    smaller = json.loads(json.dumps(outer).replace("2001", "200"))
-    assert not len(automaton_of_schema(smaller).loops)
+    assert error.keyword == "minLength" and error.path.startswith("#/properties/all/items")
+    assert f"'minLength' is 2001, but may be at most 2000 {where}" in error.message
+    assert "lower it, or leave it out" in error.message
+    smaller = json.loads(json.dumps(outer).replace('"minLength": 2001', '"minLength": 200, "maxLength": 9000'))
+    automaton = automaton_of_schema(smaller)
+    assert not len(automaton.loops)
+    for length in (2, 50, 200, 400):
+        agree(automaton, smaller, {"all": [text[:length]]})
+    assert validator(smaller).is_valid({"all": [text * 2]}) and not automaton.accepts(json.dumps({"all": [text * 2]}).encode())
 
 
 def test_names_may_have_a_length(rng: np.random.Generator) -> None:
@@ -167,4 +272,4 @@ def test_names_may_have_a_length(rng: np.random.Generator) -> None:
     for name, value in ((most, 9000), (most + 1, 1), (most, 9001), (1, 0)):
         agree(automaton, schema, {"n" * name: "v" * value})
     with pytest.raises(GrammarError, match="for names of members"):
-        automaton_of_schema({"type": "object", "propertyNames": {"maxLength": 2001}})
+        automaton_of_schema({"type": "object", "propertyNames": {"minLength": 2001}})

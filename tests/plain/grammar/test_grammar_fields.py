@@ -83,14 +83,14 @@ REFUSED = [
     (as_openai({"properties": {"a": {"uniqueItems": True}}}), "response_format.json_schema.schema", "#/properties/a"),
     (as_openai({"type": "integer", "minimum": 2, "maximum": 1}), "response_format.json_schema.schema", "contradict"),
     (
-        as_openai({"type": "string", "maxLength": 600_000}),
+        as_openai({"type": "string", "minLength": 600_000}),
         "response_format.json_schema.schema",
-        "'maxLength' must be at most 524,288",
+        "'minLength' must be at most 524,288",
     ),
     (
-        as_openai({"type": "string", "maxLength": 10_000, "pattern": "^a"}),
+        as_openai({"type": "string", "minLength": 10_000, "pattern": "^(ab)*$"}),
         "response_format.json_schema.schema",
-        "'maxLength' is 10000, but may be at most 2000 with 'pattern'",
+        "'minLength' is 10000, but may be at most 2000 with this 'pattern'",
     ),
     (as_openai({"type": "array", "minItems": 1000}), "response_format.json_schema.schema", "too many states"),
     (as_openai([]), "response_format.json_schema.schema", "must be a JSON Schema"),
@@ -152,12 +152,10 @@ def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitte
 
 
 def test_a_grammar_beyond_the_engines_limit_names_field_and_option(server: RunningServer) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "text": {"type": "string", "maxLength": 2000, "pattern": "^a"}},
-    }
+    text = {"type": "string", "maxLength": 2000, "pattern": "^(ab|cd)*$"}
+    schema = {"properties": {"a": {"type": "integer"}, "texts": {"type": "array", "items": text, "maxItems": 5}}}
     error = server.complete(guided_json=schema).json()["error"]
     assert error["param"] == "guided_json"
     assert "--grammar-kib" in error["message"] and "'maxLength'" in error["message"]
-    assert error["message"].endswith("At #/properties/text.")
+    assert error["message"].endswith("At #/properties/texts/items.")
     server.idle()

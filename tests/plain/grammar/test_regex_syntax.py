@@ -180,8 +180,36 @@ def test_lookahead_at_the_beginning(rng: np.random.Generator) -> None:
     assert found == {True, False}
 
 
+LOOKING = {  # expressions with a lookahead in them, and characters of texts; zod's duration, and pydantic's Decimal
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": "PWYMDTHS12.",
+    r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,5}0*$)\d{0,3}\.\d{0,2}0*$)": "+-012.",
+    "^a(?=b|cc)[a-d]+$": "abcd",
+    "^a?(b(?!c)|d(?=d$))?[cd]*$": "abcd",
+    "^x(?!.*y$)(?:a|y|z)*(?=z)z?": "xayz",
+}
+
+
+@pytest.mark.parametrize("expression", LOOKING)
+def test_lookahead_inside(expression: str, rng: np.random.Generator) -> None:
+    """Python agrees, whether the whole text must match or a part of it."""
+    pattern, rules, found = as_python(expression), StringRules(patterns=(expression,)), set()
+    regex = whole(parse_regex(expression), utf8_character)
+    assert regex is not None
+    letters, walker = list(LOOKING[expression]), Walker(regex)
+    drawn = [walker.draw(rng, int(rng.integers(9))).decode() for _ in range(60)]
+    texts = ["".join(rng.choice(letters, int(rng.integers(0, 8))).tolist()) for _ in range(300)]
+    for text in [*drawn, *texts, *(expression[1] + text for text in texts)]:
+        found.add(wanted := pattern.search(text) is not None)
+        assert rules.holds(text) == wanted, (expression, text)
+        assert regex.accepts(text.encode()) == (pattern.fullmatch(text) is not None), (expression, text)
+    assert found == {True, False}
+
+
 REFUSED = (
     ("(?=a)", "lookahead"),
+    ("^a(b(?=c))*", "within a repetition"),
+    ("^(a(?=b(?=c)))", "within lookahead"),
+    ("^a(?=b)(c|^d)", "has no other"),
     ("a^(?=a)", "lookahead"),
     ("^(?=a)b|c", "together with '|'"),
     ("^(?=a", "missing"),
