@@ -120,7 +120,8 @@ def openapi(root: str = "") -> bytes:
 
 
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 .75em}"
+    ":root{color-scheme:light dark}"
+    "body{background:Canvas;color:CanvasText;font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 .75em}"
     "div{overflow-x:auto}table{border-collapse:collapse}td,th{border:1px solid #8886;padding:.3em .6em;text-align:left;"
     "vertical-align:top}td:first-child{font-family:ui-monospace,monospace}summary{cursor:pointer;margin:.6em 0}"
     "h2{overflow-wrap:anywhere}"
