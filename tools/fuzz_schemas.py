@@ -7,7 +7,7 @@ through the whole engine, with random weights. A complete output must be valid a
 jsonschema; an output cut by max_tokens must be the beginning of a valid one. Three more outputs of each schema
 have the lowest, the highest or a random legal token at each place. Their max_tokens is at least the bytes of the
 shortest output, so each must be complete. Of each schema with bounds everywhere (--bounded), the bytes of three
-outputs without max_tokens are compared with those that docs/structured-output.md states. To repeat one schema:
+outputs without max_tokens are compared with the bound in docs/structured-output.md. To repeat one schema:
 
     python tools/fuzz_schemas.py --seed SEED --first NUMBER --count 1
 """

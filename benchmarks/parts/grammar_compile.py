@@ -101,7 +101,7 @@ class Tool(NamedTuple):
 
 
 def tool_list(number: int) -> Grammar:
-    """Calls of TOOLS tools of FIELDS fields. number: of the list; each has other names and lengths."""
+    """Calls of TOOLS tools of FIELDS fields. number: it gives the names and lengths."""
     kinds: list[dict[str, Any]] = [
         {"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"type": "array", "items": {"type": "string"}},
         {"enum": ["low", "medium", "high"]},

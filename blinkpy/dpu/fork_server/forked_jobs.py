@@ -74,7 +74,9 @@ class _Server:
         self.control, self.work, self.budget, self.warm = control, work, budget, warm
         self.jobs: dict[int, socket.socket] = {}  # socket of each running fork, by process id
         self.spare: _Spare | None = None
-        self.wants_spare = warm is not None  # once at the start and after each job: one that dies is not made again and again
+        self.wants_spare = (
+            warm is not None
+        )  # once at the start and after each job, so a spare fork that dies has no successor until then
         self.woken, waker = socket.socketpair()
         self.woken.setblocking(False)
         waker.setblocking(False)

@@ -1,8 +1,8 @@
 """JSON strings of an automaton with limits of their length, as a piece.
 
 The engine counts the characters of the last loops, if these have the form of a counted string
-(blinkpy/queues/byte_automaton.py). Where a text can be longer in units of a loop than in characters,
-or has loops before, only a part of the valid strings remains; all of them keep the limits.
+(blinkpy/queues/byte_automaton.py). If a way around a loop can have several characters, or other loops come before, only a part
+of the valid strings is possible.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -16,7 +16,7 @@ from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 QUOTE = 0x22
 MOST_LEAD = 64  # characters before the counted ones, if they have a loop
 CUT_UNIT = 2  # characters of a way around a loop that has further loops in it
-MOST_PLACES = 8000  # states of what comes before the counted characters, with their number of characters
+MOST_PLACES = 8000  # pairs of a state before the counted characters and its number of characters
 MOST_LIMITED = 256  # kept
 CLOSED = -1  # instead of a state: the string has ended
 
@@ -77,7 +77,7 @@ class _Text:
     def shortest(self) -> int:
         """The fewest characters of a string."""
         at, count = {self.first}, 0
-        while True:  # characters by characters; states within one are passed at once
+        while True:  # one character after the other; states within a character are passed immediately
             seen, waiting, following = set(at), list(at), set()
             while waiting:
                 for to in self.following(waiting.pop()):
@@ -296,7 +296,7 @@ def _character_starts(edges: list[list[Edge]], first: int, character: ByteAutoma
 
 
 def _components(edges: list[list[Edge]], first: int) -> list[list[int]]:
-    """The strongly connected components that a state reaches, each before those that lead to it (Tarjan, 1972)."""
+    """The strongly connected components that a state reaches, in reverse topological order (Tarjan, 1972)."""
     found, index, low = list[list[int]](), dict[int, int](), dict[int, int]()
     stack, open_states = list[int](), set[int]()
     work: list[tuple[int, Iterator[int]]] = [(first, iter(()))]

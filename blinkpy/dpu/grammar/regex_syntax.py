@@ -25,7 +25,7 @@ SPACES = union(
 )
 LINE_ENDS = of_text("\n\r\u2028\u2029")
 CLASSES = {"d": DIGITS, "w": WORD, "s": SPACES}
-NO_ANCHORS = re.compile(r"\\.|\[\^|\(\?[!=]\^", re.DOTALL)  # where ^ means something else
+NO_ANCHORS = re.compile(r"\\.|\[\^|\(\?[!=]\^", re.DOTALL)  # literal ^, and sets
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "v": "\v", "f": "\f", "0": "\0"}
 
 

@@ -281,14 +281,14 @@ def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
 
 
 def _discriminator(place: Place) -> str | None:
-    """The member that tells the schemas of oneOf apart, for OpenAPI."""
+    """OpenAPI's name of the member by which the schemas of oneOf differ."""
     found = place.schema.get("discriminator")
     name = found.get("propertyName") if type(found) is dict else None
     return name if type(name) is str else None
 
 
 def _nullable(shape: Shape, value: Any, place: Place) -> Alternatives | None:
-    """OpenAPI 3.0: true adds null to what the rest of the schema allows. The reader passes the rest."""
+    """OpenAPI 3.0: true adds null to the values of the rest of the schema."""
     if not typed(place, NULLABLE, value, bool):
         return None
     rest = {name: one for name, one in place.schema.items() if name != NULLABLE}
@@ -313,10 +313,8 @@ KEYWORDS = {
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
     "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
-    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}; less where the characters [can't be counted](#limits)"),
-    "maxLength": Keyword(
-        _max_length, f"strings have up to {MOST_LENGTH:,} characters; less where these [can't be counted](#limits)"
-    ),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH:,}; less for [uncounted strings](#limits)"),
+    "maxLength": Keyword(_max_length, f"strings have up to {MOST_LENGTH:,} characters; fewer for [uncounted strings](#limits)"),
     "pattern": Keyword(
         _pattern,
         "regular expressions without backreferences, lookbehind, word boundaries and `\\p`; lookahead only with `^` at the start",

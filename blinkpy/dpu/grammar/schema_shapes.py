@@ -119,7 +119,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def joined_strings(shapes: list[Shape]) -> list[Shape]:
-    """The alternatives, with strings of several lengths as strings of one length where these meet, so that the engine can count
+    """The alternatives, with strings of several lengths as strings of one length if these meet, so that the engine can count
     them. Literals that such strings contain are left out."""
     plain = [one for one in shapes if one.literals is None and "string" in one.types and one.strings.of_length_alone]
     plain = [one for one in plain if not any(type(value) is str for value in one.refused)]
