@@ -10,7 +10,8 @@ from blinkpy.verify.sim.grammar_supply import MOST_LOOP, with_a_string, written_
 
 
 class WordsOfSlot:
-    """What device code has of a packed form in a slot. Reading anything else is an error; Python's negative places are none."""
+    """The parts of a packed form in a slot that device code reads. Reading anything else is an error; Python's negative places
+    are none."""
 
     def __init__(self, words: Int32, slot: int) -> None:
         self._words, self._slot = words.tolist(), slot
@@ -57,5 +58,5 @@ def random_counted_automaton(rng: np.random.Generator, classes: int = 4) -> Byte
 
 
 def random_position(rng: np.random.Generator, automaton: ByteAutomaton) -> int:
-    """One that the start leads to."""
+    """A random state that the start leads to."""
     return int(rng.choice(list(written_out(automaton).number)))

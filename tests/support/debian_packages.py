@@ -1,4 +1,4 @@
-"""What tests on emulated machines need of Debian: packages on this machine, and commands that fail with one line."""
+"""Debian packages that tests on emulated machines need, and commands that fail with one line."""
 
 import os
 import shutil
@@ -10,16 +10,16 @@ COMMAND_S = 600  # for any one command
 
 
 class SetupError(RuntimeError):
-    """What the tests need can't be set up here. The message is one line, made for people."""
+    """The packages of the tests can't be installed here. The message is one line, made for people."""
 
 
 def cache_folder(name: str) -> Path:
-    """Where something that took minutes to make is kept; all clones share it."""
+    """The folder of files that took minutes to make; all clones share it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / name
 
 
 def missing_packages(wanted: Iterable[str]) -> list[str]:
-    """Those that are not installed. Raises SetupError on what is not a Debian."""
+    """The packages that are not installed. Raises SetupError on what is not a Debian."""
     if shutil.which("dpkg-query") is None:
         raise SetupError("emulated machines are made of Debian 12's packages, and this is not a Debian")
     asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted]
@@ -28,7 +28,7 @@ def missing_packages(wanted: Iterable[str]) -> list[str]:
 
 
 def install_packages(wanted: Iterable[str]) -> None:
-    """Install those that are missing; needs root if any is. Raises SetupError."""
+    """Install the missing packages, as root. Raises SetupError."""
     missing = missing_packages(wanted)
     if not missing:
         return

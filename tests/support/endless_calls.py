@@ -1,4 +1,4 @@
-"""Calls that never return, told from slow ones: by the processor's time in one call, however long everything takes."""
+"""Calls that never return: their CPU time distinguishes them from slow calls, however long everything takes."""
 
 import contextlib
 import signal

@@ -19,7 +19,7 @@ from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, TOP_LOGPROBS
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S, ANSWERS_S = 20.0, 30.0, 120.0
-BUDGET_S = 240.0  # a loop that nobody stops ends by itself
+BUDGET_S = 240.0  # a loop that no test stops ends by itself
 ROUNDING = 1e-3  # of log probabilities, by two float32 forward passes
 
 

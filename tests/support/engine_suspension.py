@@ -17,7 +17,7 @@ CUT: dict[str, Any] = {"step_groups": 5, "cut_step_tokens": 16, "suspend_steps":
 
 
 class Prompts:
-    """Prompts of both classes, and what a model of transformers says to them: nowhere except for rounding."""
+    """Prompts of both classes, and the answers of transformers' model, if rounding does not decide them."""
 
     def __init__(self, rng: np.random.Generator, model: Any, vocabulary: int):
         lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class: 1 is of best effort
@@ -34,7 +34,7 @@ class Prompts:
 
 
 def clear_answer(model: Any, prompt: np.ndarray) -> list[int] | None:
-    """The likeliest tokens behind a prompt; None where one of them is nearly as likely as another, and rounding decides."""
+    """The most probable tokens after a prompt; None if another token is nearly as probable, so that rounding decides."""
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     with torch.inference_mode():
         both = model.generate(ids, max_new_tokens=OUTPUT, do_sample=False)
@@ -45,8 +45,9 @@ def clear_answer(model: Any, prompt: np.ndarray) -> list[int] | None:
 def suspension_case(
     rng: np.random.Generator, client: QueuePair, prompts: Prompts, suspensions: Callable[[], int], wanted: int, seconds: float
 ) -> int:
-    """Keep best-effort prompts in steps, and let latency-sensitive ones come in between at any time; cancel some of both. Returns
-    how many requests ended. suspensions: of the engine's counter, until there are `wanted`. Raises TimeoutError after seconds."""
+    """Keep best-effort prompts in steps, and let latency-sensitive ones come in between at any time; cancel some of both.
+    Returns how many requests ended. suspensions: value of the engine's counter, until there are `wanted`. Raises TimeoutError
+    after seconds."""
     open_requests = dict[InFlightRequest, tuple[int, int, list[int]]]()
     ended, deadline = 0, time.monotonic() + seconds
     while open_requests or suspensions() < wanted:

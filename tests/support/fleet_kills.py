@@ -28,7 +28,7 @@ ENGINE = (
 )
 CPU = ("--device", "cpu", "--threads", "1")
 GPU = ("--device", "cuda", "--max-num-batched-tokens", "1024")  # few graphs, so that it starts soon
-END_S = 40.0  # beyond the bound of a front end, which tells then where its threads are
+END_S = 40.0  # beyond the bound of a front end, which then logs the stacks of its threads
 REPORT_LINES = 80  # of a process that does not end in order
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 SCHEMA = {
@@ -84,8 +84,8 @@ def streamed(url: str, body: dict[str, Any], gaps: list[float], events: list[int
 
 
 class Fleet:
-    """Two engines and a front end, as commands. draw: of all that is random. gpus: of the engines, by their numbers; none: they
-    run on the CPU."""
+    """Two engines and a front end, as commands. draw: source of all random numbers. gpus: of the engines, by their numbers;
+    none: they run on the CPU."""
 
     def __init__(self, draw: random.Random, gpus: Sequence[str] = ()):
         self.draw, self._gpus = draw, gpus
@@ -175,7 +175,7 @@ def running(draw: random.Random, gpus: Sequence[str]) -> Iterator[Fleet]:
 
 @dataclass(frozen=True)
 class Kill:
-    """What became of one. how: the signal's name; silence_s: the longest of a stream; calm_s: the same undisturbed."""
+    """The outcome of one request. how: the signal's name; silence_s: the longest of a stream; calm_s: the same undisturbed."""
 
     how: str
     silence_s: float
@@ -195,9 +195,9 @@ def survive(
     gpus: Sequence[str] = (),
 ) -> tuple[list[Kill], int]:
     """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
-    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. gpus: as
-    of Fleet. Raises AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the
-    kills, and how many requests moved."""
+    called after each, with its number and all moves so far. deadline: time of the monotonic clock after which no request
+    begins. gpus: as of Fleet. Raises AssertionError for an answer that is another than undisturbed, and for what is left
+    behind. Returns the kills, and how many requests moved."""
     done = list[Kill]()
     with running(draw, gpus) as fleet:
         for number in range(kills):

@@ -1,4 +1,4 @@
-"""Requests with and without grammars for an engine of any kind, and what their outputs must be."""
+"""Requests with and without grammars for any engine, and checks of their outputs."""
 
 from typing import Any
 
@@ -44,7 +44,8 @@ def string(least: int, most: int) -> dict[str, Any]:
 
 
 def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 60) -> None:
-    """More automata than the engine holds at a time, next to requests without one, with penalties, filters, log probabilities."""
+    """More automata than the engine holds at a time, next to requests without a grammar, with penalties, filters, log
+    probabilities."""
     sizes = zip(rng.integers(2, 40, 8).tolist(), rng.integers(2, 30, 8).tolist(), strict=True)
     automata = [random_automaton(rng, states=states, classes=classes, dead=0.7) for states, classes in sizes]
     for automaton in automata:  # no token has the last byte, so it must not be the only way on

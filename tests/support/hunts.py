@@ -36,7 +36,7 @@ UNDER_TEST = tuple(
 
 
 class SimulatorHunt:
-    """The simulator's worlds, under schedulers in which a bug is planted; none is for a scheduler without one."""
+    """The simulator's worlds, under schedulers with a planted bug; None: without a bug."""
 
     def __init__(self, bug: Bug | None) -> None:
         with planted(bug):
@@ -46,13 +46,13 @@ class SimulatorHunt:
         self._seen = {"records": module == "recorder", "oracle": module in DECIDE}
 
     def world(self, seed: int) -> Outcome:
-        """What one seed's world finds."""
+        """The finding of one seed's world."""
         policy, schedule = self._schedules[seed % len(self._schedules)]
         return simulate(seed, TURNS, policy, scheduler=schedule, **self._seen)
 
 
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:
-    """What the simulator says about a bug; empty when it finds nothing in these calls. The seeds are always the same ones: where
+    """The simulator's finding about a bug; "" if it finds nothing in these calls. The seeds are always the same ones: where
     it was found before, then from the first one on. A bug may make a call endless: one that takes call_s is."""
     worlds = SimulatorHunt(bug)
     before = [FINDING_SEEDS[bug.what]] if bug and bug.what in FINDING_SEEDS else []
@@ -72,7 +72,7 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL
 
 
 def found_by_properties(bug: Bug, examples: int = EXAMPLES, call_s: float = CALL_S) -> str:
-    """What the properties say about a bug; empty when they find nothing. The examples are always the same ones."""
+    """The finding of the properties about a bug; "" if they find nothing. The examples are always the same ones."""
     chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=examples, derandomize=True)
     try:
         with endless_calls_end(call_s, UNDER_TEST), planted(bug):
@@ -83,7 +83,7 @@ def found_by_properties(bug: Bug, examples: int = EXAMPLES, call_s: float = CALL
 
 
 def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
-    """What random pieces of arenas say about a bug of theirs: each within the arena, and on no other one in use."""
+    """The finding of random pieces of arenas about a bug: each piece is within the arena, and overlaps no piece in use."""
     draw = random.Random(1)
     with planted(bug):
         made = importlib.import_module("blinkpy.dpu.link.grammar_arena").Arena
@@ -103,7 +103,7 @@ def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
 
 
 def hunt(bug: Bug) -> str:
-    """Who finds a bug first, and what they say; empty when nobody does. Bugs of the client are for the properties."""
+    """The tester that finds a bug first, and its finding; "" if no tester finds it. Bugs of the client are for the properties."""
     if bug.what in ARENA_BUGS:
         return found_by_pieces(bug)
     return found_by_properties(bug) if bug in FRONT_BUGS else found_by_simulator(bug)

@@ -1,4 +1,4 @@
-"""What the package's files import of each other, read from their text."""
+"""The imports between the package's files, read from their text."""
 
 import ast
 from collections.abc import Iterator

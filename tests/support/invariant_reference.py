@@ -24,7 +24,7 @@ Wrong = Iterator[tuple[int, int]]  # fault code, place
 
 
 def wrong(limits: Limits, state: State) -> Wrong:
-    """All that is wrong, the worst first: what follows the first may be nonsense, or raise, for it relies on that."""
+    """All violations, the worst first. Later ones rely on the first, so they may be nonsense or raise."""
     unchecked = dict.fromkeys(("inbox", "forecast", "recorder", "scratch", "fault"), ())
     plain = map_arrays(lambda array: np.asarray(array).tolist(), state._replace(**unchecked))
     for group in (_lists, _requests, _pages, _ring, _index, _snapshots, _pairs, _batch):
@@ -312,7 +312,7 @@ def _groups_of(limits: Limits, buckets: Any, batch: Any) -> int:
 
 
 def _groups(limits: Limits, state: Any) -> Wrong:
-    """Steps that are cut, the suspended one, and who is in flight."""
+    """Cut steps, the suspended step, and the requests in flight."""
     r, b, kept, (rows, tokens, decodes) = state.requests, state.batch, state.suspended, state.batch.counts[: S.DECODE_ROWS + 1]
     interrupted = kept.row_slots[: kept.counts[S.ROWS]]
     in_flight = [*interrupted, *(b.row_slots[:rows] if b.counts[S.GROUPS] > 1 else [])]

@@ -111,7 +111,7 @@ class SchemaDraw:
         return {"anyOf": [self.one(self.integer, self.string, self.literal, self.boolean)(0) for _ in range(2)]}
 
     def tagged(self, depth: int) -> Any:
-        """oneOf objects that a constant tells apart."""
+        """oneOf objects that differ by a constant."""
         branches = []
         for tag in ("x", "y"):
             branch = self.object(depth)

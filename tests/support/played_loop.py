@@ -52,7 +52,7 @@ class PlayedLoop:
         self._conditions = dict[int, int]()
         self._turns: Iterator[None] | None = None
         self._now = self._bucket = 0
-        self._chosen = False  # what the last turn decided has not been done
+        self._chosen = False  # the last turn's decision was not carried out
         self.words = np.zeros(L.LOOP_WORDS, np.int64)
         self.steps = self.groups = self.drafted = self.copies = self._copied_at = 0
 
@@ -105,14 +105,14 @@ class PlayedLoop:
         self._after_copy_kernel = K.after_copy_kernel()
 
     def _scheduled(self, limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:
-        assert not self._chosen  # what the turn before decided was done
+        assert not self._chosen  # the previous turn's decision was carried out
         self._chosen, self._bucket = True, self._phases.schedule(limits, queues, state, lane, lanes)
         return self._bucket
 
     # ---- the graph ---------------------------------------------------------------------------------------------------
 
     def _played(self) -> Iterator[None]:
-        """Goes on behind each step, and behind each turn without one. Before the first turn is `overlap`, too: the simulator's
+        """Continues after each step, and after each turn without a step. Before the first turn is `overlap`, too: the simulator's
         first turn has something to read."""
         conditions = self._conditions
         self._overlap_kernel(self._table, self.words)
@@ -136,7 +136,7 @@ class PlayedLoop:
                     assert self.steps > steps
 
     def _step(self, own: int, group: int) -> Iterator[None]:
-        """A step, or a group of one that is cut: its graph is one that was captured for such a batch."""
+        """A step, or a group of a cut step: its graph was captured for such a batch."""
         counts, shape = self._state.batch.counts, self._shapes[own]
         buckets, others = self._state.buckets, bool(counts[S.DECODE_ROWS] < counts[S.ROWS])
         assert counts[S.BUCKET] == self._bucket >= 0

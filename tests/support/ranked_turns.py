@@ -17,7 +17,7 @@ WORDS_OF_OTHERS = ("control", "front", "sq", "sq_long", "cancel", "hashes", "pro
 
 
 def queues_of_rank(mirror: Any, outputs: Any) -> Any:
-    """The words of others from the mirror, the engine's own words in `outputs`."""
+    """The words of other parties from the mirror, the engine's own words in `outputs`."""
     return outputs._replace(**{name: getattr(mirror, name) for name in WORDS_OF_OTHERS})
 
 
@@ -41,7 +41,7 @@ class RankedTurns:
 
     between: called with the number of each rank before its part of a turn, and the queues, which no other rank may read.
     phases: replace those of the policy.
-    lanes: of each rank.
+    lanes: number of lanes of each rank.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class PlayCall:
 
 @dataclass(eq=False)
 class PlayActor:
-    """engines: of a front end, that it was told of; serves: its process runs; gone: the actor is."""
+    """engines: engines that a front end was given; serves: its process runs; gone: the actor is dead."""
 
     is_engine: bool
     number: int
@@ -38,7 +38,8 @@ class PlayActor:
 
 
 class PlayCluster:
-    """start_s, end_s: how long these take. problem: of the next starts, as Started; sample: what front ends show."""
+    """start_s, end_s: how long these take. problem: problem of the next starts, as in Started; sample: the metrics of front
+    ends."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.now = draw, 1000.0

@@ -118,7 +118,7 @@ def changed_by_replay(world: World, replay: Replay) -> list[str]:
         chosen = alive if name.startswith("requests.") else slice(None)
         a, b = array[chosen], theirs[name][chosen]
         if name == "requests.tokens":
-            # A request that only waits to be told its end has no tokens any more; a rejected one never had any.
+            # A request that only waits for the report of its end has no tokens any more; a rejected request never had tokens.
             length = np.where(ours["requests.status"] == FINISHING, 0, ours["requests.length"])[alive]
             known = np.arange(array.shape[1]) < length[:, None]
             a, b = np.where(known, a, 0), np.where(known, b, 0)

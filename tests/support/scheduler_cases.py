@@ -57,7 +57,8 @@ class Case:
     """One world of the simulator in plain Python. Each turn is judged by the simulator's checks.
 
     policy: of `turn`, for the oracle; None: without it. clients: that beat and deliver in each turn, unless their pair is in
-    `silent`. judged: whether more than the state is checked. opinion: of the oracle, from the first turn on; None: not asked for.
+    `silent`. judged: whether more than the state is checked. opinion: the oracle, from the first turn on; None: without an
+    oracle.
     records: each turn is repeated from its record, too.
     """
 

@@ -35,7 +35,7 @@ from blinkpy.verify.sim.grammar_supply import written_out
 
 MOST_TOKENS = 400  # of an output
 FREE_TOKENS = 60  # chosen without a thought of the end, at most
-LOOKS = 48  # tokens looked at for the one that leads nearest to the end
+LOOKS = 48  # tokens among which the nearest to the end is searched
 END = -1  # instead of a token
 
 
@@ -101,7 +101,8 @@ def _distances(next_state, accepting):  # type: ignore[no-untyped-def]
 
 
 class TokenWalk:
-    """The engine's grammars with one slot, and the ends of its outputs. tokens: of a model; eos: its end-of-sequence id."""
+    """The engine's grammars with one slot, and the ends of its outputs. tokens: tokens of a model; eos: its end-of-sequence
+    id."""
 
     def __init__(self, tokens: TokenBytes, eos: int):
         ones = np.ones(1, np.int64)

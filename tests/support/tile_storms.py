@@ -40,7 +40,7 @@ CROWD = WILD._replace(notice=1000, submit=1000, burst=400, delay=0)
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns
-# What there is to tile, and how many full tiles of it some turn must have next to a part of one.
+# The tiled arrays, and the full tiles that some turn must have in addition to a partial one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
 TILES |= {"paced": 1, "suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
 HAPPENED = (
@@ -154,7 +154,7 @@ class Mirror:
 
 
 class Seen:
-    """What the storms did: the most of each in one turn, and how often something happened."""
+    """Counts of the storms: the maximum of each in one turn, and how often something happened."""
 
     def __init__(self) -> None:
         self.most, self.happened, self.steps = Counter[str](), Counter[str](), 0

@@ -54,7 +54,7 @@ class WeakMemory:
     def land(self, writer: "Party", store: PendingStore) -> None:
         """A store becomes visible."""
         for party in self.parties:
-            assert party is writer or store.address not in party.late, "what is written here may not have been read yet"
+            assert party is writer or store.address not in party.late, "words written here may not have been read yet"
         self.moment += 1
         moments, values = self.history[store.address]
         moments.append(self.moment)
@@ -64,7 +64,7 @@ class WeakMemory:
 
 
 class Party:
-    """One processor. order: of its machine. meanwhile: actions of other parties between two of its accesses."""
+    """One processor. order: the order of its machine. meanwhile: actions of other parties between two of its accesses."""
 
     def __init__(self, memory: WeakMemory, order: MemoryOrder, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._memory, self._order, self._meanwhile = memory, order, meanwhile
@@ -205,4 +205,4 @@ PRIMITIVES = {
     "store_release": _store(RELEASE),
     "store_relaxed": _store(RELAXED),
 }
-"""For device functions in plain Python, in place of those of blinkpy.device.portable."""
+"""For device functions in plain Python, instead of the functions of blinkpy.device.portable."""

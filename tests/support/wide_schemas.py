@@ -1,4 +1,4 @@
-"""Random JSON Schemas of all that is supported, next to what a canonical document can tell: see SchemaDraw."""
+"""Random JSON Schemas of all that is supported, and the documents that decide each: see SchemaDraw."""
 
 import json
 from typing import Any

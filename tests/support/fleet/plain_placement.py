@@ -67,7 +67,7 @@ class PlainPlacement:
 
 
 def random_prompt(rng: np.random.Generator, sent: list[Int32], longest: int) -> Int32:
-    """Of few tokens, so that many begin alike; or one that was sent before, cut and continued."""
+    """A prompt of few different tokens, so that many begin alike; or an earlier prompt, cut and continued."""
     prompt = rng.integers(0, 2, rng.integers(1, longest), dtype=np.int32)
     if sent and rng.random() < 0.6:
         before = sent[rng.integers(len(sent))]
@@ -76,7 +76,7 @@ def random_prompt(rng: np.random.Generator, sent: list[Int32], longest: int) -> 
 
 
 def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | None = None) -> str:
-    """Compare random calls; what differs, or nothing. module: blinkpy.dpu.fleet.placement, or one with a bug."""
+    """Compare random calls. Returns the difference, or "". module: blinkpy.dpu.fleet.placement, or one with a bug."""
     module = module or importlib.import_module("blinkpy.dpu.fleet.placement")
     engines, page_size, most_pages = int(rng.integers(2, 6)), int(rng.choice([1, 2, 4])), int(rng.integers(5, 200))
     placement, plain = (

@@ -60,7 +60,7 @@ class Pair:
     heartbeat: int = 0
     seen: float = 0.0
     requests: dict[int, Request] = field(default_factory=dict)
-    owed: deque[tuple[int, int, int]] = field(default_factory=deque)  # final words that wait for room
+    owed: deque[tuple[int, int, int]] = field(default_factory=deque)  # final words that wait for free entries
 
 
 class FakeEngine(threading.Thread):
@@ -68,7 +68,7 @@ class FakeEngine(threading.Thread):
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
     script: tokens of its answer instead of an echo. reject: reason for the next request, 0: it is accepted.
-    hit_pages, waited_ns: of each request from now on. submitted: all requests so far.
+    hit_pages, waited_ns: reported for each further request. submitted: all requests so far.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FakeEngine(threading.Thread):
     def fence(self, index: int) -> None:
         """End the epoch of a pair, as an expired lease does."""
         pair = self.pairs[index]
-        with self._turn:  # between two steps, whoever does it
+        with self._turn:  # between two steps, in any thread
             self.views.pair[index, W.PAIR_ATTACHED] = 0
             pair.attached = False
             pair.requests.clear()
@@ -166,7 +166,7 @@ class FakeEngine(threading.Thread):
     def _take_in(self, index: int, pair: Pair) -> None:
         views, size = self.views, self.sizes.sq_entries
         doorbell = int(views.front[index, W.FRONT_DOORBELL])
-        if doorbell >> W.EPOCH_SHIFT != pair.epoch or self.consume_nothing:  # asked behind the doorbell: what is rung later waits
+        if doorbell >> W.EPOCH_SHIFT != pair.epoch or self.consume_nothing:  # asked after the doorbell: later doorbells wait
             return
         waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
         assert waiting <= size, f"doorbell {waiting} entries ahead"

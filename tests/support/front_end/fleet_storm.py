@@ -146,7 +146,7 @@ class ScriptedPair:
 
     def submit(self, prompt: Any, sampling: Any, owner: Any, grammar: Any = None, rules: Any = None) -> Asked:
         if not owner.open:
-            raise StormError("an engine gets what nobody waits for")
+            raise StormError("an engine gets requests that no client waits for")
         if self._draw.random() < 0.05:
             raise self._errors.EngineLostError("the engine is gone")
         if self._draw.random() < 0.03:
@@ -268,7 +268,9 @@ class Storm:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._instances = count(), count(1)
         self.clients: list[Client] = []
-        self.reported: dict[int, set[tuple[int, ...]]] = {}  # prompts that the placement heard of, by the engine's instance
+        self.reported: dict[
+            int, set[tuple[int, ...]]
+        ] = {}  # prompts that the placement was notified of, by the engine's instance
         self.failures: list[BaseException] = []
 
     def run(self, steps: int) -> "Storm":
@@ -323,7 +325,9 @@ class Storm:
         thread: Any = SimpleNamespace(add=lambda *_: None, remove=lambda _: None)
         limits = {"most_moves": self.limit, "move_timeout_s": self.timeout_s}
         self.fleet = module.Engines(self._listed, metrics, True, thread, lambda: PIECES, **limits)
-        self.fleet.on_failure = lambda error: self.require(self.fleet.pair is None, "who waits is refused beside an engine")
+        self.fleet.on_failure = lambda error: self.require(
+            self.fleet.pair is None, "a waiting request is refused although an engine is free"
+        )
         watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())
         self._loop = SimpleNamespace(call_later=self._later)
         for part in (self.fleet, self.fleet.moves, *self.fleet.links):
@@ -431,7 +435,7 @@ class Storm:
             for client in clients:
                 self.require(client.text == "", "a request that was refused has text")
                 client.generation.open = False
-                self.require(self._places(client.generation) == 0, "a request that was refused goes on")
+                self.require(self._places(client.generation) == 0, "a refused request continues")
             return
         self.clients += clients
 
@@ -475,7 +479,7 @@ class Storm:
         """The fleet's view of its engines, compared with their state."""
         prompt = self.look.choice(self.clients).asked.prompt if self.clients else []
         if self.fleet._has_placement():
-            self.fleet._loads()  # as before each choice: who was started again is noticed there
+            self.fleet._loads()  # as before each choice: a restarted engine is noticed there
         for link in self.fleet.links:
             if link.pair is None:
                 continue
@@ -484,11 +488,11 @@ class Storm:
             self.require(link.load().tokens_in_flight == costs, f"{link.load().tokens_in_flight} tokens in flight, not {costs}")
             reported = self.reported.get(link.pair.facts.instance, set())
             received = all(tuple(prompt) in reported for prompt, _ in asked)
-            self.require(received, "a placement does not hear what an engine got")
+            self.require(received, "a placement is not notified of requests that an engine got")
             if prompt and self.fleet._has_placement() and link.status() is None:
                 known = self.fleet._placement._record.match(np.array(prompt, np.int32), 0)[link.index]
                 most = max((_common(prompt, other) for other in reported), default=0)
-                self.require(known <= most, "a placement takes an engine for the one before it")
+                self.require(known <= most, "a placement confuses an engine with its predecessor")
 
     def _finish(self) -> None:
         for _ in range(400):
@@ -525,7 +529,7 @@ class Storm:
             self.require((client.text, generation.finish_reason) == (text, finish), f"{client.text} in place of {text}")
             if client.asked.sampling.logprobs >= 0:
                 self.require(client.logprobs == logprobs, "log probabilities are lost")
-            if generation.scores is not None and generation.leader is None:  # who else shows them waits for the leader's
+            if generation.scores is not None and generation.leader is None:  # other choices that show them wait for the leader's
                 known = [entry.token for entry in generation.scores.entries]
                 self.require(known == client.asked.prompt, "the scores are not the prompt's")
                 self.require(len(generation.scores.ranks) == len(known), "a token has more or less than one rank")

@@ -165,7 +165,7 @@ class CaseMaker:
         """The fields for one question, at times behind instructions, and before a turn with calls. Returns whether the answer
         continues a text of the model.
 
-        messages: of the question; becomes the whole conversation as text."""
+        messages: the question's messages; becomes the whole conversation as text."""
         question = messages[0]["content"]
         given: list[dict[str, Any]] = [{"role": "user", "content": question}]
         continues = False

@@ -36,8 +36,8 @@ def logprob_of(token: int) -> float:
 
 @dataclass
 class Case:
-    """A request. tenant: whose key it has. prompts: token ids. speeches: of each choice of each prompt. hits: pages of each
-    prompt in the prefix cache."""
+    """A request. tenant: whose key it has. prompts: token ids. speeches: tokens of each choice of each prompt. hits: pages of
+    each prompt in the prefix cache."""
 
     path: str
     body: dict[str, Any]

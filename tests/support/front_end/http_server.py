@@ -98,7 +98,7 @@ def serving(
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = make(config, 0, folder)
-    server.app.metrics_page.every_s = 0.0  # tests look at what they have just done
+    server.app.metrics_page.every_s = 0.0  # tests read the counters immediately after their requests
     running = RunningServer(server, sock.getsockname()[1])
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()

@@ -138,7 +138,7 @@ class LinkStorm:
         try:
             client.submit(np.array(prompt, np.int32), sampling, ExpectedRequest(self.case.limits, prompt, sampling))
         except self.queue_pair.NoSpaceError:
-            assert client.in_flight, "no room, and nothing in flight"
+            assert client.in_flight, "no free slot, and nothing in flight"
 
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():

@@ -132,7 +132,7 @@ class SchedulerStorm(Storm):
     def _step(self) -> None:
         super()._step()
         for link in self.fleet.links:
-            if link.pair is None and link.index in self._cases:  # an engine that nobody reaches continues
+            if link.pair is None and link.index in self._cases:  # an engine that no front end reaches continues
                 self._cases[link.index].turn()
 
     def _submit(self) -> None:
@@ -199,4 +199,4 @@ class SchedulerStorm(Storm):
             self.require(not link.pair.requests and not link._deferred, "something is left behind")
             self.require(link.load().tokens_in_flight == 0, "tokens are outstanding for ever")
             self.require(link.pair.stray_completions == 0, "a completion has no request")
-            self.require(not self._cases[link.index].state.pages.refcount.any(), "pages are held for nobody")
+            self.require(not self._cases[link.index].state.pages.refcount.any(), "pages are held without a request")

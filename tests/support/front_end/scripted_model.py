@@ -84,7 +84,7 @@ def folder_with(path: Path, template: str | list[dict[str, str]]) -> Path:
 
 @contextlib.contextmanager
 def served_with(path: Path, template: str | list[dict[str, str]], grammar_words: int = 0, **options: Any) -> Iterator[Served]:
-    """grammar_words: of the largest grammar that the engine takes; 0: it takes none."""
+    """grammar_words: words of the largest accepted grammar; 0: the engine has no grammars."""
     folder = folder_with(path, template)
     facts = FACTS._replace(max_model_len=8192, num_pages=8192)
     if grammar_words:

@@ -20,7 +20,7 @@ MEANWHILE = 0.05  # how often another party acts between two words
 
 
 class SlowCard(Card):
-    """meanwhile: actions of other parties between two of its steps. status: of the completions from now on."""
+    """meanwhile: actions of other parties between two of its steps. status: status of all further completions."""
 
     def __init__(self, draw: random.Random, meanwhile: Callable[[], None]) -> None:
         super().__init__()

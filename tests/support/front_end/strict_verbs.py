@@ -1,4 +1,4 @@
-"""Stands in for pyverbs, and for the cards and the network below it: refuses what they refuse, and notes what is not cleaned up.
+"""Replaces pyverbs, the cards and the network: refuses the same calls, and notes objects that are not closed.
 
 Names, values and messages are those of pyverbs and libibverbs. Posted work is done when the caller asks for
 completions; inline data is taken immediately. Both ends of a connection are in this process, so memory is
@@ -43,7 +43,7 @@ class PyverbsRDMAError(PyverbsError):
 
 
 class Trouble:
-    """fails: which call of pyverbs from now on fails, for no reason; 0 for none."""
+    """fails: the number of the next call of pyverbs that fails without a reason; 0: no call fails."""
 
     fails = 0
 
@@ -186,7 +186,7 @@ class QPAttr:
 
 
 class QP(Part):
-    """An RC queue pair; every one that lives is in `all`, by number. transitions: the attributes of each."""
+    """An RC queue pair; all open ones are in `all`, by number. transitions: the attributes of each."""
 
     all: dict[int, "QP"] = {}  # noqa: RUF012
     numbers, lazy = 16, 0

@@ -27,7 +27,9 @@ class WireTransport(ShmTransport):
         self.wire: deque[Callable[[], None]] = deque()
         self.lag = 0  # how many reads return what an earlier one has seen
         self._reads, self._seen = Counter[str](), dict[str, tuple[Any, Any]]()
-        self.while_attaching: Callable[[], None] | None = None  # what others do in each turn in which this one waits
+        self.while_attaching: Callable[[], None] | None = (
+            None  # actions of the other parties in each turn in which this party waits
+        )
 
     def _read(self, name: str, array: Any) -> tuple[Any, Any]:
         """The words that two looks at an array have seen, the last one and the previous one."""
@@ -44,7 +46,7 @@ class WireTransport(ShmTransport):
         self._seen.clear()
 
     def _late(self) -> bool:
-        """Whether reads may be late. Those that are not must not be followed by older ones."""
+        """Whether reads may be late. Words that do not land must not be followed by older ones."""
         if not self.lag:
             self.catch_up()
         return self.lag > 0

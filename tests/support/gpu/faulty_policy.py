@@ -1,4 +1,4 @@
-"""A scheduling policy whose module breaks the GPU when told to. Not a test.
+"""A scheduling policy whose module breaks the GPU on request. Not a test.
 
 A policy's file is the one piece of the user's code that the engine of `blinkpy serve` runs, so it is how a test gets into
 that process. Once the file that BLINKPY_TEST_FAULT names exists, a kernel reads far outside of its memory.

@@ -1,4 +1,4 @@
-"""The bare torch forward of a decode step: what an engine step is measured against.
+"""The bare torch forward pass of a decode step, with which an engine's step is compared.
 
 The same weights and the same batch, but nothing of an engine: sequences of one length in a dense, contiguous cache, no pages,
 no sampling, no scheduler. It is written as tightly as plain torch allows (fused projections, in-place updates, grouped

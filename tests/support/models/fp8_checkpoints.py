@@ -88,7 +88,7 @@ def by_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantised(weight: torch.Tensor, share: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """FP8 numbers and stored scales of a matrix, and what they stand for."""
+    """FP8 numbers and stored scales of a matrix, and the matrix that they represent."""
     if share == "row":
         values, scales = by_rows(weight)
         return values, scales, values * scales
@@ -159,7 +159,7 @@ def save_fp8(
     **more: Any,
 ) -> tuple[transformers.PreTrainedModel, "FakeFp8"]:
     """Save a model of the zoo in an FP8 layout. Returns what transformers makes of the same numbers, and the mode that it has to
-    run in. kept: whether a matrix is left as it is; ignored: what the section has to say then. stacked: quantise experts that are
+    run in. kept: whether a matrix stays unquantised; ignored: the section's entry for it. stacked: quantise experts that are
     one tensor. more: further changes of BASE."""
     config, share, (scale, input_scale), static = SCHEMES[scheme]
     plain = folder / "plain"

@@ -177,7 +177,7 @@ def transformers_view(model: DecoderDescription, weights: Weights, config: Any) 
             for name, shape, _, row in part.sources:
                 state[name] = tensor[row : row + shape[0]]
     reference.load_state_dict(state, assign=True)
-    # Its buffers are no part of the state.
+    # Its buffers do not belong to the state.
     reference.model.rotary_emb = type(reference.model.rotary_emb)(config).to(weights.device)
     return reference.eval()
 
@@ -208,7 +208,7 @@ def widened(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 @torch.inference_mode()
 def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: int, batch: int = 16) -> torch.Tensor:
-    """What ForcedSteps.follow returns, by transformers: whole sequences, `batch` of them at a time."""
+    """The result of ForcedSteps.follow, by transformers: whole sequences, `batch` of them at a time."""
     ids, text = torch.from_numpy(tokens).to(model.device), text_model(model)
     return torch.cat([text(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])
 

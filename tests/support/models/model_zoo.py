@@ -298,7 +298,7 @@ DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embed
 QWEN2_VISION = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
 SOUND = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 32}
 VOXTRAL_SOUND = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
-VISION_SECTIONS: dict[str, dict[str, Any]] = {  # what differs from BASE is in text_config; this is the section next to it
+VISION_SECTIONS: dict[str, dict[str, Any]] = {  # differences from BASE are in text_config; this is the section next to it
     "Mistral3Config": SMALL_VISION,
     "Gemma3Config": SIGLIP,
     "Gemma4Config": GEMMA4_VISION,

@@ -1,4 +1,4 @@
-"""Two layers of a published model at its real widths, in each form that it is served in, and what a reference says of them.
+"""Two layers of a published model at its real widths, in each served form, and their reference.
 
 The weights are random; transformers makes and writes them. Of the model's sizes three are cut: layers, vocabulary, and the number
 of experts where two layers of them would not fit a GPU next to their float32 reference.
@@ -33,7 +33,7 @@ VOCAB = 2048
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E2M1_MIDDLES = (E2M1[1:] + E2M1[:-1]) / 2
 EXPERT_NUMBERS = 1_200_000_000
-"""Most weights of the experts of a layer; fewer experts are made where a model has more."""
+"""Maximum weights of the experts of a layer; with more, fewer experts are made."""
 BLOCK = 128
 BLOCK_SCALES = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3",
@@ -90,7 +90,7 @@ class Form:
 
     @property
     def fp8(self) -> str:
-        """What has a scale, "row" or "block"; "" if the weights are not FP8."""
+        """The unit with a scale, "row" or "block"; "" if the weights are not FP8."""
         return "block" if self.blocks else "row" if self.quantization == "fp8" else ""
 
 
@@ -120,7 +120,7 @@ class Widths:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Those that the config does not exclude."""
+        """The forms that the config does not exclude."""
         if self.config["model_type"] == "gpt_oss":
             return MXFP4, MXFP4_FP8_CACHE
         # Llama 4's experts are one tensor each, for which no layout of blocks is published.
@@ -382,7 +382,7 @@ class Reference:
     def three(self, texts: list[list[int]], prompt: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """In float32; in bfloat16; and in float32 with inputs, keys and values rounded as the form rounds them.
 
-        texts: of one length.
+        texts: token ids, all of one length.
         prompt: tokens of it.
         """
         share, cache = self.form.fp8, self.form.kv_cache != "auto"

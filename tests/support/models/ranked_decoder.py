@@ -119,7 +119,7 @@ def _of_heads(scales: Scales, heads: list[range]) -> Scales:
 class RankedDecoder:
     """All layers of one model, on several ranks.
 
-    weights: of each rank.
+    weights: the weights of each rank.
     max_model_len, max_tokens: largest context and batch, tokens.
     progress: advances during a step.
     Raises ConfigError if the model can't be split.

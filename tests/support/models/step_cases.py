@@ -125,15 +125,15 @@ class PackedTable(LinearTable):
 
 
 HIDDEN = model_zoo.BASE["hidden_size"]
-# Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that stream:
+# Sums in two parts, which the residual stream's norms then add if possible. Of one row, only those that end in that stream:
 # what reads it is a matrix-vector product, which has its norm fused in.
 SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
-# 4-bit products whose sums have two parts, which norms of the residual stream add where they can.
+# 4-bit products whose sums have two parts, which norms of the residual stream add if possible.
 PACKED_TABLE = PackedTable()
 # Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are their own kernels then, with scratch between.
 CUBLAS_TABLE = ChosenTable(lambda n, rows: LinearConfig("cublas"))
-# Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16.
+# Every product by the kernel for many rows; products that end in the residual stream have two parts. bfloat16.
 WIDE = {parts: LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3) for parts in (1, 2)}
 TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
@@ -390,7 +390,7 @@ def _check_records(
     """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
     asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], WORD_LOGPROBS] >= 0)
     others = np.setdiff1d(np.arange(len(records)), emitting[asked])
-    assert (records[others] == given[others]).all(), "log probabilities that nobody asked for"
+    assert (records[others] == given[others]).all(), "log probabilities without a request for them"
     every = torch.log_softmax(logits.double(), -1)
     for index in asked.tolist():
         row = emitting[index]

@@ -77,19 +77,19 @@ def install() -> None:
 
 
 def _patch_language_once() -> None:
-    """Put the interpreter's functions into triton.language for good. Triton looks through the whole language for what to replace
-    at each launch and at each call of a device function, which takes longer than most kernels of these tests."""
+    """Put the interpreter's functions into triton.language permanently. Triton looks through the whole language for what to
+    replace at each launch and at each call of a device function, which takes longer than most kernels of these tests."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
-    patch, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)  # what a launch restores at its end
+    patch, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)  # attributes that a launch restores at its end
     patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: kept
 
 
 def _share_shapes() -> None:
-    """Equal types, and tensors of one type, share what they know: Triton makes new objects for each number of a shape, with every
-    tensor."""
+    """Equal types, and tensors of one type, share their attributes: Triton makes new objects for each number of a shape, with
+    every tensor."""
     import triton.language.core as core
     import triton.runtime.interpreter as interpreter
 
@@ -188,7 +188,7 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
         return taken
 
     def check(pointers: Any, mask: Any) -> None:
-        at = pointers.data[mask.data != 0]  # a mask may be of integers, which are no places here
+        at = pointers.data[mask.data != 0]  # a mask may consist of integers, which are not places here
         size = np.uint64(pointers.get_element_ty().primitive_bitwidth // 8)
         inside = [(at >= first) & (at + size <= past) for first, past in zip(*bounds, strict=True)]
         if not np.logical_or.reduce(inside).all():

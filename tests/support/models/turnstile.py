@@ -14,7 +14,7 @@ WAIT_S = 300.0
 
 
 class Turnstile:
-    """In a kernel of all ranks, each runs the next phase when all others have run the one before."""
+    """In a kernel of all ranks, each runs the next phase after all others have run the previous phase."""
 
     def __init__(self, patch: pytest.MonkeyPatch, ranks: int):
         self._ranks, self._turn, self._failed = ranks, 0, False

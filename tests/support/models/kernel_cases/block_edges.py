@@ -143,12 +143,12 @@ def latent_rotation(rng: Rng, dtype: torch.dtype, **sizes: int) -> None:
 
 
 def spilled(rng: Rng, dtype: torch.dtype, elements: int) -> None:
-    """Pages of so many elements: each goes from behind the rings to its place, whole, and nothing else changes."""
+    """Pages of this many elements: each moves whole from after the rings to its place, and nothing else changes."""
     slots, rings_pages, layers, tokens = 3, 2, 1, 3
     table, ids = torch.zeros(slots, 8, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
     rings = WindowRings(table, ids, 2, rings_pages, layers)
     batch = BatchView(header(1, tokens, 0, CPU), ints([1], CPU), ints([0, tokens], CPU), ints([tokens], CPU), ids, ids, ids)
-    kept = slots * rings_pages * layers  # pages of rings, before those that spill
+    kept = slots * rings_pages * layers  # pages of rings, before the spill pages
     sides = [draw(rng, kept + 8, 1, 1, elements, dtype=dtype, device=CPU) for _ in range(2)]
     expected = [side.clone() for side in sides]
     for side in expected:
@@ -159,7 +159,7 @@ def spilled(rng: Rng, dtype: torch.dtype, elements: int) -> None:
 
 
 def placed(rng: Rng, dtype: torch.dtype, tokens: int) -> None:
-    """A prompt of so many tokens, in pages of one token: its table and the places of its tokens."""
+    """A prompt of this many tokens, in pages of one token: its table and the places of its tokens."""
     slots, window = 2, 2 * tokens
     rings = WindowRings(torch.full((slots, tokens + 1), -7, dtype=torch.int32), torch.full((tokens + 2,), -7, dtype=torch.int32),
                         window, window, 1)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random inputs of kernels, and what their outputs must be.
+"""Random inputs of kernels, and their expected outputs.
 
 Checks of the Triton kernels against tests/support/models/kernel_reference.py lie next to this file, for any device: small and
 interpreted, or at real sizes on a GPU. Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves the

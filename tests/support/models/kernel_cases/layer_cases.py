@@ -1,4 +1,4 @@
-"""Cases of norms, activations, embeddings and of what gathers rows."""
+"""Cases of norms, activations, embeddings, and kernels that gather rows."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens:
     parts = draw(rng, 3, bucket, hidden, dtype=torch.float32, device=device)
     weight = draw(rng, hidden, dtype=torch.float32 if rng.integers(2) else dtype, device=device)
     counts = header(tokens, tokens, tokens, device)
-    for source in (x, parts):  # added to what is there
+    for source in (x, parts):  # added to the old content
         out = residual.clone()
         rms_norm(source, weight, 1e-5, counts, out, add=True)
         whole = source.double().sum(0) if source is parts else source
@@ -103,7 +103,7 @@ def quantised_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool,
     given: float | None,
 ) -> None:  # fmt: skip
-    """Rows as they are, and what the norm and SwiGLU make, with large numbers, some far apart, and a row of zeros."""
+    """Rows, and their norm and SwiGLU, with large numbers, some far apart, and a row of zeros."""
     counts, groups = header(tokens, tokens, 0, device), -(-width // 128)
     x, gate_up = (draw(rng, bucket, size, dtype=dtype, device=device, scale=3.0) for size in (width + 8, 2 * width))
     x, weight = x[:, :width], draw(rng, width, dtype=dtype, device=device)

@@ -73,7 +73,7 @@ def meant_by(cache: Tensor, scales: Tensor | None, side: int) -> Tensor:
 
 
 def kept_of(new: Tensor, dtype: torch.dtype, scales: Tensor | None, side: int) -> Tensor:
-    """What a cache keeps of new keys or values [tokens, kv_heads, head_dim], by torch's own rounding."""
+    """New keys or values as a cache keeps them [tokens, kv_heads, head_dim], by torch's own rounding."""
     if scales is None:
         return new.to(dtype)
     wide = new.to(dtype).float() * (1 / scales[side, :, None])

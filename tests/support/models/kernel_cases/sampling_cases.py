@@ -87,8 +87,8 @@ def sampling_case(
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 1e-5,
     fixed: dict[int, float] | None = None, variant: str = "",
 ) -> None:  # fmt: skip
-    """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones. slack: of numbers and
-    bounds, on whose other side a sum in float32 may be."""
+    """Tokens and log probabilities against the CPU sampler. spread: spread of the logits; ties: many logits are equal. slack:
+    of numbers and bounds, on whose other side a sum in float32 may be."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
     if ties:
         logits = np.round(logits)
@@ -116,7 +116,7 @@ def sampling_case(
         most = automata.most_distance(slot, entry, generated)
         allowed[row, ~automata.legal(slot, entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS], most)] = -np.inf
     slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
-    other = torch.zeros_like(slots)  # what sampling has no use for
+    other = torch.zeros_like(slots)  # words that sampling does not read
     batch = BatchView(counts, slots, other, lengths, emitted, other, other)
     records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     workspace.adjusted.fill_(UNTOUCHED)
@@ -151,7 +151,7 @@ def sampling_case(
         masked = max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]
         if masked:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
-        # Few wrong logits show in what is sampled. What nothing changes is not copied.
+        # Sampled tokens reveal few wrong logits. What nothing changes is not copied.
         changed = masked or automata.ruled[slot] >= 0 or [float(reals[word]) for word in PENALTIES] != [1.0, 0.0, 0.0]
         expected_logits = adjusted if changed else np.full_like(adjusted, UNTOUCHED)
         np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), expected_logits, rtol=1e-4, atol=1e-4)
@@ -163,7 +163,7 @@ def sampling_case(
         if found[row] not in expected:
             wrong.append((row, found[row], expected, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number))
         if words[E.WORD_LOGPROBS] < 0:
-            assert (records[row] == -7).all(), "log probabilities that nobody asked for"
+            assert (records[row] == -7).all(), "log probabilities without a request for them"
             continue
         every, top = kernel_reference.top_logprobs(logits[row], TOP_LOGPROBS)
         top = top[np.isfinite(every[top])]
