@@ -246,7 +246,7 @@ def test_an_error_can_be_tried_again(served, open_page) -> None:
     ask(page)
     expect(page.locator("article .error")).to_have_text("The server does not answer.")
     page.unroute_all()
-    open_page.problems.clear()  # the console told of the failed request
+    open_page.problems.clear()  # the console reported the failed request
     served.says("Now.")
     page.get_by_role("button", name="Try again").click()
     ended(page)

@@ -103,7 +103,7 @@ def test_tenants_are_shown_by_name_and_never_by_key(engine, folder, tmp_path, op
         for one in asked:
             one.result()
         page.close()
-    assert forget_401(open_page), "it asks for the model's name, in vain"
+    assert forget_401(open_page), "it asks for the model's name, without an answer"
 
 
 def test_without_tenants_there_is_no_table_of_them(server, open_page) -> None:

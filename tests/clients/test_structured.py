@@ -135,7 +135,7 @@ def test_langchain_json_mode(served: Any) -> None:
 
 # ---- instructor ----------------------------------------------------------------------------------------------------------
 
-# All modes of the provider "openai". What each needs next to itself: some leave the form to the model, which has not learnt any.
+# All modes of the provider "openai". Further packages of each client: some leave the form to the model, which has not learnt any.
 MODES: dict[str, dict[str, Any]] = {
     "TOOLS": {},
     "TOOLS_STRICT": {},

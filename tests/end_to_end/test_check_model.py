@@ -1,4 +1,4 @@
-"""blinkpy check-model: the page and its JSON, for folders that can be served and for others."""
+"""blinkpy check-model: the page and its JSON, for folders that can be served and folders that can't."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
     code, facts = look(capsys, str(model))
     assert code == 1 and words in facts["problems"][0]
     assert facts["quantization"] == ("hqq" if "quantization_config" in keys else "none")
-    assert facts["tokenizer"]["kind"] == "BPE", "the rest is told anyway"
+    assert facts["tokenizer"]["kind"] == "BPE", "the rest is reported anyway"
 
 
 def test_defaults_of_requests_are_checked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

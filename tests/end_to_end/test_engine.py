@@ -181,7 +181,7 @@ def test_a_turn_that_raises_is_recorded_with_all_that_it_read(monkeypatch: pytes
     assert [d for _, d in others if d] == [] == differences
     assert not fatal.ended
     assert fatal.entries[0].prompt.tolist() == [1, 2, 3]
-    assert fatal.planned.tolist() == [[0, 3]], "what it would have decided"
+    assert fatal.planned.tolist() == [[0, 3]], "the decision that it would have made"
 
 
 def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
 
 
 def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Everybody is served; who has no rank is counted, and the log names the line.
+    """All requests are served; those without a rank are counted, and the log names the line.
 
     Supports claim policies/faults.
     """

@@ -257,7 +257,7 @@ def test_the_demonstration_model_writes_text_and_greedy_repeats_itself(demo: LLM
     prompts = ["It was a dark and", "The captain of the ship", "In the morning she"]
     together = demo.generate(prompts, greedy)
     for prompt, output in zip(prompts, together, strict=True):
-        assert demo.generate(prompt, greedy)[0].outputs == output.outputs, "the output depends on what else is in the batch"
+        assert demo.generate(prompt, greedy)[0].outputs == output.outputs, "the output depends on the other requests of the batch"
         assert len(re.findall(r"[a-z]{2,}", output.outputs[0].text)) >= 8, f"no words: {output.outputs[0].text!r}"
     seeded = SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, top_k=200, seed=11)
     alone = [demo.generate(prompt, seeded)[0].outputs for prompt in prompts]
@@ -447,7 +447,7 @@ def test_a_start_tells_its_phases(caplog: pytest.LogCaptureFixture, capfd: pytes
 def test_outputs_are_counted_on_standard_error(null: LLM, capfd: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=3, ignore_eos=True, n=int(rng.integers(1, 4)))
     prompts, conversation = ["a"] * int(rng.integers(1, 9)), [{"role": "user", "content": "Hi"}]
-    for shown, text in ((None, ""), (False, ""), (True, "blinkpy: generating ...\n")):  # it is no terminal
+    for shown, text in ((None, ""), (False, ""), (True, "blinkpy: generating ...\n")):  # it is not a terminal
         later = "" if shown is False else r"(blinkpy: generating \.\.\. \d+%, \d+ s\n)*"  # on a busy machine
         null.generate(prompts, params, use_tqdm=shown)
         assert re.fullmatch(re.escape(text) + later, capfd.readouterr().err)

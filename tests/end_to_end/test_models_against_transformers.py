@@ -39,7 +39,7 @@ NEW_TOKENS = 32
 TOLERANCE = 1e-4
 MOST_OFTEN = 3e-4  # 99th percentile of the errors of logits
 TIE = 1e-6  # of two experts' weights
-MOST_PROMPTS, FOLLOWED = 20, 25  # until so many tokens have the same experts in bfloat16
+MOST_PROMPTS, FOLLOWED = 20, 25  # until this many tokens have the same experts in bfloat16
 WITHOUT_TORCH = {"llama2", "llama3", "llama-biased-mqa", "mistral", "mistral-window", "ministral", "qwen2", "qwen2-window-yarn"}
 WITHOUT_TORCH |= {"qwen3", "qwen3-biased", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-stride", "mixtral", "smollm3"}
 WITHOUT_TORCH |= {"smollm3-window", "granite", "granite-biased", "granite4-micro", "granite4-nope", "phi3", "phi4-mini-short"}
@@ -57,7 +57,7 @@ def make_decoder(
     model = as_stored(describe_model(folder), folder)
     cache = PagedCache(model, 160, PAGE, dtype, rings=rings, slots=12)
     states = [tensor for states in cache.states.layers if states is not None for tensor in states]
-    for tensor in cache.keys + cache.values + states:  # whatever lies in pages that were never written must not matter
+    for tensor in cache.keys + cache.values + states:  # the content of pages that were never written must not matter
         tensor.fill_(float("nan"))
     return TorchDecoder(model, load_weights(model, folder, dtype), cache, max_model_len, 512)
 
@@ -292,7 +292,7 @@ def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Gene
     if not any(architecture.expert_layers):
         assert np.median(ours) < 0.1 and ours.mean() < 1.5 * theirs.mean()
         return
-    # A token may go to another one of two nearly equal experts, and then most tokens after it differ: those before it count.
+    # A token may go to the other of two nearly equal experts, and then most later tokens differ: the earlier ones count.
     usual, followed = 6 * np.quantile(theirs, 0.1), list[tuple[float, float]]()
     for _ in range(MOST_PROMPTS):
         changed = np.flatnonzero(np.maximum(ours, theirs) > usual)

@@ -151,7 +151,7 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
     assert {"serve", "engine", "frontend/0", "frontend/1"} <= {line["process"] for line in logged}
     assert any("strange" in line["message"] for line in logged if line["process"] == "engine")
     loose = [line for line in server.said if line.strip() and not line.startswith(("{", "blinkpy: ", "blinkpy serves ", "curl "))]
-    assert loose == [], "what is no JSON is for people who look at a start"
+    assert loose == [], "lines without JSON are for people who watch a start"
     saved = sorted(tmp_path.glob("crash-*.recording"))
     assert len(saved) == 2
     assert all(any(str(path) in line for line in server.said) for path in saved)

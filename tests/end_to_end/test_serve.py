@@ -1,4 +1,4 @@
-"""`blinkpy serve` as people run it: processes, the official client, and what happens when parts of it die."""
+"""`blinkpy serve` as people run it: processes, the official client, and failures of its parts."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def null_server() -> Iterator[Server]:
 def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Server) -> None:
     assert [model.id for model in null_server.client.models.list()] == ["demo"]
     whole, pieces = null_server.chat(seed=3), list[int]()
-    while max(pieces, default=0) <= 4:  # where the machine is busy, tokens may come together
+    while max(pieces, default=0) <= 4:  # on a busy machine, tokens may come together
         stream = null_server.client.chat.completions.create(
             model="demo", messages=STORY, max_tokens=16, seed=3, stream=True, stream_options={"include_usage": True}
         )
@@ -123,7 +123,7 @@ def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server)
         next(events)
         server.process.send_signal(signal.SIGTERM)
         assert next(events)
-        assert next(events), "the first one lets the stream go on"
+        assert next(events), "the first one lets the stream continue"
         while server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.005)
@@ -249,7 +249,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
         os.kill(engine, signal.SIGKILL)
         server.process.kill()
         wait_for(lambda: not any(alive(pid) for pid in below), 60, "children ended")
-    assert left.exists(), "nobody was left to remove the segment, or the test tests nothing"
+    assert left.exists(), "no process was left to remove the segment, or the test tests nothing"
     with serving("--device", "null") as server:
         assert not left.exists()
         assert server.chat()

@@ -52,7 +52,7 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
 @pytest.mark.whole_gpu  # others find no memory next to it
 @pytest.mark.parametrize("shape", ["llama-3-8b", "qwen3-30b-a3b"])
 def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None:
-    """Random weights, full depth; and what a token's neighbours change, alone, by 8 and by 64."""
+    """Random weights, full depth; and the effect of a token's neighbours: alone, with 8 and with 64."""
     facts: dict[str, Any] = SHAPES[shape]
     model = describe_config(facts)
     weights = dummy_weights(model, int(rng.integers(2**31)), torch.bfloat16, "cuda", spread=(3 / model.hidden_size) ** 0.5)

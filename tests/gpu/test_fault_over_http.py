@@ -66,7 +66,7 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
         for client in clients:
             client.join(NOTICED_S)
         ends = [client.events[-1] for client in clients]
-        print(f"/health says so after {noticed:.2f} s, the last stream ends after {max(at for at, _ in ends) - began:.2f} s")
+        print(f"/health reports it after {noticed:.2f} s, the last stream ends after {max(at for at, _ in ends) - began:.2f} s")
         assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_unavailable")
         assert all(event.get("error", {}).get("code") == "engine_unavailable" for _, event in ends), ends
         assert all(at - began < NOTICED_S for at, _ in ends)

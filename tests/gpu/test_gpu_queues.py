@@ -23,7 +23,7 @@ from blinkpy.queues.words import PAIR_ATTACHED
 
 
 class CopyingCard(Card):
-    """A Card that reaches memory of a GPU. What it is given is pinned, as a real one pins it, until unpin().
+    """A Card that reaches memory of a GPU. Given memory is pinned, as by a real card, until unpin().
 
     Made before the loop runs, and unpinned after it has ended: pinning may wait for the GPU.
     """
@@ -74,7 +74,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, queue_memory, m
     with serving(engine, attach=attach) as pair:
         layout = engine.segment.layout
         found = [generate(pair, prompts, samplings) for _ in range(3)]
-        # What the listener asks while the loop runs.
+        # The listener's questions while the loop runs.
         assert engine.pair_memory.read_word(layout.engine_region(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
         if queue_memory == "dmabuf":
             assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.runner.placed_pairs.export()}")

@@ -1,5 +1,5 @@
 """Steps that are cut on the GPU: the loop leaves one between two groups of layers, for a latency-sensitive prompt, and takes it
-up again. Tokens are those of transformers, and what the loop recorded replays on the CPU, decision by decision."""
+up again. Tokens are those of transformers, and the loop's recording replays on the CPU, decision by decision."""
 
 from pathlib import Path
 

@@ -263,7 +263,7 @@ def passes(config: LinearConfig, shape: LinearShape) -> bool:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 128, 200])
 def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape, m: int) -> None:
-    """With the default, with what the GPU's table has, and with the configurations that variants declare for real sizes."""
+    """With the default, with the GPU's table, and with the configurations that variants declare for real sizes."""
     shape = layer._replace(rows=m, dtype=dtype)
     table = LinearTable.load(torch.cuda.get_device_name())
     configs = {default_config(shape._replace(norm=False)), table.config(shape._replace(norm=False))}

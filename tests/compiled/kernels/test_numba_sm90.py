@@ -1,4 +1,4 @@
-"""The scheduler as kernels for sm_90, compiled without a GPU: words of others are read and written as their order needs.
+"""The scheduler as kernels for sm_90, compiled without a GPU: words of other parties are read and written in the required order.
 
 Claim memory/atomics: Compiled code has the atomics of its source, in PTX for sm_90 and in LLVM's text.
 """
@@ -24,10 +24,10 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.waiting_list import make_rank_of
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, fcfs, read_policy
 
-# What the words of other parties cost, by kernel: each access of the source, as often as its function is called.
+# Accesses to words of other parties, by kernel: each access of the source, as often as its function is called.
 OVERLAP = {
     "ld.acquire": 1,  # the doorbell
-    "ld.relaxed": 6,  # command; cancels of who runs and who waits; heartbeat, claim, head
+    "ld.relaxed": 6,  # command; cancels of running and waiting requests; heartbeat, claim, head
     "st.release": 1,  # the submission head
 }
 SCHEDULE = {

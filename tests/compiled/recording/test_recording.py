@@ -82,7 +82,7 @@ def test_calls_that_leave_no_record_changed_nothing(rng: np.random.Generator) ->
         case.turn()
         case.read(0)
         case.turn()  # it sees what was read
-        case.silent = {0, 1}  # nobody does anything for some turns
+        case.silent = {0, 1}  # no party does anything for some turns
         for _ in range(3):
             before, records = copies(case.state), int(case.state.recorder.cursor[RECORDS])
             case.turn()

@@ -1,4 +1,4 @@
-"""What a recording holds of an engine that dies in a turn: all that the turn read, so that a replay shows it.
+"""The recording of an engine that dies in a turn holds all inputs of the turn, so a replay shows it.
 
 Claim recordings/crashes: The recording of an engine that dies in a turn contains all inputs of the turn.
 """

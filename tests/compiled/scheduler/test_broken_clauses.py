@@ -591,7 +591,7 @@ def test_each_fault_has_a_clause() -> None:
     assert {expected.split()[0] for expected, *_ in clauses(every)} >= set(CODES)
 
 
-# A test for each group of clauses: one alone is quick, and says where the fault is.
+# A test for each group of clauses: a single test is quick, and shows the place of the fault.
 def test_states_in_which_all_is_well() -> None:
     check_clauses(ALL_IS_WELL, sizes())
 
@@ -673,7 +673,7 @@ def test_empty_full_and_narrow_states() -> None:
     for groups, code in ((3, 0), (1, B.BATCH_SIZE)):  # without groups there is nothing to suspend a step between
         assert B.check_batch(limits._replace(step_groups=groups), views, scratch[0]) == code, groups
     for change, share, code in (
-        ("pass", 0, 0),  # decodes are no best-effort prompts
+        ("pass", 0, 0),  # decodes are not best-effort prompts
         ("best_effort(1); longer(1); rows(0, 1)", 1, B.BEST_EFFORT_BEYOND),
         ("best_effort(1); longer(1); rows(1)", 1, B.SPACE_LEFT),  # just their share; that others wait is the fault
     ):

@@ -1,4 +1,4 @@
-"""What `blinkpy check` says of classes and tenants: bounds are right, and who breaks them is told, with evidence.
+"""What `blinkpy check` reports about classes and tenants: bounds are right, and violations are shown with evidence.
 
 Claim policies/check: `blinkpy check` measures the effect of classes, finds policies that starve a class, and
 measures the shares of tenants.

@@ -233,7 +233,7 @@ def test_no_draft_is_beyond_the_last_token(drafts: dict[str, Any]) -> None:
 
 
 def test_a_request_gets_the_drafts_that_its_step_returned() -> None:
-    """Up to the first that is no token. All are wrong, so that their number is halved, and no request rests."""
+    """Up to the first number that is not a token. All are wrong, so that their number is halved, and no request rests."""
     case = make_case(lanes=1, **STEP_DRAFTS | {"vocab_size": VOCAB})
     case.judged = False
     case.submit([1, 2, 3], 40, seed=3)
@@ -242,7 +242,7 @@ def test_a_request_gets_the_drafts_that_its_step_returned() -> None:
     for returned, drafts in (([5, 6, 7, 8], 4), ([5, 6, VOCAB, 8], 2), ([-1, 6, 7, 8], 0), ([5, 6, 7, 8], 1), ([4, -1, 7, 8], 1)):
         rows = int(batch.counts[S.ROWS])
         batch.sampled[:rows], batch.drafted[:rows] = 9, -1
-        batch.drafted[0] = returned  # those of a draft's row are none of the request
+        batch.drafted[0] = returned  # tokens of a draft's row are not tokens of the request
         case.turn()
         length = int(requests.length[0])
         assert int(batch.counts[S.ROWS]) == 1 + drafts

@@ -95,7 +95,7 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
 def test_a_policy_that_faults_leaves_the_same_state_everywhere(seed: int) -> None:
     """In several lanes, too, and as the rules have it: ranks, the counter, and the fault that is published."""
     policy, faults = read_policy(f"{FAULTING}:rank"), 0
-    for number in range(80):  # in one world of seven nobody meets a fault
+    for number in range(80):  # in one world of seven no request meets a fault
         if number >= 4 and faults > 0:
             break
         runs = storms(("python", "overlapped", *(("njit",) if number == 0 else ())), seed + number, 60, policy)
@@ -180,7 +180,8 @@ def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
 
 
 def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
-    """Against the same rule in NumPy, in states of random storms. Who waits counts, with a rank or, preempted, without one.
+    """Against the same rule in NumPy, in states of random storms. Waiting requests count, with a rank or, if preempted, without
+    a rank.
 
     Supports claim decisions/fast-path.
     """

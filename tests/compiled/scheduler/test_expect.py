@@ -1,4 +1,4 @@
-"""What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves.
+"""Assumptions of phases: an exception in Python, a fault word in checked code, nothing in the code that serves.
 
 Supports claim state/checks.
 """
@@ -94,7 +94,7 @@ def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:
 @pytest.mark.parametrize("mode", ["python", "njit"])
 def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> None:
     listed = np.zeros(0, np.int64)
-    while not listed.size:  # in some worlds nobody ever asks
+    while not listed.size:  # in some worlds no request asks for them
         run = Simulation(seed, 300, short_prompts, mode=mode, checked=True, check_every=1000)
         seed, status = seed + 1, run.world.state.requests.status
         for _ in range(300):

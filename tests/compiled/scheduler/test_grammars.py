@@ -1,4 +1,4 @@
-"""Grammars in the scheduler: who has a slot and for how long, what is refused, and where an output ends.
+"""Grammars in the scheduler: owners of slots, refusals, and ends of outputs.
 
 Supports claim outputs/grammars.
 """
@@ -177,7 +177,8 @@ def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
 
 
 def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
-    """The engine continues with its checked copies; only who needs the words again, and finds others, is refused."""
+    """The engine continues with its checked copies. Only a request that needs the words again, and finds other words, is
+    refused."""
     case = make_case(share=1, slots=2)
     first, second = automata(case, 2)
     runs, others = case.submit(tokens(3), 20, grammar=first), case.submit(tokens(3), 20, 1, grammar=second)
@@ -285,7 +286,7 @@ def test_token_rules_and_grammars_share_slots_and_no_names() -> None:
     object.__setattr__(rules[0], "_digest", grammar.digest)
     both = case.submit(tokens(3), 6, grammar=grammar, rules=rules[1])
     assert ends(case, both) == [C.FINISH_LENGTH]
-    first = case.submit(tokens(3), 6, rules=rules[0])  # instead of the one that was used longest ago
+    first = case.submit(tokens(3), 6, rules=rules[0])  # instead of the least recently used grammar
     assert ends(case, first) == [C.FINISH_LENGTH] and set(first.got) <= {3, 9}
     second = case.submit(tokens(4), 6, rules=rules[1])
     assert ends(case, second) == [C.FINISH_LENGTH] and set(second.got) == {5}
@@ -300,7 +301,7 @@ def test_a_request_with_a_grammar_and_rules_needs_two_slots() -> None:
         case.submit(tokens(3), 6, grammar=grammar, rules=rules)
     with pytest.raises(ValueError, match="for 7 tokens, but the model has 50"):
         case.submit(tokens(3), 6, rules=TokenRules(7, {1: 1.0}))
-    refused = case.submit(tokens(3), 6, grammar=grammar, rejected=True, entry={"rules_words": 9})  # by whoever knows no share
+    refused = case.submit(tokens(3), 6, grammar=grammar, rejected=True, entry={"rules_words": 9})  # by a party without a share
     assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_SHARE
 
 

@@ -18,7 +18,7 @@ from blinkpy.scheduler import guarded_arithmetic as P
 PLACE, AT = 11, 1
 ROOT = math.isqrt(G.HIGHEST)
 ENDS = (0, 2, 5, 63, 65, G.HALF - 1, G.HALF, G.HALF + 1, ROOT, ROOT + 1, G.HIGHEST // 3, G.HIGHEST // 2, G.HIGHEST)
-Outcome = tuple[Any, int]  # the result, and the kind of its fault, 0 for none
+Outcome = tuple[Any, int]  # the result, and the kind of its fault, or 0
 
 
 def integers(rng: np.random.Generator) -> list[int]:

@@ -1,4 +1,4 @@
-"""A front end that writes what it likes into its own queue pair: what it can make the engine do, and what others notice of it.
+"""A front end that writes random words into its own queue pair: the work that it causes, and its effect on other front ends.
 
 Claim front-ends/isolation (simulator): A cancel, a dead front end or a broken protocol takes effect, and
 affects no other front end. A front end that writes arbitrary data delays no token of another front end by a turn.
@@ -131,7 +131,7 @@ def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() ->
     case.finish()
     request_id = int(case.views.cancel[0, 0])
     case.submit(tokens(3), 2, entry={"request_id": request_id, "slot": 0})
-    case.judged = False  # by those who take ids for new ones
+    case.judged = False  # by parties that take old ids for new ones
     case.turn()
     assert int(case.state.requests.request_id[0]) == request_id
     assert case.state.requests.status[0] in (S.WAITING, S.RUNNING)
@@ -148,7 +148,7 @@ def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
     case.finish()
     request_id = int(case.views.cancel[0, 0])
     case.views.cancel[0, 0] = 0
-    case.judged = False  # by those who take ids for new ones
+    case.judged = False  # by parties that take old ids for new ones
     case.submit(tokens(3), 4, entry={"request_id": request_id, "slot": 0})
     case.turn(3)  # each is repeated
     assert case.state.requests.status[0] == S.RUNNING
@@ -161,7 +161,7 @@ def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
 )
 def test_storms_with_a_hostile_neighbour(seed: int, steps: int, options: dict[str, int]) -> None:
     """Random words in every turn: the state is whole after each, every decision is that of the rules, and every token of the
-    others is right. As in all storms, intake passes nobody over, and the request of the lowest rank continues."""
+    others is right. As in all storms, intake skips no front end, and the request of the lowest rank continues."""
     report = run(list(SHIPPED.values()), seed, steps, hostile=True, **options)
     assert not report.failures, report.failures
     assert report.claims > steps // 2 and report.entries > steps // 20

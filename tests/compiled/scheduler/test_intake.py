@@ -1,4 +1,4 @@
-"""What is refused: limits that clash, entries that can't be served, and parameters, bit by bit against its own list.
+"""Refusals: conflicting limits, entries that can't be served, and parameters, bit by bit against a separate list.
 
 Claim front-ends/intake: An entry that can't be served is refused and harms no other request. The bounds of a
 turn are exact.
@@ -108,7 +108,7 @@ def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int, la
     assert case.counter("requests_rejected") == 1
 
 
-# What the engine accepts, written down apart from the table. Signs and bits count: -0.0 is a temperature and no min_p.
+# The accepted values, listed separately from the table. Signs and bits count: -0.0 is a temperature and no min_p.
 ACCEPTED = {
     "max_tokens": lambda v: v >= 1,
     "min_tokens": lambda v: v >= 0,

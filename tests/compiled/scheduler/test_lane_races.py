@@ -1,4 +1,4 @@
-"""The race detector of blinkpy.device.lanes, and what it says about functions of the allocator in several lanes.
+"""The race detector of blinkpy.device.lanes, and its findings in functions of the allocator in several lanes.
 
 Supports claim state/lanes.
 """

@@ -63,7 +63,7 @@ def test_tokens_come_at_the_target_and_not_later(rng: np.random.Generator) -> No
     (times,) = follow(case, [request], lambda: bool(request.ended))
     assert len(times) == HIGHEST
     each = (times[-1] - times[0]) / (HIGHEST - 1)
-    assert 0.85 * TARGET_NS < each <= TARGET_NS, "the first step, whose time nobody knows, is not held"
+    assert 0.85 * TARGET_NS < each <= TARGET_NS, "the first step, whose time is unknown, is not delayed"
     assert all(time - times[0] <= n * TARGET_NS for n, time in enumerate(times))
     waited = case.counter("paced_ns")
     assert waited == times[-1] - times[0] - (HIGHEST - 1) * TICK_NS, "all that the steps did not take"
@@ -96,7 +96,7 @@ def test_a_prompt_ends_the_wait_at_once() -> None:
     other = case.submit(tokens(6, start=3), 2, pair=1)
     assert case.turn() >= 0, "the turn that sees the prompt plans its step"
     follow(case, [other], lambda: len(other.got) == 1)
-    assert len(request.got) > before, "who waited has its token from the same step"
+    assert len(request.got) > before, "the waiting request has its token from the same step"
 
 
 def test_a_cancel_ends_the_wait_at_once() -> None:
@@ -140,7 +140,7 @@ def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace()
         assert case.turn() >= 0, "no step waits while it catches up"
         case.read(0, 1)
     ahead = len(other.got)
-    assert ahead >= 4, "who came later has as many tokens meanwhile"
+    assert ahead >= 4, "the later request has as many tokens meanwhile"
     (_, times) = follow(case, [late, other], lambda: len(other.got) == ahead + 4)
     gaps = np.diff(times[ahead:])
     assert (gaps <= TARGET_NS).all() and gaps.max() > TARGET_NS / 2
@@ -164,7 +164,7 @@ def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
     assert 0.85 * TARGET_NS < (case.now - now) / 8 <= 1.15 * TARGET_NS
     case.read(0)
     case.turn()
-    assert steps(case) and case.bucket >= 0, "it is late, so its step comes at once"
+    assert steps(case) and case.bucket >= 0, "it is late, so its step comes immediately"
     case.finish()
 
 

@@ -106,7 +106,7 @@ def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> N
             assert parameters_in_range(entry.view(np.int32).tolist()) == in_range, (name, value)
 
 
-# ---- who runs and who waits ---------------------------------------------------------------------------------------------------
+# ---- running and waiting ------------------------------------------------------------------------------------------------------
 
 
 def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
@@ -140,7 +140,7 @@ def test_ends_that_were_told_free_their_own_slots_alone() -> None:
     case.turn()
     case.read(0)
     assert refused.ended == FINISH_REJECTED
-    assert case.state.requests.finish[slot] == FINISH_CANCELLED, "it is told when there is room"
+    assert case.state.requests.finish[slot] == FINISH_CANCELLED, "it is notified when entries are free"
     case.finish()
     assert behind.ended == FINISH_CANCELLED
 
@@ -217,7 +217,7 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
     slot = int(state.batch.row_slots[0])
     state.requests.status[slot], state.requests.num_pages[slot], counts[S.RUNNING_COUNT] = S.WAITING, 0, 1
     state.waiting[0], counts[S.WAITING_COUNT], counts[S.INTERRUPTIONS] = slot, 1, 0
-    counts[S.FREE_COUNT], counts[S.CACHED_COUNT] = 5 + 1 + more, 0  # of 17 tokens in pages of 4, and one for who runs
+    counts[S.FREE_COUNT], counts[S.CACHED_COUNT] = 5 + 1 + more, 0  # of 17 tokens in pages of 4, and one for the running request
     assert can_interrupt(limits, state, 0, 1) == (more >= 0)
 
 

@@ -1,4 +1,4 @@
-"""blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right.
+"""blinkpy check: it finds each possible error of a policy, with the line, and measures correctly.
 
 Supports claim policies/faults.
 """

@@ -256,7 +256,7 @@ TAKEN = [  # a function, and its rank
 def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None:
     policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
-    assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 where an integer is wanted"
+    assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 if an integer is needed"
     places = guarded_policy(policy).places
     assert len(set(places)) == len(places), "one for all faults of a line"
 

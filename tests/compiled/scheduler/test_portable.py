@@ -45,7 +45,7 @@ def test_collectives_of_one_lane() -> None:
 
 
 def test_a_missing_barrier_shows_in_some_order() -> None:
-    """Some lanes see a write of lane 0 without a barrier, others do not."""
+    """Some lanes see a write of lane 0 without a barrier, some lanes do not."""
 
     def work(data: list[int], lane: int, lanes: int) -> int:
         barrier(lanes)

@@ -1,4 +1,4 @@
-"""The prefix cache: what is shared, what must never be, and what is given up when.
+"""The prefix cache: shared pages, pages that must not be shared, and the order of eviction.
 
 Claim outputs/prefix-hits: A prefix hit has the same tokens, salt and parents, even if hashes collide.
 """
@@ -385,7 +385,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
         requests, pages, scratch = state.requests, state.pages, state.scratch
         own = np.append(0, 1 + rng.permutation(rows * longest - 1)).reshape(rows, longest)
         prompts = [tuple(rng.choice([0, 0, 0, 1], longest).tolist()) for _ in range(rows)]
-        requests.canonical[rows] = 0  # of no row: what scratch says of it is of a turn before
+        requests.canonical[rows] = 0  # of no row: its scratch words are of an earlier turn
         requests.canonical_generation[rows] = -5
         indexed, canonical, known = [0] * rows, [NO_PAGE] * rows, dict[tuple[int, ...], int]()
         for slot, prompt in enumerate(prompts):

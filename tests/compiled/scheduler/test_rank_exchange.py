@@ -104,7 +104,7 @@ def made_ranks(ranks: int) -> tuple[Any, list[X.RankArguments]]:
 
 @njit(nogil=True)
 def play(engine, first, turns, heartbeats, clocks):
-    """Turns of one rank: what it reads. Returns the turns before a fault."""
+    """Turns of one rank, and the words that it reads. Returns the turns before a fault."""
     for turn in range(turns):
         clock = X.begin_turn(engine.limits, engine.source, engine.queues, engine.exchange, engine.state, first + turn, 0, 1)
         if clock == X.FAULTY:
@@ -115,7 +115,8 @@ def play(engine, first, turns, heartbeats, clocks):
 
 
 def test_ranks_in_parallel_read_the_same_words(rng: np.random.Generator) -> None:
-    """Each in a thread, compiled, while a front end continues writing. Then one of them stops, and the others have a fault."""
+    """Each in a thread, compiled, while a front end continues writing. Then one of them stops, and all other ranks have a
+    fault."""
     ranks, turns, first = 3, int(rng.integers(300, 600)), int(rng.integers(1, 1000))
     made, arguments = made_ranks(ranks)
     tables = [ArgumentTable(each, strided=True) for each in arguments]
@@ -133,7 +134,7 @@ def test_ranks_in_parallel_read_the_same_words(rng: np.random.Generator) -> None
 
 
 def overlap_and_fault(engine: X.RankArguments, clock: int = 1) -> tuple[int, int]:
-    """A turn's words in plain Python; what the rank then decides."""
+    """A turn's words in plain Python, and the rank's decision."""
     own = engine._replace(
         queues=as_memoryviews(engine.queues), source=as_memoryviews(engine.source), exchange=plain(engine.exchange),
         state=as_memoryviews(engine.state),
@@ -153,7 +154,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_is_late_ends_all(rng: np.random.Generator) -> None:
-    """Also if it comes after the others have given up: it sees why."""
+    """Also if it comes after the other ranks have given up: it sees the reason."""
     _, ranks = made_ranks(3)
     for turn in range(int(rng.integers(1, 6))):
         assert [overlap_and_fault(rank, turn) for rank in ranks] == [(0, 0)] * 3

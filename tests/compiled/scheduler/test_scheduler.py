@@ -24,7 +24,7 @@ PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, 
         {"tokens": 8},
         [([(4, 10)], [[1, 4, 0]]), ([(17, 3)], [[2, 8, 1], [2, 8, 1], [2, 4, 1], [2, 2, 2]])],  # 7 + 7 + 3 tokens of the prompt
     ),
-    "few ones in smaller steps beside decodes": (
+    "few prompts in smaller steps next to decodes": (
         {"mixed_step_tokens": 8, "burst_tokens": 12, "rows": 3},
         [
             ([(10, 12)], [[1, 10, 0]]),  # nobody decodes
@@ -132,7 +132,7 @@ FAST = {  # prompts (tokens, max_tokens) that arrive; what else; whether the nex
     "one waits for pages": ([(3, 9), (20, 4), (22, 4)], "", 0),
     "one computes its prompt": ([(3, 9), (24, 4)], "", 0),
     "one is cancelled": ([(3, 9), (4, 9)], "cancel", 0),
-    "one that waits is cancelled": ([(3, 9), (4, 9), (5, 9), (2, 9)], "cancel", 0),
+    "a waiting request is cancelled": ([(3, 9), (4, 9), (5, 9), (2, 9)], "cancel", 0),
     "the engine drains": ([(3, 9), (4, 9)], "drain", 0),
     "a reader may be behind": ([(3, 12), (4, 12)], "silence", 0),
     "a reader is never behind": ([(3, 12), (4, 12)], "short silence", 1),
@@ -322,7 +322,7 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     other = case.submit(tokens(3), 5, pair=1)
     case.views.front[0, word] = 1 << 32 | value
     case.silent.add(0)
-    case.world.sim.fronts.broke[0] = 1  # what the checks know of it
+    case.world.sim.fronts.broke[0] = 1  # the checks' record of it
     case.turn()
     case.silent.clear()
     assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
@@ -342,7 +342,7 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
     assert first.ended and case.state.pairs.cq_head[0] == case.state.pairs.cq_tail[0] == 3
     case.views.front[0, W.FRONT_CQ_HEAD] -= back
     case.silent.add(0)
-    case.world.sim.fronts.broke[0] = 1  # what the checks know of it
+    case.world.sim.fronts.broke[0] = 1  # the checks' record of it
     case.turn()
     case.silent.clear()
     assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]

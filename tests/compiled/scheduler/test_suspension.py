@@ -59,7 +59,7 @@ def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups() -> No
     case.submit(tokens(10, 5), 2)
     assert step(case) == whole(r2=10)
     assert case.state.suspended.counts[[S.ROWS, S.GROUP]].tolist() == [2, 2]
-    assert step(case) == (2, 4, {0: 1, 1: 23}), "who decodes alone does not interrupt"
+    assert step(case) == (2, 4, {0: 1, 1: 23}), "a request that only decodes does not interrupt"
     after = snapshot(case.state)
     assert case.state.counts[S.INTERRUPTIONS] == case.counter("suspensions") == 1
     after["batch.counts"][S.GROUP] = 1

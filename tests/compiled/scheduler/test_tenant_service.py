@@ -1,4 +1,4 @@
-"""Service of tenants: under `fair` it is by weight, floods delay nobody else, and nobody saves it up. The oracle agrees.
+"""Service of tenants: under `fair` it is by weight, floods delay no other tenant, and no tenant saves it up. The oracle agrees.
 
 Claim decisions/tenants (simulator): Tenants that always have waiting requests are served by weight within a
 bound. A returning tenant has no credit, and service is counted to the token.
@@ -85,7 +85,7 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
 
 
 def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
-    """Two slots, so two counts. A tenant's count goes to others while its request runs; then it returns to the same
+    """Two slots, so two counts. A tenant's count goes to other tenants while its request runs; then it returns to the same
     place, and the first request's correction exceeds its count."""
     case = make_case(fcfs, 3, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10)
@@ -164,4 +164,4 @@ def test_tenants_who_always_wait_are_served_by_weight(seed: int) -> None:
         assert min(shares.served) > 0
     unfair = tenant_shares(fcfs, turns=1500)
     assert not unfair.fair
-    assert np.argmax(unfair.served) == 1, "the one with the longest prompts has most"
+    assert np.argmax(unfair.served) == 1, "the tenant with the longest prompts has most"

@@ -45,7 +45,9 @@ def test_states_at_random(rng: np.random.Generator) -> None:
         assert sensitive_prompt_runs(views, 0, 1) == any(missing[slot] > 1 and not effort[slot] for slot in free)
         there = best_effort_is_there(views, 0, 1)
         assert there == any(effort[slot] for slot in running + line)
-        r.status[line[:waiting]] = rng.choice((S.WAITING, S.RUNNING), waiting, p=(0.8, 0.2))  # as who was just admitted
+        r.status[line[:waiting]] = rng.choice(
+            (S.WAITING, S.RUNNING), waiting, p=(0.8, 0.2)
+        )  # like the request that was just admitted
         left = [slot for slot in line[:waiting] if r.status[slot] == S.WAITING and state.pairs.unclaimed_entries[r.pair[slot]]]
         passed, enters = int(rng.integers(5)), [slot for slot in left if not effort[slot]][:1]
         passes = bool(enters) and any(effort[slot] for slot in left[: left.index(enters[0])])

@@ -43,7 +43,7 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
     pages = case.state.requests.page_table[slot].copy()
     case.submit(tokens(10, 5), 2)
     case.submit(tokens(20, 3), 2, best_effort=1)
-    assert [step(case) for _ in range(2)] == [{0: 1, 2: 7}, {0: 1, 2: 3}], "it has the steps alone, but for who decodes"
+    assert [step(case) for _ in range(2)] == [{0: 1, 2: 7}, {0: 1, 2: 3}], "it has the steps alone, except for decodes"
     assert (case.state.requests.page_table[slot] == pages).all()
     assert case.state.requests.computed[slot] == 14
     assert step(case) == {0: 1, 2: 1, 1: 6}
@@ -52,7 +52,7 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
 
 
 def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
-    """There are as many free entries as rows, and all run: none is left, also after a preemption. The oracle agrees."""
+    """There are as many free entries as rows, and all run: no entry is left, also after a preemption. The oracle agrees."""
     case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
     for n in range(3):
         case.submit(tokens(4, n), 4, best_effort=int(n == 2))
@@ -82,7 +82,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
     assert step(case) == {0: 1, 3: 1, 4: 8}, "the long one waits for the budget"
     case.submit(tokens(4, 5), 2)
     case.submit(tokens(4, 6), 2)
-    assert step(case) == {0: 1, 5: 4, 6: 4}, "who ends has all of it"
+    assert step(case) == {0: 1, 5: 4, 6: 4}, "a request that ends has all of it"
     case.finish()
 
 
@@ -142,7 +142,7 @@ def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.ra
         fresh = set(running) - entered
         entered |= fresh
         if any(kinds[number] for number in fresh):
-            passed.append(0)  # who enters behind it passes nobody
+            passed.append(0)  # a later request overtakes no request
         else:
             passed[-1] += len(fresh)
         assert len(kinds) < 400
@@ -283,7 +283,7 @@ def test_a_latency_sensitive_request_finds_pages_without_preemption(share: float
 def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_have_more() -> None:
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8}
     case = make_case(SHIPPED["priority"], 1, best_effort_pages=0.1, prefix_caching=False, **sizes)
-    flexible = [case.submit(tokens(8 - 2 * n, n), 60, best_effort=1) for n in range(2)]  # who lack pages in different turns
+    flexible = [case.submit(tokens(8 - 2 * n, n), 60, best_effort=1) for n in range(2)]  # that lack pages in different turns
     urgent = case.submit(tokens(21), 60)  # of the same rank, and the latest
     most = 0
     while not flexible[1].ended:

@@ -16,7 +16,7 @@ from benchmarks.serving.attackers import Site, carry_out
 
 LONGEST_S = 120.0  # for all of them to show
 SCALE = 0.05
-# What the attacker gets to see, one of them; or a number of connections that the server has.
+# One of the answers that the attacker sees, or the server's number of connections.
 EXPECTED = {
     "idle connections": 1500 * SCALE,
     "endless trailers": {"431", "ended: ConnectionResetError", "ended: BrokenPipeError"},

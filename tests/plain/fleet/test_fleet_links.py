@@ -105,7 +105,7 @@ def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
     link.pair = made_pair(4)
     assert link.is_idle()
     link._deferred = [None]
-    assert not link.is_idle(), "who waits for room in the arenas would be forgotten"
+    assert not link.is_idle(), "requests that wait for space in the arenas would be forgotten"
     link._deferred, link.pair.in_flight = [], 1
     assert not link.is_idle()
 

@@ -114,7 +114,7 @@ async def test_tokens_of_best_effort_that_wait_have_a_limit_of_their_own(keys: P
     stage.refused("b", "max_flex_waiting_tokens", prompt=1, most=1, best_effort=1)
     urgent = stage.enter("b", prompt=10, most=100)
     stage.end(running)
-    assert urgent.inside, "before those who came first"
+    assert urgent.inside, "before the requests that came first"
     stage.submit(urgent)
     stage.end(urgent)
     assert sum(ticket.inside for ticket in waits) == 1
@@ -171,7 +171,7 @@ async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
     assert stage.admission._queue.requests == 0
     stage.admission.remove(waits)
     stage.end(running)
-    assert stage.enter("b").inside, "what was accepted before may still run"
+    assert stage.enter("b").inside, "earlier requests may still run"
 
 
 @in_loop
@@ -217,7 +217,7 @@ async def test_one_tenant_never_holds_all_slots(keys: Path, tmp_path: Path) -> N
     assert [ticket.inside for ticket in others] == [True] * 4 + [False] * 2
     for ticket in flood[:12]:
         stage.end(ticket)
-    assert all(ticket.inside for ticket in others), "they take turns with the first from then on"
+    assert all(ticket.inside for ticket in others), "after that, they alternate with the first"
     for ticket in [*flood[12:], large, *others]:
         if ticket.granted:
             stage.submit(ticket)
@@ -309,7 +309,7 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
             if ticket.generations:
                 served[ticket.tenant.name] += ticket.prompt_tokens * ticket.granted / ticket.slots + generated
                 stage.end(ticket, generated)
-            else:  # it waits, or was let in and never takes its slots
+            else:  # it waits, or was admitted and never takes its slots
                 served[ticket.tenant.name] += ticket.prompt_tokens * ticket.granted / ticket.slots
                 stage.admission.remove(ticket)
         waiting = [ticket for ticket in live if ticket in stage.admission._waiting and not ticket.granted]
@@ -351,7 +351,7 @@ async def test_requests_of_a_key_in_flight_are_exact(tmp_path: Path) -> None:
     first, second = stage.enter("a", slots=2), stage.enter("a")
     third = stage.enter("a")
     assert (first.inside, second.inside, third.inside) == (True, True, False)
-    assert stage.enter("b").inside, "its wait is nobody else's"
+    assert stage.enter("b").inside, "its wait delays no other request"
     stage.end(second)
     assert third.inside
     with pytest.raises(ApiError, match="4 slots") as caught:
@@ -425,7 +425,7 @@ async def test_tokens_a_minute_are_prompt_and_output_while_it_comes(tmp_path: Pa
     assert stage.has("a", "tokens") == 120 + 40 + 30 + 1
     stage.end(second)
     stage.end(first, 1)
-    assert stage.has("a", "tokens") == 191, "what was charged while it came is not charged again"
+    assert stage.has("a", "tokens") == 191, "tokens charged on arrival are not charged again"
 
 
 @in_loop
@@ -438,7 +438,7 @@ async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> Non
     assert stage.has("a", "tokens") == 10
     left = stage.enter("a", prompt=90)
     assert not left.inside and left.turn is not None
-    left.turn.cancel()  # its client is gone, and all that wait are refused before it is told so
+    left.turn.cancel()  # its client is gone, and all waiting requests are refused before it is notified
     stage.admission.refuse_all(ApiError(503, "gone"))
     stage.admission.remove(left)
     assert stage.has("a", "tokens") == 10
@@ -515,7 +515,7 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
     two.refused("a", "tokens_per_minute")
     one.end(waits[0], 20)
     two.admission.admit()
-    assert waits[1].inside, "what another worker gives free is found at the next look"
+    assert waits[1].inside, "slots that another worker frees are found at the next look"
     numbers = [tenant.number for tenant in two.admission.tenants.values()]
     for number, name in itertools.product(numbers, (*GAUGES, *COUNTERS)):
         one.admission.table.add(number, name, 5)
@@ -584,7 +584,7 @@ def test_rows_of_removed_tenants_are_used_again_once_they_are_idle(rng: np.rando
         table.add(number, "tokens", number)
     for start in range(10**6, 10**6 + 5 * MOST_TENANTS, MOST_TENANTS):
         table.keep(now := range(start, start + MOST_TENANTS))
-        assert not any(table.total(number, "tokens") for number in now), "those of who had the row before are not theirs"
+        assert not any(table.total(number, "tokens") for number in now), "tokens of the previous owner of the row are not theirs"
         for number in now:
             table.add(number, "tokens", 1)
     assert all(table.total(number, "tokens") == number for number in busy)
@@ -764,5 +764,5 @@ async def test_who_leaves_does_not_look_at_all_who_run(tmp_path: Path, monkeypat
     tickets[200].generations[0].tokens = 9
     before = stage.has("a", "tokens")
     stage.enter("a")
-    assert stage.has("a", "tokens") == before + 9 + 10, "what has been generated is charged soon"
+    assert stage.has("a", "tokens") == before + 9 + 10, "generated tokens are charged soon"
     assert len(looked) == 500

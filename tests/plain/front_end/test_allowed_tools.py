@@ -148,7 +148,7 @@ def test_a_call_among_some_is_wanted(hermes: Served) -> None:
     assert message_of(answer)[3] == [("function", "get_weather", ARGUMENTS)]
     assert hermes.prompt().endswith(f"<|start|>assistant\n{head}")
     hermes.chat("{}}\n</tool_call>", tools=TOOLS, tool_choice=allowed("get_time", mode="required"))
-    assert hermes.prompt().endswith(f'{head}get_time", "arguments": '), "of one tool the name stands there, too"
+    assert hermes.prompt().endswith(f'{head}get_time", "arguments": '), "with one tool, the name is there, too"
     assert "get_weather" in hermes.prompt()
 
 
@@ -202,7 +202,7 @@ def _grammar_of(specials: SpecialTokens, template: str, given: Any, tools: Any =
 def test_the_grammar_keeps_other_calls_out(grammar_of: Grammar) -> None:
     automaton, needed = grammar_of(chat_templates.HERMES, allowed("get_time"))
     assert automaton is not None
-    assert not needed, "an engine without room for grammars serves the request, too"
+    assert not needed, "an engine without slots for grammars serves the request, too"
     for text, fine in (
         ("Well.", True),
         (f"Well.\n{SECOND}\n{SECOND}", True),

@@ -53,7 +53,7 @@ VLLM_RESPONSES = [
     "structured_outputs", "repetition_penalty", "seed", "stop", "ignore_eos", "vllm_xargs",
 ]  # fmt: skip
 
-# What asks for nothing, written down from the two references, whatever the tables have.
+# Neutral values, listed from the two references, independent of the tables.
 HARMLESS = {
     "n": [1],
     "best_of": [1],
@@ -225,7 +225,7 @@ def test_other_values_of_fields_without_support_are_refused_with_a_reason(endpoi
 # The check has more rules than the schema.
 LOOSE = {"stream_options", "text", "messages", "input", "prompt", "metadata", "tools", "tool_choice", "reasoning_effort"}
 LOOSE |= {"response_format", "structured_outputs", "guided_json", "chat_template_kwargs"}
-# Next to what a field has an effect alone.
+# The field without which another field has no effect.
 BESIDE: dict[tuple[str, str], dict[str, object]] = {
     ("chat", "top_logprobs"): {"logprobs": True},
     ("responses", "top_logprobs"): {"include": [LOGPROBS]},

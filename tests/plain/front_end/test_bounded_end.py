@@ -18,7 +18,7 @@ from support.waiting import wait_for
 from benchmarks.serving.systems import alive, command_line, tree
 
 LONG_S = 60.0  # far beyond any bound
-BEFORE_TRACES_S = 8.0  # less than the bound of a front end's end, and than when it says where it is
+BEFORE_TRACES_S = 8.0  # less than the limit of a front end's shutdown, and than the time until it logs its stacks
 SERVES = re.compile("blinkpy serves")
 PIPE_BYTES = 4096
 BUFFERED = os.environ | {"PYTHONUNBUFFERED": ""}  # so that a file that somebody writes to is locked
@@ -123,7 +123,7 @@ def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
             try:
                 assert process.wait(BEFORE_TRACES_S) == 0
             except subprocess.TimeoutExpired:
-                pytest.fail(f"it has not ended; it says where it is:\n{said_from_now_on(reader, process)}")
+                pytest.fail(f"it has not ended; its stacks:\n{said_from_now_on(reader, process)}")
         finally:
             process.kill()
             os.close(reader)
@@ -152,7 +152,7 @@ def test_a_server_watches_its_engine_and_ends_although_nobody_reads_its_log() ->
             try:
                 assert process.wait(LONG_S) == 0
             except subprocess.TimeoutExpired:
-                pytest.fail(f"it has not ended; it says where it is:\n{said_from_now_on(reader, process)}")
+                pytest.fail(f"it has not ended; its stacks:\n{said_from_now_on(reader, process)}")
         finally:
             for child in tree(process.pid):
                 with contextlib.suppress(ProcessLookupError):

@@ -29,7 +29,7 @@ SIZES_OF_BODIES = SIZES.__class__(**{**SIZES.__dict__, "prompt_tokens": 2 * CONT
 
 
 class Installed:
-    """A front end that runs from a copy of the package. package: of the copy; log: of the front end."""
+    """A front end that runs from a copy of the package. package: folder of the copy; log: log of the front end."""
 
     def __init__(self, folder: Path, engine: FakeEngine):
         self.package, self.log = folder / "blinkpy", folder / "log"

@@ -134,7 +134,7 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 
 def test_unfinished_requests_leave_spare_connections_to_newcomers(engine, folder, seed: int) -> None:
     """Many more connections with half of a request than allowed, which come back when they are refused: no more than allowed
-    have a request at any time. A new connection waits for none of them, and is never closed for one."""
+    have a request at any time. A new connection does not wait for them, and is never closed because of them."""
     most, draw = 40, random.Random(seed)
     begun = CHUNKED + b"5\r\n{"
     with serving(engine, folder, max_connections=most, body_timeout_s=60) as server, contextlib.ExitStack() as stack:
@@ -236,7 +236,7 @@ def rest_of_stream(sock: socket.socket) -> bytes:
     return received
 
 
-MORE_THAN_KERNELS_HOLD = 1 << 26  # bytes: what the server has not read yet waits in the buffers of a connection
+MORE_THAN_KERNELS_HOLD = 1 << 26  # bytes: unread data waits in the buffers of a connection
 
 
 @pytest.mark.parametrize("end", [b"0\r\nx: ", b"0\r\n", b"5;"], ids=["one trailer", "many trailers", "a chunk's extension"])

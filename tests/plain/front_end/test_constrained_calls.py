@@ -149,7 +149,7 @@ def test_a_strict_tool_under_auto(hermes: Served, submitted: list[ByteAutomaton 
         (CALL.replace('"city"', '"town"'), False),
         (CALL.replace("get_weather", "get_water"), False),
         (CALL.replace("\n{", "{"), False),
-        (SECOND.replace("{}", '{"any": [1]}'), False),  # without properties there are none; it is not strict
+        (SECOND.replace("{}", '{"any": [1]}'), False),  # without properties, it has no arguments; it is not strict
     ):
         assert automaton.accepts(text.encode()) == (fine or '"any"' in text), text
     hermes.chat(CALL, tools=[WEATHER, TIME])

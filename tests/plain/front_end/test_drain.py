@@ -116,9 +116,9 @@ def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
         wait_for(lambda: engine.pairs[0].attached)
         with stream(command.port, 120) as running:
             command.process.send_signal(signal.SIGTERM)
-            # Two signals that nobody has handled yet are one.
+            # Two signals that were not handled yet count as one.
             wait_for(lambda: httpx.get(f"{command.url}/health", timeout=10).status_code == 503)
-            assert running.recv(1000), "the first one lets it go on"
+            assert running.recv(1000), "the first one lets it continue"
             command.process.send_signal(signal.SIGTERM)
             assert b'"shutting_down"' in rest(running)
         assert command.wait(60) == 0

@@ -154,7 +154,7 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize(("name", "blocks"), [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-moe", False)])
 def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks: bool) -> None:
-    """Of two tokens only: with many, one that goes to other experts would be far off."""
+    """Of two tokens only: with many, a token that goes to other experts would be far off."""
     quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
     how: dict[str, Any] = {"steps": 2, "quantise": quantise, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how), 1e-3)

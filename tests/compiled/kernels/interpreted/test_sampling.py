@@ -189,7 +189,7 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
     return SamplingCall(logits, requests, grammars.view("cpu"), batch, sampled, records, workspace)
 
 
-# Where a call has the tensors that messages name.
+# The tensors of a call, by the names in messages.
 BOTH = {"logits": "logits", "row_slots": "batch.row_slots", "emits": "batch.emits", "counts": "batch.counts"}
 BOTH |= {"sampled": "sampled", "entry": "requests.entry"}
 SAMPLE = {"context_lengths": "batch.context_lengths", "tokens": "requests.tokens", "prompt_length": "requests.prompt_length"}
@@ -348,7 +348,7 @@ def test_the_first_token_beyond_the_share_is_drawn(rng: np.random.Generator) -> 
     assert sample_rows(row, read_parameters(entries), np.array([length], np.int32)).tolist() == [20]
 
 
-@pytest.mark.parametrize("below", [-5.0, -0.01], ids=["in the head", "by a pass of its own"])
+@pytest.mark.parametrize("below", [-5.0, -0.01], ids=["in the head", "by a separate pass"])
 def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below: float) -> None:
     """A weight of just min_p is kept, and one below is not."""
     best, found = [3, 20, 21, 35], []
@@ -378,7 +378,7 @@ def test_one_pass_is_enough_where_the_head_decides(
     call.logits[:] = -0.5 * torch.arange(VOCABULARY) if peaked else 0.0
     sample_tokens(call)
     assert (len(passes) == ROWS) == peaked and len(passes) >= ROWS
-    assert not call.workspace.adjusted.any()  # no logits change: none are copied
+    assert not call.workspace.adjusted.any()  # no logits change, so no logits are copied
 
 
 def test_scratch_has_the_shapes_that_it_declares() -> None:

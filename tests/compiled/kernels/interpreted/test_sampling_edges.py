@@ -93,7 +93,7 @@ def test_bounds_that_are_just_met(vocabulary: int, top_k: int, top_p: float, min
 @pytest.mark.parametrize("top_p", [0.0, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("at_level", [(16, 32, 0), (70, 0, 0), (8, 16, 40)])
 def test_bounds_that_are_just_met_in_the_whole_row(at_level: tuple[int, ...], top_p: float) -> None:
-    """The head has none of them, or just the share that the number draws from."""
+    """The head has no such candidate, or just the share that the number draws from."""
     levels, uniforms = np.repeat(np.arange(3), at_level), [0.25, 0.5, 0.75, ROUNDED]
     assert draws(-LN2 * levels, uniforms, top_p=top_p) == [drawn(levels, uniform, 0, top_p, 0.0) for uniform in uniforms]
 
