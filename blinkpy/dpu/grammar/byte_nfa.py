@@ -10,7 +10,15 @@ from itertools import pairwise
 import numpy as np
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
-from blinkpy.dpu.grammar.minimal_automaton import Counted, Edge, Edges, minimal_automaton, no_edges, range_edges
+from blinkpy.dpu.grammar.minimal_automaton import (
+    Counted,
+    Edge,
+    Edges,
+    MixedCountsError,
+    minimal_automaton,
+    no_edges,
+    range_edges,
+)
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
@@ -240,14 +248,6 @@ def automaton_of(piece: Piece) -> ByteAutomaton | None:
     subsets = _Subsets(nfa, start, last)
     edges, accepting = subsets.explore()
     return minimal_automaton(edges, accepting, subsets.counted())
-
-
-class MixedCountsError(Exception):
-    """One counter does not suffice. lengths: least and most characters of the strings in question."""
-
-    def __init__(self, lengths: set[tuple[int, int]]):
-        super().__init__(f"strings of different lengths overlap: {sorted(lengths)}")
-        self.lengths = lengths
 
 
 Nodes = int | frozenset[int]  # a set of nodes; a single node by itself, to save time

@@ -24,7 +24,7 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError, located
-from blinkpy.dpu.grammar.minimal_automaton import difference
+from blinkpy.dpu.grammar.minimal_automaton import MixedCountsError, difference
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
@@ -75,7 +75,7 @@ def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]
     while True:  # each time with more lengths
         try:
             return automaton_of(_piece(grammar, "#", _Forms(digits, written_out)))
-        except byte_nfa.MixedCountsError as error:
+        except MixedCountsError as error:
             written_out |= error.lengths
 
 

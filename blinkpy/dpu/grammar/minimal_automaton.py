@@ -26,6 +26,14 @@ class Counted(NamedTuple):
     is_hub: bool
 
 
+class MixedCountsError(Exception):
+    """One counter does not suffice. lengths: least and most characters of the strings in question."""
+
+    def __init__(self, lengths: set[tuple[int, int]]):
+        super().__init__(f"strings of different lengths overlap: {sorted(lengths)}")
+        self.lengths = lengths
+
+
 class Edges(NamedTuple):
     """Edges by their states, disjoint and in order. Of state s: edges first[s] .. first[s + 1] - 1, each with its first byte,
     last byte and target."""
@@ -259,6 +267,8 @@ def _loops(of: list[Counted | None], next_state: NDArray[np.int16]) -> Int32:
         inside, waiting = {hub}, [hub]
         while waiting:
             fresh = {state for state in next_state[waiting.pop()].tolist() if state >= counted} - inside
+            if any((other := of[state]) is not None and other.is_hub for state in fresh):  # two strings that begin alike
+                raise MixedCountsError({(label.least, label.most)})
             inside |= fresh
             waiting += fresh
         loops[[state - counted for state in inside]] = hub, label.least, label.most

@@ -235,6 +235,19 @@ def test_lengths_of_alternatives_are_joined(rng: np.random.Generator) -> None:
         agree(automaton, schema, value)
 
 
+def test_alternatives_of_one_length_with_other_rules(rng: np.random.Generator) -> None:
+    """They begin alike, in two loops of the same lengths."""
+    for _ in range(8):
+        most = int(rng.integers(2, 60))
+        patterns = rng.choice(["^[^a-z]*$", "^[a-f]*$", "^[c-z]+$", "^.*$", "x", "^(ab)*$"], 2, replace=False).tolist()
+        own = [{"type": "string", "maxLength": most, "pattern": pattern} for pattern in patterns]
+        schema = {"anyOf": [*own, {"type": "string", "maxLength": most}] if rng.random() < 0.5 else own}
+        automaton = automaton_of_schema(schema)
+        for text in ("ab" * most, "d" * most, "dA" * most, "D" * most, "zz" * most, "x" * most):
+            for length in (0, 1, 2, most - 1, most, most + 1):
+                agree(automaton, schema, text[:length])
+
+
 UNCOUNTED: list[tuple[dict[str, Any], str, str]] = [  # a schema, a string of it, and the reason why it is not counted
     ({"pattern": "^(ab)*$", "minLength": 2001}, "ab" * 1001, "with this 'pattern', 'format' or 'not'"),
     ({"anyOf": [{"minLength": 2001}, {"minLength": 9, "maxLength": 100}]}, "x" * 2001, "if another"),
