@@ -16,6 +16,7 @@ from support.scheduler_cases import make_case
 from support.seeded_bugs import Bug, planted
 
 from blinkpy.device.tables import ArgumentTable, as_memoryviews
+from blinkpy.queues import submission as E
 from blinkpy.queues.words import FRONT_HEARTBEAT
 from blinkpy.scheduler import rank_exchange as X
 from blinkpy.scheduler.policies import SHIPPED, fcfs
@@ -88,6 +89,37 @@ def test_a_word_that_is_not_copied_is_noticed(bug: Bug) -> None:
         except AssertionError:
             return
     pytest.fail(f"nobody notices that {bug.what}")
+
+
+PARTS = {  # words of its offset and of its length, the arena, and the limits of the arena and of the part
+    "prompt": (E.WORD_PROMPT_OFFSET, E.WORD_PROMPT_LENGTH, "prompt", "prompt_tokens", "max_model_len"),
+    "hashes": (E.WORD_HASH_OFFSET, E.WORD_HASH_COUNT, "hashes", "hash_entries", "max_model_len"),
+    "grammar": (E.WORD_GRAMMAR_OFFSET, E.WORD_GRAMMAR_WORDS, "prompt", "prompt_tokens", "grammar_words"),
+    "rules": (E.WORD_RULES_OFFSET, E.WORD_RULES_WORDS, "prompt", "prompt_tokens", "grammar_words"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_an_entry_is_copied_if_it_lies_in_its_arena(part: str, rng: np.random.Generator) -> None:
+    """Offsets and lengths around the ends of the arena and the limit of the part: all of it, or no word."""
+    where, how_long, arena, size_of, most_of = PARTS[part]
+    made = make_case(attached=False)
+    limits, source, copied = made.limits._replace(grammar_words=17), made.views, 0
+    size, most = (getattr(limits, name) for name in (size_of, most_of))
+    getattr(source, arena)[0] = rng.integers(1, 1 << 30, size)
+    for count in (-1, 0, 1, 2, size, most, most + 1):
+        for offset in {-1, 0, 1, size - count - 1, size - count, size - count + 1, size}:
+            source.sq[0, 0], mirror = 0, blank(source)
+            if part == "hashes":  # of a prompt that is nowhere
+                source.sq[0, 0, [E.WORD_PROMPT_OFFSET, E.WORD_PROMPT_LENGTH]] = -1, most
+            source.sq[0, 0, [where, how_long]] = offset, count
+            X.copy_entry(limits, as_memoryviews(source), as_memoryviews(mirror), 0, 0, 0, 1)
+            expected = np.zeros(size, np.int64)
+            if 0 <= offset and 0 < count <= most and offset + count <= size:
+                expected[offset : offset + count] = getattr(source, arena)[0, offset : offset + count]
+                copied += 1
+            assert np.array_equal(getattr(mirror, arena)[0], expected), (offset, count)
+    assert copied > 4
 
 
 # ---- the protocol ---------------------------------------------------------------------------------------------------------
