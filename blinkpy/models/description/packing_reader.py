@@ -67,8 +67,10 @@ def _gptq(section: Section) -> Packing:
     section.one_of("bits", 4)
     form = section.one_of("checkpoint_format", "gptq", "gptq_v2", None)
     section.one_of("pack_dtype", "int32", None)
-    section.one_of("format", "gptq", "gptq_v2", None)
-    form = form or section.values.get("format") or "gptq"
+    other = section.one_of("format", "gptq", "gptq_v2", None)
+    if form and other and form != other:
+        raise section.error(f"checkpoint_format {form!r} and format {other!r} contradict each other: remove the wrong entry")
+    form = form or other or "gptq"
     ordered = section.one_of("desc_act", True, False, None) is True
     section.one_of("sym", True, False, None)
     section.one_of("dynamic", {}, None)
@@ -141,7 +143,8 @@ def _compressed(section: Section) -> Packing:
     group = Section(groups.get(name), f"{groups.where}: {name}")
     if group.names("targets") != ["Linear"]:
         raise group.error(f"targets {str(group.values.get('targets'))[:80]} are not supported (supported: ['Linear'])")
-    group.one_of("format", *FOUR_BITS, None)
+    if group.one_of("format", *FOUR_BITS, None) not in (None, next(name for name, one in FOUR_BITS.items() if one == layout)):
+        raise group.error(f"format {group.values['format']!r} contradicts that of the section: remove the wrong entry")
     weights = Section(group.get("weights"), f"{group.where}: weights")
     weights.one_of("num_bits", 4)
     weights.one_of("dynamic", False, None)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.packing import Layout
-from blinkpy.models.description.packing_reader import read_packing
+from blinkpy.models.description.packing_reader import FOUR_BITS, read_packing
 from blinkpy.models.description.quantization_section import Section
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import require_kernels
@@ -96,6 +97,34 @@ def test_each_accepted_value_has_its_effect(form: str, monkeypatch: pytest.Monke
             if wanted.get("group") == 0 and base.layout == Layout.COMPRESSED:
                 wanted["ordered"] = False
             assert found == replace(base, **wanted), f"{key} {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "second"),
+    [
+        ("gptq", ("checkpoint_format",), ("format",)),
+        ("w4a16", ("format",), ("config_groups", "group_0", "format")),
+    ],
+)
+def test_two_entries_for_one_fact_agree_or_are_refused(form: str, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    """Each pair of values, and each value next to an absent entry: neither entry has a silent priority."""
+    alone = dict[Any, Any]()
+    kinds = ("gptq", "gptq_v2") if form == "gptq" else tuple(FOUR_BITS)
+    for one, other in product((None, *kinds), repeat=2):
+        config = json.loads(json.dumps(FORMS[form][0]))
+        for path, value in ((first, one), (second, other)):
+            place = config
+            for key in path[:-1]:
+                place = place[key]
+            place.pop(path[-1], None)
+            place |= {} if value is None else {path[-1]: value}
+        if one and other and one != other:
+            with pytest.raises(ConfigError, match="contradict"):
+                read_packing(Section(config, "config"))
+        elif form == "gptq" or (one or other) == "pack-quantized":
+            found = read_packing(Section(config, "config"))
+            assert alone.setdefault(one or other, found) == found is not None
+    assert alone.keys() == ({None, *kinds} if form == "gptq" else {"pack-quantized"})
 
 
 PAIRS = [*((form, "qwen3-biased") for form in FORMS), *((form, "qwen3-moe") for form in OF_EXPERTS), ("gptq", "granite")]
