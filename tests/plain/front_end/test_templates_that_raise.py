@@ -1,6 +1,7 @@
 """Conversations of agents reach the model through any template that raises by rules of template_rules."""
 
 import random
+import re
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ from support.front_end.scripted_model import folder_with
 from support.front_end.template_rules import BEGIN, BODY, RULES, Conversation, template_of
 
 from blinkpy.config import ModelOptions
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.chat_fields import parse_chat
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
@@ -67,6 +69,34 @@ def test_the_last_resort_is_plain_text(rule: str, tokenizer: Tokenizer, seed: in
             prompt = tokenizer.specials.unmark(dialect.prompt(parse_chat(body, RequestParameters()), tokenizer.specials)[0])
             assert all(text in prompt for text in talk.texts), (more, talk.messages, prompt)
     assert "plain texts" in caplog.text
+
+
+REFUSES = (
+    "{%- for m in messages %}{%- if 'POISON' in (m.content | string) %}{{ raise_exception('poison') }}{%- endif %}{%- endfor %}"
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_refusal_names_the_message_as_it_was_sent(rule: str, tokenizer: Tokenizer, seed: int) -> None:
+    """Although the server joins, inserts and leaves out others. A message between others of its role may be part of a joined one,
+    and a template that wants a result of each call refuses some beginnings, too: then the named one comes earlier."""
+    draw, named = random.Random(seed), 0
+    dialect = ChatDialect(
+        ChatTemplate(BEGIN + RULES[rule] + REFUSES + BODY, {}, 100_000), ModelOptions(tool_call_parser="hermes"), ""
+    )
+    for _ in range(3 * CONVERSATIONS):
+        messages = Conversation(draw).messages
+        texts = [i for i, one in enumerate(messages) if one.get("content") and one["role"] in ("user", "assistant")]
+        poisoned = draw.choice(texts)
+        messages[poisoned]["content"] = "POISON"
+        with pytest.raises(ApiError) as refused:
+            dialect.prompt(parse_chat(orjson.dumps({"messages": messages}), RequestParameters()), tokenizer.specials)
+        found = re.fullmatch(r"messages\[(\d+)\]\.(\w+)", str(refused.value.param))
+        assert found is not None
+        at = int(found[1])
+        assert at <= poisoned, (at, poisoned, messages)
+        named += at == poisoned and found[2] in ("content", "role")
+    assert named
 
 
 def test_every_rule_refuses_something(seed: int) -> None:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from support.automata import automaton_of_choices, random_automaton
 
+from blinkpy.dpu.grammar.byte_nfa import automaton_of
+from blinkpy.dpu.grammar.string_rules import StringRules
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import DIGEST_BITS
@@ -33,6 +35,16 @@ def test_the_packed_form_gives_the_automaton_back(rng):
             np.testing.assert_array_equal(getattr(again, name), getattr(automaton, name))
         assert again.digest == automaton.digest and 0 <= again.digest < 1 << DIGEST_BITS
         np.testing.assert_array_equal(again.words(), words)  # the flags of states included
+
+
+def test_its_memory_is_that_of_all_its_arrays(rng):
+    """With counted strings, too: a cache of automata is bounded by it."""
+    counted = automaton_of(StringRules(3, int(rng.integers(20, 1000))).piece(frozenset()))
+    assert counted is not None and len(counted.loops)
+    for automaton in (counted, *(random_automaton(rng) for _ in range(5))):
+        automaton.words()
+        arrays = [value for value in vars(automaton).values() if isinstance(value, np.ndarray)]
+        assert automaton.nbytes == sum(array.nbytes for array in arrays)
 
 
 def test_another_automaton_has_another_digest(rng):
