@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from types import SimpleNamespace
@@ -225,6 +226,55 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
             budget.enter(one)
             budget.busy(one)
         assert budget.close_another(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
+
+
+def test_the_books_of_connections_are_those_of_what_happened(seed: int) -> None:
+    """Random connections of four owners enter, change their owner, get requests, wait, linger and end: the owners' numbers, and
+    whether there are too many requests, follow from each connection's own state."""
+    draw, most = random.Random(seed), 5
+    budget = connections.Connections(FrontendOptions(max_connections=most), 1, Metrics(), Mock())
+    state = dict[Any, str]()  # of each open connection, the oldest first: fresh, request, waiting or lingering
+    names, seen = ("a", "b", "c", "d"), set[object]()
+    acts = ("enter", "enter", "busy", "busy", "busy", "own", "understood", "linger", "remove", "another")
+    for _ in range(2000):
+        act, one = draw.choice(acts), draw.choice([*state, None])
+        if act == "enter" and len(state) < 12:
+            budget.enter(new := client(draw.choice(names), is_answering=draw.random() < 0.3))
+            state[new] = "fresh"
+        elif one is None:
+            continue
+        elif act == "own":
+            budget.own(one, Asker(draw.choice(names)))
+        elif act == "busy" and state[one] != "lingering":
+            budget.busy(one)
+            state[one] = "request"
+        elif act == "understood" and state[one] in ("fresh", "request"):
+            budget.understood(one)
+            state[one] = "waiting"
+        elif act == "linger" and state[one] == "request":
+            budget.linger(one)
+            state[one] = "lingering"
+        elif act == "remove":
+            budget.remove(one)
+            del state[one]
+        elif act == "another":
+            owned = Counter(some.asker.name for some in state)
+            greedy = {name for name, count in owned.items() if count == max(owned.values()) and count > owned[one.asker.name] + 1}
+            victims = {
+                next((some for some in reversed(state) if some.asker.name == name and not some.is_answering), None)
+                for name in greedy
+            }
+            closed, gone = budget.close_another(one), [some for some in state if some.refuse.called]
+            assert closed == (len(gone) == 1)
+            assert gone[0] in victims if closed else not gone and (not victims or None in victims)
+            for some in gone:
+                del state[some]
+        requests = sum(kind == "request" for kind in state.values())
+        assert list(budget.open) == list(state)
+        assert budget.too_many_requests() == (requests > most)
+        assert budget._owned == Counter(some.asker.name for some in state)
+        seen |= {act, requests > most}
+    assert len(seen) == 9
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:

@@ -10,6 +10,7 @@ from support.compiled_grammars import automaton_of_schema
 from support.schema_validator import validator
 from support.walks import Walker
 
+from blinkpy.dpu.grammar.byte_nfa import automaton_of
 from blinkpy.dpu.grammar.grammar_errors import CHARACTER_STATES, MOST_STATES_WRITTEN_OUT, GrammarError
 from blinkpy.dpu.grammar.string_rules import (
     FEW_CHARACTERS,
@@ -286,3 +287,28 @@ def test_names_may_have_a_length(rng: np.random.Generator) -> None:
         agree(automaton, schema, {"n" * name: "v" * value})
     with pytest.raises(GrammarError, match="for names of members"):
         automaton_of_schema({"type": "object", "propertyNames": {"minLength": 2001}})
+
+
+KINDS = {  # two characters of each, and whether strings with a greatest length have them (docs/structured-output.md)
+    "plain": ("aZ", True),
+    "quote and backslash": ('"\\', True),
+    "short escape": ("\n\b", True),
+    "no short escape": ("\x01\x1f", False),
+    "two bytes": ("\x80\u07ff", True),
+    "three bytes": ("\u0800\uffff", True),
+    "four bytes": ("😀\U000fffff", True),
+    "plane 16": ("\U00100000\U0010ffff", False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("least", "most"), [(0, None), (1, None), (2, None), (300, None), (0, 1), (0, 9), (3, 9), (300, 400)])
+def test_which_characters_a_string_has(least: int, most: int | None, kind: str) -> None:
+    """A least length that is counted excludes no character."""
+    characters, bounded = KINDS[kind]
+    automaton = automaton_of(StringRules(least, most).piece(frozenset()))
+    assert automaton is not None
+    counted = least > FEW_CHARACTERS or most is not None or least == 0
+    for character in characters:
+        text = json.dumps(character * max(1, least), ensure_ascii=False).encode()
+        assert automaton.accepts(text) == (bounded or (most is None and counted))
