@@ -74,7 +74,7 @@ def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]
     """The automaton with counted strings, unless one counter does not suffice. written_out: these lengths, added here."""
     while True:  # each time with more lengths
         try:
-            return automaton_of(_piece(grammar, "#", _Forms(digits, written_out)))
+            return automaton_of(_piece(grammar, "#", _Forms(digits, written_out, {})))
         except MixedCountsError as error:
             written_out |= error.lengths
 
@@ -82,13 +82,14 @@ def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]
 class _Forms(NamedTuple):
     digits: int  # see NumberRange.piece
     written_out: WrittenOut  # see StringRules.piece
+    pieces: dict[str, Piece]  # see SchemaCompiler
 
 
 def _piece(grammar: Grammar, path: str, forms: _Forms) -> Piece:
     kind, value = next(iter(grammar.items()))
     if kind == "schema":
         root = grammar.get("root", value)
-        compiler = SchemaCompiler(root, digits=forms.digits, written_out=forms.written_out)
+        compiler = SchemaCompiler(root, digits=forms.digits, written_out=forms.written_out, pieces=forms.pieces)
         return compiler.compile(Place(value, grammar.get("path", "#")))
     if kind == "part":
         try:

@@ -17,7 +17,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeErro
 from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of, set_of
 from blinkpy.dpu.grammar.minimal_automaton import intersection
 from blinkpy.dpu.grammar.number_ranges import DIGITS
-from blinkpy.dpu.grammar.schema_keywords import Alternatives
+from blinkpy.dpu.grammar.schema_keywords import REFERENCE, Alternatives
 from blinkpy.dpu.grammar.schema_reader import SchemaReader
 from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault, joined_strings, same
 from blinkpy.dpu.grammar.string_rules import StringRules, WrittenOut, pattern_automaton
@@ -30,10 +30,24 @@ LITERALS = {None: b"null", True: b"true", False: b"false"}
 
 
 class SchemaCompiler:
-    """Compiles one schema. free_depth: see FREE_DEPTH; digits: see NumberRange.piece; written_out: see StringRules.piece."""
+    """Compiles one schema.
 
-    def __init__(self, root: Any, free_depth: int = FREE_DEPTH, digits: int = DIGITS, written_out: WrittenOut = None):
+    free_depth: see FREE_DEPTH.
+    digits: see NumberRange.piece.
+    written_out: see StringRules.piece.
+    pieces: pieces of schemas of scalars, shared by schemas with the same digits and written_out.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        free_depth: int = FREE_DEPTH,
+        digits: int = DIGITS,
+        written_out: WrittenOut = None,
+        pieces: dict[str, Piece] | None = None,
+    ):
         self.digits, self.written_out = digits, written_out
+        self._pieces = {} if pieces is None else pieces
         self.reader = SchemaReader(root, self._exclude)
         self.free_depth = free_depth
         self._contradiction = ""
@@ -54,6 +68,17 @@ class SchemaCompiler:
             path = conjunction[0].path if conjunction else "#"
             raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} deep.", path)
         said = tuple(place for place in conjunction if place.schema is not True and place.schema != {})
+        if len(said) == 1 and self.written_out is not None and _is_flat(said[0].schema):
+            key = repr(said[0].schema)
+            piece = self._pieces.get(key)
+            if piece is None:
+                piece = self._uncached(said, free, depth)
+                if piece is not byte_nfa.nothing:
+                    self._pieces[key] = piece
+            return piece
+        return self._uncached(said, free, depth)
+
+    def _uncached(self, said: Conjunction, free: int, depth: int) -> Piece:
         free = self.free_depth if said else free - 1
         if free < 0:
             shapes = [Shape(types=frozenset({"null", "boolean", "number", "string"}))]
@@ -236,6 +261,20 @@ class SchemaCompiler:
                         f"is supported only if its schemas exclude each other, but {one.path} and {other.path} do not.",
                     )
         self._contradiction = kept
+
+
+def _is_flat(schema: Any) -> bool:
+    """Whether a schema of scalars has no schemas or references in it, so its piece depends on nothing else."""
+    return (
+        type(schema) is dict
+        and schema.get("type") in ("string", "integer", "number", "boolean", "null")
+        and all(name != REFERENCE and _is_plain(value) for name, value in schema.items())
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a scalar, or a list of scalars."""
+    return type(value) is not dict and (type(value) is not list or all(type(one) not in (dict, list) for one in value))
 
 
 def _scalar(value: Any) -> bytes:

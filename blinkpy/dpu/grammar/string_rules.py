@@ -194,8 +194,9 @@ class StringRules:
         """Whether a string satisfies the rules."""
         if len(text) < self.least or (self.most is not None and len(text) > self.most):
             return False
-        others = replace(self, least=0, most=None)
-        automaton = _automaton(others)
+        if self.of_length_alone:
+            return True
+        automaton = _automaton(replace(self, least=0, most=None))
         return automaton is not None and automaton.accepts(json_text(text))
 
 
