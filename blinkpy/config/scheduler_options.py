@@ -122,9 +122,7 @@ TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
 
 
 def check_step_sizes(options: BatchOptions, *, settled: bool = True) -> None:
-    """Raise ConfigError unless the step sizes are consistent. settled: False: step_sizes may still replace a
-    0.
-    """
+    """Raise ConfigError unless the step sizes are consistent. settled: whether defaults have replaced all zeros."""
     rows, most = options.max_num_seqs, options.max_num_batched_tokens
     mixed, burst_step = options.mixed_step_tokens, options.burst_step_tokens
     if 0 < most < rows:

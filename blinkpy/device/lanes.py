@@ -206,7 +206,7 @@ def _block_max(value: int, lane: int, lanes: int) -> Lane:
 
 
 def _word(value: int) -> int:
-    """The value if it fits into 64 bits, as on a GPU. Raises OverflowError."""
+    """The value. Raises OverflowError if it does not fit into 64 bits: a GPU would wrap it."""
     if not -WORD <= value < WORD:
         raise OverflowError(f"{value} has more than 64 bits")
     return value

@@ -144,7 +144,7 @@ def overlap_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[...,
 
 def publish_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `publish`, for the turn before the current step. Counters, gauges and the
-    heartbeat go to the host's memory, and no kernel waits for them. Arguments as of `overlap`.
+    heartbeat go to the host's memory, and no kernel waits for them. Arguments as in `overlap`.
     """
     read, publish, shared_words = table_reader(kind), phases.publish, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
@@ -312,7 +312,7 @@ def stamp_kernel() -> Callable[..., None]:
 
 def after_copy_kernel() -> Callable[..., None]:
     """The Python function of the kernel after a copy of the state, which continues with the delayed step.
-    Arguments: handles as of `schedule`; the loop's words; Recorder.progress; handle of the SWITCH node; index
+    Arguments: handles as in `schedule`; the loop's words; Recorder.progress; handle of the SWITCH node; index
     of the graph that it is in.
     """
 

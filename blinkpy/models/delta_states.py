@@ -117,7 +117,7 @@ def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> 
 
 
 def settled_slots(config: Config, model: DecoderDescription, itemsize: int, space: int) -> int:
-    """Request slots of a worker if the user set none: as many as have states within `room` bytes, at most DEFAULT_SLOTS.
+    """Default request slots of a worker: as many as the memory for states permits, at most DEFAULT_SLOTS.
 
     itemsize: bytes of an activation. space: bytes for the states of all workers.
     """

@@ -74,7 +74,7 @@ class ByteAutomaton:
     next_state: int16 [states, classes], DEAD if no string continues.
     accepting: bool [states].
     closes: whether the packed form has distances.
-    loops: int32 [n, 3], hub, least and most characters of each of the last n states, which are those of counted strings.
+    loops: int32 [n, 3], hub, minimum and maximum characters of each of the last n states, which are those of counted strings.
     start: the position before the first byte.
     Raises ValueError for wrong shapes, types or ranges; `trimmed` makes an automaton of any table.
     """

@@ -26,7 +26,7 @@ ENGINE_STATE = 0  # STATE_*
 ENGINE_HEARTBEAT = 1  # turns of the loop, idle ones included
 ENGINE_STEPS = 2
 ENGINE_TIME_NS = 3  # the engine's clock at the last turn
-ENGINE_POLICY_FAULT = 4  # the policy's latest fault, as of scheduler.policy_fault
+ENGINE_POLICY_FAULT = 4  # the policy's latest fault, as in scheduler.policy_fault
 ENGINE_PROGRESS = 5  # advances during a long step that the host drives, when the heartbeat does not
 COUNTER_NAMES = (
     "requests_accepted",

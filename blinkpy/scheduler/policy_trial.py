@@ -97,7 +97,7 @@ class Trial:
 
     def __init__(
         self,
-        policy: str,  # name, as of load_policy
+        policy: str,  # name, as in load_policy
         send: Callable[[dict[str, Any]], None],  # takes a message for the parent
         seed: int = 0,  # of the synthetic requests
         source: bytes | None = None,  # text of the policy's file; None: to be read

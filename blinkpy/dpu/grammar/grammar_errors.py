@@ -73,7 +73,7 @@ class Part(NamedTuple):
 def located(grammar: Mapping[str, Any], error: GrammarError, written_out: Set[tuple[int, int]] = frozenset()) -> GrammarError:
     """The error with the tool and field that need most states, and with a remedy; unchanged if it already has a place.
 
-    written_out: least and most characters of the strings that are not counted.
+    written_out: minimum and maximum characters of the strings that are not counted.
     """
     if error.path != "#" or error.part is not None:
         return error

@@ -35,7 +35,7 @@ class _Loop(NamedTuple):
 class _Text:
     """The states within the strings of an automaton. starts: whether a state is between two characters, by state.
 
-    Raises ValueError if a state is that and within a character, too."""
+    Raises ValueError if a state is both between two characters and within a character."""
 
     def __init__(self, automaton: ByteAutomaton, character: ByteAutomaton):
         last = automaton.accepting.tolist()
@@ -180,7 +180,7 @@ def text_of(automaton: ByteAutomaton, character: ByteAutomaton) -> _Text | None:
 
 
 def lengths_of(automaton: ByteAutomaton, character: ByteAutomaton) -> tuple[int, int]:
-    """The fewest and most characters of the strings of an automaton; NO_MOST: any number. character: as of limited_text."""
+    """The fewest and most characters of the strings of an automaton; NO_MOST: any number. character: as in limited_text."""
     text = text_of(automaton, character)
     if text is None:
         return 0, NO_MOST
@@ -263,7 +263,7 @@ def _limited(text: _Text, loops: list[_Loop], least: int, most: int, partly: boo
 
 
 def _label(loop: _Loop, before: set[int], least: int, most: int, partly: bool) -> tuple[int, int] | None:
-    """The least and most units of a loop; None if too few of the strings remain. before: numbers of characters before it."""
+    """Minimum and maximum units of a loop; None if too few of the strings remain. before: numbers of characters before it."""
     fewest, longest = min(before) + loop.behind[0], max(before) + loop.behind[1]
     least_units = max(0, least - fewest)
     if most == NO_MOST:

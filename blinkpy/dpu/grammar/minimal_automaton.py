@@ -19,7 +19,7 @@ Edge = tuple[int, int, int]  # first byte, last byte, target
 
 
 class Counted(NamedTuple):
-    """A state of a counted string (blinkpy/queues/byte_automaton.py): its least and most characters, and whether it is a hub."""
+    """A state of a counted string (queues/byte_automaton.py): its minimum and maximum characters, and whether it is a hub."""
 
     least: int
     most: int
@@ -27,7 +27,7 @@ class Counted(NamedTuple):
 
 
 class MixedCountsError(Exception):
-    """One counter does not suffice. lengths: least and most characters of the strings in question."""
+    """One counter does not suffice. lengths: minimum and maximum characters of the strings in question."""
 
     def __init__(self, lengths: set[tuple[int, int]]):
         super().__init__(f"strings of different lengths overlap: {sorted(lengths)}")

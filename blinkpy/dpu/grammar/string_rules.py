@@ -107,7 +107,7 @@ class StringRules:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The least and most characters, NO_MOST for no end."""
+        """The minimum and maximum characters, NO_MOST for no end."""
         return self.least, NO_MOST if self.most is None else self.most
 
     @property

@@ -52,7 +52,7 @@ from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 READ_SPIN_NS = 20_000  # maximum wait for a read of completions
-WINDOW_LEAST, WINDOW_MOST = 16, 256  # least and most words of the completion ring per read
+WINDOW_LEAST, WINDOW_MOST = 16, 256  # minimum and maximum words of the completion ring per read
 FRONT_WORDS = 4  # doorbell, completion head, heartbeat and claim are written together
 PAIR_READ_WORDS = 4
 ENGINE_READ_WORDS = BLOCK_WORDS + W.CONTROL_FAULT + 1  # the engine's block, and the host's block up to the fault

@@ -45,7 +45,7 @@ class GpuParts(NamedTuple):
 
 
 def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDArray[np.int32]]:
-    """The buckets of an engine, and its step graphs as of `step_shapes`."""
+    """The buckets of an engine, and its step graphs as in `step_shapes`."""
     config, limits = setup.config, setup.limits
     buckets = bucket_shapes(setup.sizes.max_num_seqs, config.scheduler.max_num_batched_tokens)
     cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}

@@ -251,7 +251,7 @@ def check_splits(config: LinearConfig, shape: LinearShape) -> None:
 
 
 def partial_floats(config: LinearConfig, shape: LinearShape) -> int:
-    """Workspace numbers that the splits need."""
+    """Size of the workspace for the splits, in numbers."""
     tiles, halves = -(-shape.n // config.block_n) * -(-shape.rows // config.block_m), 2 if shape.swiglu else 1
     return tiles * config.block_m * config.block_n * config.split_k * halves if config.split_k > 1 else 0
 

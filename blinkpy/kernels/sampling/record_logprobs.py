@@ -33,7 +33,7 @@ def write_record(
     row, logits_ptr, sampled_ptr, records_ptr, keys_ptr, vocabulary, logits_stride, MAX_CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The record of one row; arguments as of _write_logprobs."""
+    """The record of one row; arguments as in _write_logprobs."""
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):

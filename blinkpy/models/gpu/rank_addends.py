@@ -45,7 +45,7 @@ def add_over_ranks(
 def write_addend(
     decoder: Any, x: torch.Tensor | Fp8Rows, weight: Matrix, bias: torch.Tensor | None, *, add: bool = False
 ) -> None:
-    """This rank's addend = x weight^T + bias. add: add it to the addend. Parameters as of add_over_ranks."""
+    """This rank's addend = x weight^T + bias. add: add it to the addend. Parameters as in add_over_ranks."""
     stream, out = decoder.stream, decoder.addend_of(decoder.stream.hidden)
     config = decoder._config(weight, len(out))
     rows, matrix, scales = decoder._operands(x, weight, config)
