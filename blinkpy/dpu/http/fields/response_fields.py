@@ -174,16 +174,16 @@ class ResponseBody(_Base, kw_only=True):
     include: Annotated[
         list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,
         doc(
-            f'`"{LOGPROBS}"`: log probabilities of the generated tokens; `"{ENCRYPTED}"`, without effect, as reasoning is returned as '
-            "plain text"
+            f'`"{LOGPROBS}"`: log probabilities of the generated tokens; `"{ENCRYPTED}"`, without effect, as reasoning is '
+            "returned as plain text"
         ),
     ] = None
     top_logprobs: Annotated[TopLogprobs | None, doc("0 to 20, with `include`")] = None
     reasoning: Annotated[
         ReasoningOptions | None,
         doc(
-            "`effort`: as `reasoning_effort`; `summary`: `auto`, `concise` or `detailed`, without effect, as reasoning is returned as "
-            'plain text; `context`: `"auto"`'
+            "`effort`: as `reasoning_effort`; `summary`: `auto`, `concise` or `detailed`, without effect, as reasoning is "
+            'returned as plain text; `context`: `"auto"`'
         ),
     ] = None
     text: Annotated[
