@@ -91,6 +91,22 @@ def results_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call["id"], "content": f"result {i}"} for i, call in enumerate(calls)]
 
 
+def test_a_history_of_another_server_comes_back(tokenizer: Tokenizer) -> None:
+    """Fields that Gemini, OpenRouter and LiteLLM add to their answers, and read again, have no effect."""
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": NAMES[0], "arguments": '{"city": "A"}'}}
+    more = {"extra_content": {"google": {"thought_signature": "x"}}, "provider_specific_fields": {"thought_signature": "x"}}
+    said = {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}
+    others = {"reasoning_details": [{"type": "reasoning.text", "text": "t"}], "annotations": [{"type": "url_citation"}],
+              "provider_specific_fields": {"citations": []}}  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "c", "content": "result"}
+    dialect = dialect_of("hermes")
+    plain, extended = (
+        shown(dialect, tokenizer, chat([USER, message, result], tools=TOOLS))
+        for message in (said, said | others | {"tool_calls": [call | more]})
+    )
+    assert plain == extended
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_answers_of_chats_come_back(case: str, tokenizer: Tokenizer) -> None:
     dialect = dialect_of(case)

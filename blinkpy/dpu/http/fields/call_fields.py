@@ -40,6 +40,9 @@ class Call(SentBack):
     id: str | None = None
     type: Literal["function", "custom"] | None = None
     index: Any = None
+    # For other servers: Gemini's signatures, and what LiteLLM keeps for them.
+    extra_content: Any = None
+    provider_specific_fields: Any = None
 
     def message(self, where: str) -> dict[str, Any]:
         """The call as chat templates expect it. Raises ApiError."""

@@ -111,6 +111,10 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
     reasoning_content: str | None = None
     # OpenAI's client parses it from `content`.
     parsed: Any = None
+    # For other servers: citations, OpenRouter's form of `reasoning`, and what LiteLLM keeps for them.
+    annotations: Any = None
+    reasoning_details: Any = None
+    provider_specific_fields: Any = None
 
     def message(self, where: str) -> Message:
         """The message for chat templates. Raises ApiError."""

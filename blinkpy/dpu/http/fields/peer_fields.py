@@ -69,7 +69,7 @@ PEER_FIELDS = {
     "keep_alive": "the model stays loaded",
     "num_ctx": "set '--max-model-len' when the server starts",
     "format": "use 'response_format'",
-    **dict.fromkeys(("think", "enable_thinking", "reasoning_budget"), _REASONING),
+    **dict.fromkeys(("think", "thinking", "enable_thinking", "reasoning_budget"), _REASONING),
     # text-generation-inference and Transformers
     "parameters": _OPTIONS,
     "generation_config": _OPTIONS,
