@@ -13,7 +13,8 @@ from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from blinkpy.config import ConfigError
 
-Key, Figures = TypeVar("Key"), TypeVar("Figures")
+Key = TypeVar("Key")
+Figures = TypeVar("Figures")
 
 
 def model_options(folder: str, run: Run) -> dict[str, Any]:
