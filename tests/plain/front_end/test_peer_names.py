@@ -64,5 +64,5 @@ def test_values_that_openai_documents() -> None:
 
 
 def test_options_by_name_get_the_same_advice() -> None:
-    with pytest.raises(ConfigError, match="split over GPUs of one machine by '--tensor-parallel-size' alone"):
+    with pytest.raises(ConfigError, match="split only by '--tensor-parallel-size'"):
         Config().with_options({"pipeline_parallel_size": 2})
