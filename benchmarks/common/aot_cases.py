@@ -29,6 +29,7 @@ from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
+from blinkpy.kv.state import DRAFT_PLACES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import LOGPROB_ENTRIES
 
@@ -51,9 +52,10 @@ def meta_packed(n: int, k: int, group: int, fp4: bool, ordered: bool, *experts: 
     return PackedMatrix(meta(*experts, n, -(-k // CHUNK) * 4), scales, k, factors, meta(*experts, k) if ordered else None)
 
 
-def meta_grammars(vocabulary: int = 128256) -> GrammarView:
+def meta_grammars(vocabulary: int = 128256, drafting: bool = False) -> GrammarView:
     positions = meta(SLOTS, dtype=torch.int64)
-    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), positions, meta(SLOTS))
+    drafts = meta(SLOTS, DRAFT_PLACES if drafting else 1, dtype=torch.int64)
+    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), positions, meta(SLOTS), drafts)
 
 
 def meta_requests() -> RequestView:
@@ -74,6 +76,7 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"plan of {name}", attention_launch(plan, attention_variant.rows == {LAST_TOKENS})
     for name in SAMPLERS:
         yield f"case of {name}", sampling_launch(name)
+        yield f"case of {name}, with drafts", sampling_launch(name, drafting=True)
     yield "window rings", ring_launch()
     yield "latent attention", latent_launch()
     yield "sums over ranks", peer_launch()
@@ -189,8 +192,8 @@ def latent_launch(tokens: int = 64, heads: int = 20, rank: int = 512, turned: in
     return launch
 
 
-def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Callable[[], object]:
+def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256, drafting: bool = False) -> Callable[[], object]:
     logits, batch = meta(rows, vocabulary, dtype=torch.float32), BatchView(meta(8, dtype=torch.int64), *[meta(rows)] * 6)
     records, workspace = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64), SamplingWorkspace.allocate(rows, vocabulary, "meta")
-    call = SamplingCall(logits, meta_requests(), meta_grammars(vocabulary), batch, meta(rows), records, workspace)
+    call = SamplingCall(logits, meta_requests(), meta_grammars(vocabulary, drafting), batch, meta(rows), records, workspace)
     return partial(sample_tokens, call, name)

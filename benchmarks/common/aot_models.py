@@ -206,4 +206,4 @@ def step_of(asked: MetaStep) -> GpuStep:
             expert_table=of_gpu.experts,
             invariant=shape.whole,
         )
-    return GpuStep(decoder, meta_grammars(model.vocab_size))
+    return GpuStep(decoder, meta_grammars(model.vocab_size, model.drafting))

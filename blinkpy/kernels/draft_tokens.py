@@ -14,9 +14,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS, COUNT_TOKENS, BatchView
 from blinkpy.kernels.sampling.sampler import RequestView
 from blinkpy.kv import state
-from blinkpy.queues import submission
 
-WORD_GRAMMAR_WORDS = tl.constexpr(submission.WORD_GRAMMAR_WORDS)
 DRAFT = tl.constexpr(state.DRAFT)
 
 
@@ -91,12 +89,11 @@ def following_tokens(batch: Any, requests: RequestView, out: torch.Tensor) -> No
 @triton.jit
 def _choose_rows(
     token_ids_ptr, slots_ptr, starts_ptr, contexts_ptr, emits_ptr, positions_ptr, sampled_ptr, counts_ptr,  # of the batch
-    entry_ptr,  # int32 [S, WORDS]
     prompt_length_ptr,  # int32 [S]
     own_counts_ptr, own_slots_ptr, own_contexts_ptr, own_emits_ptr, own_positions_ptr, own_places_ptr, kept_ptr, ends_ptr,
     most,  # drafts of a request in one step
     longest,  # context, tokens
-    WORDS: tl.constexpr, PAGE: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     rows = tl.load(counts_ptr + COUNT_ROWS)
@@ -107,8 +104,7 @@ def _choose_rows(
     if row < rows:
         slot = tl.load(slots_ptr + row).to(tl.int64)
         context = tl.load(contexts_ptr + row)
-        able = (tl.load(emits_ptr + row) == 1) & (tl.load(entry_ptr + slot * WORDS + WORD_GRAMMAR_WORDS) == 0)
-        able = able & (context >= tl.load(prompt_length_ptr + slot))
+        able = (tl.load(emits_ptr + row) == 1) & (context >= tl.load(prompt_length_ptr + slot))
         right, drafts, goes_on, all_right = 0, 0, able, able
         for _ in range(most):
             after = row + drafts + 1
@@ -132,7 +128,7 @@ def _choose_rows(
 
 def choose_rows(batch: Any, requests: RequestView, own: DraftRows, *, drafts: int, page_size: int) -> None:
     """Fill `own` for the first draft: own rows of requests that may have drafts end with the page of their last row. A draft's
-    row, a request with a grammar, and a prompt that is scored get none.
+    row, and a prompt that is scored, get none.
 
     batch: a computed `blinkpy.kv.state.Batch` of tensors.
     drafts: the maximum of a request in one step.
@@ -140,7 +136,6 @@ def choose_rows(batch: Any, requests: RequestView, own: DraftRows, *, drafts: in
     """
     rows, view = len(own.tokens), own.view
     launch.check_tensors(
-        (requests.entry, "entry", (None, None), torch.int32),
         (requests.prompt_length, "prompt_length", (None,), torch.int32),
         (batch.token_ids, "token_ids", (None,), torch.int32),
         (batch.sampled, "sampled", (launch.AtLeast(rows),), torch.int32),
@@ -149,9 +144,9 @@ def choose_rows(batch: Any, requests: RequestView, own: DraftRows, *, drafts: in
     )
     _choose_rows[(rows,)](
         batch.token_ids, batch.row_slots, batch.query_starts, batch.context_lengths, batch.emits, batch.positions,
-        batch.sampled, batch.counts, requests.entry, requests.prompt_length,
+        batch.sampled, batch.counts, requests.prompt_length,
         view.counts, view.row_slots, view.context_lengths, view.emits, view.positions, view.cache_slots, own.kept, own.ends,
-        drafts, requests.tokens.shape[1], WORDS=requests.entry.shape[1], PAGE=page_size, num_warps=1,
+        drafts, requests.tokens.shape[1], PAGE=page_size, num_warps=1,
     )  # fmt: skip
 
 

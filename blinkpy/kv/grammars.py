@@ -6,7 +6,7 @@ A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_au
 them. A request has a slot and a position in its automaton: a state, and the count of the characters of a counted
 string (blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the
 samplers mask tokens that no string of the language continues with. The position after a token is a pure function of the
-position before it.
+position before it. So each draft of a request has a position, too (Requests.draft_states).
 
 Near max_tokens, the mask leads to an end: the position after a token must be near enough to an accepting state
 for the tokens that are left (see most_distance).
@@ -190,7 +190,9 @@ def plain_state_after(grammars, slot, state, token):
 
 @device
 def counted_state_after(grammars, slot, position, token):
-    """state_after of an automaton with counted strings. A token may begin a string, end it, or both, more than once."""
+    """state_after of an automaton with or without counted strings. A token may begin a string, end it, or both, more than
+    once.
+    """
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
     counted, hubs = words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
@@ -275,20 +277,30 @@ def may_stop(entry, slot, generated):
 
 
 @device
-def most_distance(grammars, requests, slot):
+def position_at(requests, slot, length):
+    """The position of a request's automaton after its first `length` tokens: all of them, or drafts, too."""
+    if length > requests.length[slot]:
+        return requests.draft_states[slot, length & (S.DRAFT_PLACES - 1)]
+    return requests.grammar_state[slot]
+
+
+@device
+def most_distance(grammars, requests, slot, position, generated):
     """The largest distance to an end that is legal after a request's next token, so that the output is complete at max_tokens.
+
+    position: of its automaton, before that token.
+    generated: tokens of its output, that one included.
 
     NO_LIMIT if the tokens left are enough for any end, or too few for each end. Also if the output may end here, but no stop
     id can end it. Also for requests with token rules, which may exclude the tokens of an end.
     """
-    entry, own, state = requests.entry, requests.grammar[slot], requests.grammar_state[slot]
-    generated = requests.length[slot] + 1 - requests.prompt_length[slot]
+    entry, own = requests.entry, requests.grammar[slot]
     left = entry[slot, WORD_MAX_TOKENS] - generated
     if left >= grammars.words[own, A.FARTHEST_WORD] or entry[slot, WORD_RULES_WORDS] != 0:
         return NO_LIMIT
-    if distance_of(grammars.words, own, state) > left + 1:
+    if distance_of(grammars.words, own, position) > left + 1:
         return NO_LIMIT
-    if may_end(grammars.words, own, state) and not may_stop(entry, slot, generated):
+    if may_end(grammars.words, own, position) and not may_stop(entry, slot, generated):
         return NO_LIMIT
     return left
 
@@ -317,8 +329,9 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
 
     finish: its finish code without the grammar.
     """
-    most = most_distance(grammars, requests, slot)
-    following = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], token, finish == FINISH_STOP, most)
+    own, position = requests.grammar[slot], requests.grammar_state[slot]
+    most = most_distance(grammars, requests, slot, position, requests.length[slot] + 1 - requests.prompt_length[slot])
+    following = follow(grammars, own, position, token, finish == FINISH_STOP, most)
     if following < 0:
         finish = FINISH_ERROR
     elif following & ENDING != 0:

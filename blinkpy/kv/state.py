@@ -62,6 +62,7 @@ BATCH_COUNTS = 8
 DRAFT = 2  # Batch.emits of a draft's row
 DECODE_STEP, MIXED_STEP, CUT_STEP, DRAFTED_STEP = STEP_KINDS = range(4)
 """Kinds of a batch: only decode rows; with prefill chunks; the same in layer groups; rows of one token with drafts."""
+DRAFT_PLACES = 32  # columns of Requests.draft_states, a power of two above the most drafts of a request
 
 # Forecast.rows
 (
@@ -157,6 +158,7 @@ class Requests(NamedTuple):
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
     grammar: Int32  # slot of its automaton in Grammars; -1: without a grammar
     grammar_state: Int64  # position in the automaton, after all generated tokens
+    draft_states: Int64  # [S, DRAFT_PLACES] the same after n tokens, drafts included, at n % DRAFT_PLACES; [S, 1] without drafts
     rules: Int32  # slot of its token rules in Grammars, or -1
     snapshot_source: Int32  # snapshot that its first step copies into the slot's recurrent state; NO_SNAPSHOT
     snapshot_target: Int32  # snapshot into which the planned step copies the state; NO_SNAPSHOT

@@ -14,26 +14,28 @@ from blinkpy.config import ConfigError
 from blinkpy.device.portable import device
 from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as kinds
-from blinkpy.kv.grammars import NO_LIMIT, TokenBytes, follow, is_allowed, most_distance
+from blinkpy.kv.grammars import NO_LIMIT, TokenBytes, follow, is_allowed, most_distance, position_at
 from blinkpy.kv.limits import Limits, default_buckets
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.queues.words import COUNTER_NAMES, LOGPROB_ENTRIES
 
 
 @device
-def synthetic_choice(grammars, requests, slot, token, vocab_size):
-    """The next token of a request if the model proposes `token`.
+def synthetic_choice(grammars, requests, slot, length, token, vocab_size):
+    """The token after a request's first `length` tokens, drafts included, if the model proposes `token`.
 
     For a scored prompt: its next token. Otherwise the first legal token by the grammar, or else by the token
     rules, counting cyclically from `token`; `token` itself if there is no legal token.
     """
-    length = requests.length[slot]
     if length < requests.prompt_length[slot]:
         return requests.tokens[slot, length]
     if requests.grammar[slot] < 0 and requests.rules[slot] < 0:
         return token
-    counts = length + 1 - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]
-    most = most_distance(grammars, requests, slot) if requests.grammar[slot] >= 0 else NO_LIMIT
+    generated, position, most = length + 1 - requests.prompt_length[slot], 0, NO_LIMIT
+    counts = generated > requests.entry[slot, WORD_MIN_TOKENS]
+    if requests.grammar[slot] >= 0:
+        position = position_at(requests, slot, length)
+        most = most_distance(grammars, requests, slot, position, generated)
     for i in range(vocab_size):
         candidate = (token + i) % vocab_size
         if requests.grammar[slot] < 0:
@@ -42,7 +44,7 @@ def synthetic_choice(grammars, requests, slot, token, vocab_size):
             stops = False
             for k in range(STOP_IDS):
                 stops = stops or (counts and requests.entry[slot, WORD_STOP_IDS + k] == candidate)
-            fine = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], candidate, stops, most) >= 0
+            fine = follow(grammars, requests.grammar[slot], position, candidate, stops, most) >= 0
         if fine:
             return candidate
     return token
@@ -73,6 +75,7 @@ def make_state(
         tokens=(S, limits.max_model_len),
         page_table=(S, K),
         page_hash=(S, K),
+        draft_states=(S, kinds.DRAFT_PLACES if limits.draft_tokens and limits.grammar_share else 1),
     )
     requests.pair[:] = np.repeat(np.arange(Q), limits.slots_per_pair)
     pages = _arrays(

@@ -51,6 +51,7 @@ COUNTER_NAMES = (
     "suspensions",
     "draft_tokens",
     "draft_tokens_accepted",
+    "draft_tokens_refused",
 )
 GAUGE_NAMES = ("requests_running", "requests_waiting", "pages_free", "pages_cached", "pages_held", "batch_rows", "batch_tokens")
 ENGINE_COUNTERS = 16  # index of the first counter

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.drafted_requests import outputs, requests_of
+from support.drafted_requests import constrained_requests, outputs, requests_of
 from support.engine_serving import collect, config_for, serving
 from support.models import model_zoo
 from support.models.draft_heads import FAMILIES, save_drafting_model
@@ -106,6 +106,16 @@ def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generato
     assert (after["preemptions"] > 0) == (pages == 24)
     for name in ("generated_tokens", "prompt_tokens", "requests_finished"):
         assert before[name] == after[name]
+
+
+def test_drafts_change_no_output_with_a_grammar(rng: np.random.Generator, tmp_path: Path) -> None:
+    """The draft layer knows no grammar: drafts are cut at the first that is refused."""
+    save_drafting_model(str(rng.choice(FAMILIES)), tmp_path, int(rng.integers(2**31)))
+    requests = constrained_requests(rng, tmp_path)
+    without, _ = outputs(tmp_path, requests, **CPU)
+    drafted, after = outputs(tmp_path, requests, **CPU | MTP)
+    assert drafted == without
+    assert after["draft_tokens_accepted"] > 0 < after["draft_tokens_refused"]
 
 
 def test_a_cancelled_request_ends_like_any_other(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drafted_requests import NGRAM, outputs, requests_of
+from support.drafted_requests import NGRAM, constrained_requests, outputs, requests_of
 from support.engine_serving import config_for
 from support.models import model_zoo
 
@@ -25,6 +25,24 @@ def test_drafts_change_no_token(family: str, rng: np.random.Generator, tmp_path:
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
     for name in ("generated_tokens", "prompt_tokens", "requests_finished"):
         assert before[name] == after[name]
+
+
+@pytest.mark.parametrize("pages", [256, 40])
+def test_drafts_change_no_output_with_a_grammar(pages: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Schemas, strict tools and counted strings. With 40 pages, requests are preempted."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    requests = constrained_requests(rng, tmp_path)
+    options = CPU | {"num_pages": pages}
+    without, before = outputs(tmp_path, requests, **options)
+    drafted, after = outputs(tmp_path, requests, **options, **NGRAM)
+    assert drafted == without
+    assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
+    assert after["draft_tokens_refused"] > 0
+    assert (after["preemptions"] > 0) == (pages == 40)
+    cancelled = {i: len(output.tokens) // 2 for i, output in enumerate(without) if i % 3 == 0 and len(output.tokens) > 4}
+    some, _ = outputs(tmp_path, requests, cancelled, **options, **NGRAM)
+    for i, (own, whole) in enumerate(zip(some, without, strict=True)):
+        assert own == whole if i not in cancelled else own.tokens == whole.tokens[: len(own.tokens)]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.drafted_requests import outputs, requests_of
+from support.drafted_requests import constrained_requests, outputs, requests_of
 from support.models import step_cases
 from support.models.draft_heads import save_drafting_model
 from support.models.kernel_cases.draft_cases import following_case, keep_case, rows_case, take_case
@@ -45,6 +45,16 @@ def test_drafts_change_no_token(family: str, control: str, rng: np.random.Genera
     assert drafted == without
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] < after["draft_tokens"]
     assert after["draft_tokens_accepted"] > after["draft_tokens"] / 10
+
+
+def test_drafts_change_no_output_with_a_grammar(rng: np.random.Generator, tmp_path: Path) -> None:
+    save_drafting_model("glm4-moe", tmp_path, int(rng.integers(2**31)))
+    requests = constrained_requests(rng, tmp_path)
+    options = {"dtype": "float32", "batch_invariant": True, "num_pages": 128}
+    without, _ = outputs(tmp_path, requests, **options)
+    drafted, after = outputs(tmp_path, requests, **options, **MTP)
+    assert drafted == without
+    assert after["draft_tokens_accepted"] > 0 < after["draft_tokens_refused"]
 
 
 def test_a_cache_of_8_bits(rng: np.random.Generator, tmp_path: Path) -> None:

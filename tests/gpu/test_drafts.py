@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drafted_requests import NGRAM, outputs, requests_of
+from support.drafted_requests import NGRAM, constrained_requests, outputs, requests_of
 from support.models import model_zoo
 
 
@@ -27,6 +27,19 @@ def test_drafts_change_no_token(family: str, control: str, cache: str, rng: np.r
     drafted, after = outputs(tmp_path, requests, **options, **NGRAM)
     assert drafted == without
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
+
+
+@pytest.mark.parametrize("control", ["gpu", "host"])
+def test_drafts_change_no_output_with_a_grammar(control: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Schemas, strict tools and counted strings, batch-invariant; with few pages, requests are preempted."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    requests = constrained_requests(rng, tmp_path)
+    options = {"control": control, "dtype": "float32", "batch_invariant": True, "num_pages": 64}
+    without, _ = outputs(tmp_path, requests, **options)
+    drafted, after = outputs(tmp_path, requests, **options, **NGRAM)
+    assert drafted == without
+    assert 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
+    assert after["draft_tokens_refused"] > 0
 
 
 def test_drafts_in_their_own_graphs(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -1,15 +1,24 @@
 """Requests that get drafts, and their outputs from an engine."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.automata import random_automaton
+from support.compiled_grammars import automaton_of_schema
 from support.engine_serving import ROUNDING, collect, config_for, serving
 from support.models import model_zoo
 from support.waiting import wait_for
 
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.tools.call_format import call_formats
+from blinkpy.dpu.tools.call_grammar import forced_calls
 from blinkpy.engine.engine import make_engine
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, GAUGE
 
@@ -40,9 +49,12 @@ class Output:
         return np.shape(self.scores) == np.shape(other.scores) and np.allclose(self.scores, other.scores, rtol=0, atol=ROUNDING)
 
 
-def requests_of(rng: np.random.Generator) -> list[tuple[list[int], RequestParameters]]:
+DraftedRequest = tuple[list[int], RequestParameters] | tuple[list[int], RequestParameters, ByteAutomaton]
+
+
+def requests_of(rng: np.random.Generator) -> list[DraftedRequest]:
     """Prompts that repeat themselves, some with the same start; outputs of small models soon repeat themselves, too."""
-    made, stem = [], rng.integers(6, model_zoo.VOCAB, 20).tolist()
+    made, stem = list[DraftedRequest](), rng.integers(6, model_zoo.VOCAB, 20).tolist()
     for i in range(2 * len(SAMPLINGS)):
         phrase = rng.integers(6, model_zoo.VOCAB, int(rng.integers(2, 9))).tolist()
         sampling = RequestParameters(**{"max_tokens": int(rng.integers(1, 90)), "seed": i} | SAMPLINGS[i % len(SAMPLINGS)])
@@ -52,15 +64,45 @@ def requests_of(rng: np.random.Generator) -> list[tuple[list[int], RequestParame
     return made
 
 
+def grammars_of(rng: np.random.Generator) -> list[ByteAutomaton]:
+    """Of outputs that repeat themselves: schemas, strict tools, counted strings, and random automata."""
+    short = {"type": "string", "minLength": 2, "maxLength": int(rng.integers(3, 6))}
+    item: dict[str, Any] = {
+        "type": "object",
+        "properties": {"name": short, "kind": {"enum": ["first", "second"]}, "ok": {"type": "boolean"}},
+    }
+    item |= {"required": ["name", "kind", "ok"], "additionalProperties": False}
+    arrays = [item, short, {"enum": ["alpha", "alphabet"]}, {"type": "string", "minLength": 7}]
+    made = [automaton_of_schema({"type": "array", "items": of, "minItems": 4}) for of in arrays]
+    tools = [Tool("weather", item, True, {}), Tool("weather_of_day", {"type": "object", "properties": {}}, True, {})]
+    made += [automaton_of_grammar(forced_calls(call_formats()["hermes"], some, True).grammar) for some in (tools, tools[:1])]
+    return made + [random_automaton(rng, states=int(rng.integers(2, 9)), classes=3, dead=0.5) for _ in range(2)]
+
+
+def constrained_requests(rng: np.random.Generator, folder: Path) -> list[DraftedRequest]:
+    """Requests with a grammar, for a model without a tokenizer, which gets the bytes of the demonstration model's tokens. Some
+    end at max_tokens, some by a stop id, and some in the other class."""
+    shutil.copy(DEMO_FOLDER / "tokenizer.json", folder)
+    made, grammars = list[DraftedRequest](), grammars_of(rng)
+    for i, (prompt, sampling, *_) in enumerate(requests_of(rng) + requests_of(rng)):
+        stops = {"stop_ids": (1, *[-1] * 7)} if i % 3 else {}
+        least = int(rng.integers(0, 30)) if i % 4 == 0 else 0
+        changed = sampling.changed(
+            max_tokens=int(rng.integers(10, 110)), min_tokens=least, seed=i, best_effort=int(i % 5 == 0), **stops
+        )
+        made.append((prompt, changed, grammars[i % len(grammars)]))
+    return made
+
+
 def outputs(
-    folder: Path, requests: list[tuple[list[int], RequestParameters]], **options: Any
+    folder: Path, requests: list[DraftedRequest], cancel_after: dict[int, int] | None = None, **options: Any
 ) -> tuple[list[Output], dict[str, int]]:
-    """The output of each request, and the engine's counters."""
+    """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some of them."""
     engine = make_engine(config_for(folder, **options))
     with serving(engine) as client:
         words = engine.views.engine
-        sent = [client.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in requests]
-        ended = collect(client, sent)
+        sent = [client.submit(np.array(prompt, np.int32), sampling, None, *own) for prompt, sampling, *own in requests]
+        ended = collect(client, sent, {sent[i]: count for i, count in (cancel_after or {}).items()})
         wait_for(lambda: words[GAUGE["pages_held"]] == 0)
         counters = {name: int(words[index]) for name, index in COUNTER.items()}
     scores = [[[float(value) for _, value in record] for record in one.records] for one in sent]

@@ -140,9 +140,10 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "a step is cut that is short",
     ),
     13: (
-        "a request with a grammar gets drafts",
+        "all drafts are judged where the first one is",
     ),
     14: (
+        "the draft before one that a grammar refuses is cut",
         "the grammar of a waiting request is written over",
         "token rules of a waiting request are written over",
         "drafts take a row that is not there",
@@ -212,6 +213,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "rules that allow nothing are accepted",
     ),
     37: (
+        "a string is counted anew in drafts",
         "the output goes on behind its end",
     ),
     40: (
@@ -222,6 +224,9 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     ),
     52: (
         "drafts never become fewer",
+    ),
+    66: (
+        "a request gets the drafts of a row that is no longer its own",
     ),
     82: (
         "a step is suspended although the engine stops",

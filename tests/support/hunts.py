@@ -21,7 +21,7 @@ EXAMPLES = 600
 CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
 # Modules whose bugs may be legal: the rules tell.
 DECIDE = (
-    *("admit", "commit", "drafts", "forecast", "intake", "pace", "plan", "preempt", "tenant_service"),
+    *("admit", "commit", "drafts", "forecast", "grammars", "intake", "pace", "plan", "preempt", "tenant_service"),
     *("waiting_list", "yielding", "suspension", "cycle", "completions", "snapshots"),
 )
 UNDER_TEST = tuple(

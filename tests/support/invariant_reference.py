@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from blinkpy.kv.invariants import snapshot_invariants as N
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues import byte_automaton as A
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT
 from blinkpy.queues.token_rules import MARK, MARK_WORD
+from blinkpy.verify.oracle.grammar_rules import positions_after
+from blinkpy.verify.oracle.oracle_state import Request
 
 Wrong = Iterator[tuple[int, int]]  # fault code, place
 
@@ -248,6 +251,20 @@ def _pairs(limits: Limits, state: Any) -> Wrong:
             yield R.OWNERLESS, slot
 
 
+def _legal_draft(limits: Limits, state: Any, slot: int, ahead: int) -> bool:
+    """Whether a request's grammar allows its first drafts, and their positions are right."""
+    r, g, own, length = state.requests, state.grammars, state.requests.grammar[slot], state.requests.length[slot]
+    if own < 0:
+        return True
+    words, memory = g.words[own], np.array(g.token_bytes, np.int32).tobytes()
+    size = A.packed_words(words[A.STATES_WORD], words[A.CLASSES_WORD], words[A.STATES_WORD] - words[A.COUNTED_WORD])
+    grammar = A.ByteAutomaton.of_words(np.array(words[:size], np.int32))
+    request = Request(slot, 0, 0, grammar=grammar, grammar_state=r.grammar_state[slot])
+    pieces = [memory[4 * first : 4 * first + count] for first, count in g.token_place]
+    found = positions_after(SimpleNamespace(pieces=pieces), request, r.tokens[slot][length : length + ahead])  # type: ignore[arg-type]
+    return found == [r.draft_states[slot][(length + k) % S.DRAFT_PLACES] for k in range(1, ahead + 1)]
+
+
 def _ahead(b: Any, row: int) -> int:
     """The number of drafts back to the row of their request."""
     return next(n for n in range(row + 1) if n == row or b.emits[row - n] != S.DRAFT)
@@ -269,9 +286,10 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
             first = row - ahead
             own = ahead > 0 and first >= decodes and b.emits[first] == 1 and {*b.row_slots[row - 1 : row]} == {slot}
             known = ahead in range(1, limits.draft_tokens + 1) and r.length[slot] + ahead < limits.max_model_len
-            alone = tokens == rows and b.counts[S.GROUPS] == 1 and r.entry[slot][WORD_GRAMMAR_WORDS] == 0
-            if not (own and known and alone):
+            if not (own and known and tokens == rows and b.counts[S.GROUPS] == 1):
                 yield B.DRAFT_WRONG, row
+            if not _legal_draft(limits, state, slot, ahead):
+                yield B.DRAFT_ILLEGAL, row
         if slot in b.row_slots[:row] and not ahead:
             yield B.TWO_ROWS, row
         if r.stalled[slot] != stalled:

@@ -155,12 +155,10 @@ class TokenWalk:
         entry[0, [WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS]] = most, 0, 0
         entry[0, WORD_STOP_IDS] = self._eos
         one = np.zeros(1, np.int32)
-        requests = SimpleNamespace(
-            entry=entry, grammar=one, grammar_state=one.astype(np.int64), length=one + 1, prompt_length=one + 1
-        )
+        requests = SimpleNamespace(entry=entry, grammar=one, length=one + 1, prompt_length=one + 1)
         logits, state, parts = np.zeros(len(self._pieces), np.float32), 0, list[bytes]()
         for _ in range(most):
-            nearest = int(G.most_distance(self._grammars, requests, 0))
+            nearest = int(G.most_distance(self._grammars, requests, 0, state, int(requests.length[0])))
             logits[:] = 0
             mask_illegal(logits, self._grammars, 0, state, self._stops, nearest)
             legal = np.flatnonzero(logits == 0)
@@ -173,7 +171,7 @@ class TokenWalk:
             if token == self._eos:
                 return b"".join(parts)
             parts.append(self._pieces[token])
-            state = requests.grammar_state[0] = following & ~G.ENDING
+            state = following & ~G.ENDING
             requests.length[0] += 1
             if following & G.ENDING:
                 return b"".join(parts)

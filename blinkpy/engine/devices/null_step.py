@@ -70,7 +70,7 @@ def fill_sampled(state, low, high, even):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         token = synthetic_token(seed, batch.context_lengths[row], low, high)
-        token = synthetic_choice(state.grammars, requests, slot, token, high)
+        token = synthetic_choice(state.grammars, requests, slot, batch.context_lengths[row], token, high)
         batch.sampled[row] = token
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]

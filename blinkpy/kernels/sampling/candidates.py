@@ -217,11 +217,12 @@ class GrammarView(NamedTuple):
     slot: torch.Tensor  # int32 [S] slot of the request's automaton
     state: torch.Tensor  # int64 [S] its position: a state, and the count of a counted string
     rules: torch.Tensor  # int32 [S] slot of the request's token rules
+    draft_states: torch.Tensor  # int64 [S, n] positions after drafts, by their number of tokens modulo n; n is 1 without drafts
 
     @classmethod
     def of(cls, grammars: Any, requests: Any) -> Self:
         """The view of a `kv.state.Grammars` and a `kv.state.Requests` of tensors."""
-        own = requests.grammar, requests.grammar_state, requests.rules
+        own = requests.grammar, requests.grammar_state, requests.rules, requests.draft_states
         return cls(grammars.words, grammars.token_place, grammars.token_bytes, *own)
 
 

@@ -26,6 +26,7 @@ from blinkpy.kernels.config_files import check_power_of_two
 from blinkpy.kernels.launch import COUNT_ROWS, AtLeast, BatchView, by_name, check_tensors
 from blinkpy.kernels.sampling.candidates import MASK_BLOCK, GrammarView, apply_rules, mask_illegal
 from blinkpy.kernels.sampling.draw import draw
+from blinkpy.kv import state
 from blinkpy.queues import submission
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
@@ -128,6 +129,7 @@ WORD_FLAGS = tl.constexpr(submission.WORD_FLAGS)
 SUBMIT_SCORE_PROMPT = tl.constexpr(submission.SUBMIT_SCORE_PROMPT)
 
 HISTORY_BLOCK = tl.constexpr(512)
+DRAFT = tl.constexpr(state.DRAFT)
 
 
 @triton.jit
@@ -199,6 +201,7 @@ def _adjust(
     grammar_ptr,  # int32 [S]
     grammar_state_ptr,  # int64 [S]
     rules_ptr,  # int32 [S]
+    draft_states_ptr,  # int64 [S, PLACES]
     grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr,  # int32 [G, W], and the same memory as uint8 and as int16
     token_place_ptr,  # int64 [V]
     token_bytes_ptr,  # int32 [n]
@@ -206,7 +209,7 @@ def _adjust(
     logits_stride, adjusted_stride,
     history_stride,  # L
     grammar_width,  # W
-    VOCAB_CHUNK: tl.constexpr, MASK_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    PLACES: tl.constexpr, VOCAB_CHUNK: tl.constexpr, MASK_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
@@ -230,9 +233,14 @@ def _adjust(
         length = tl.load(context_lengths_ptr + row)
         if constrained:
             if scores_prompt(entry, prompt_length_ptr, slot, length) == 0:
+                position = tl.load(grammar_state_ptr + slot)
+                if PLACES > 1:
+                    drafted = tl.load(emits_ptr + row) == DRAFT
+                    drafts_ptr = draft_states_ptr + slot * PLACES + length % PLACES
+                    position = tl.where(drafted, tl.load(drafts_ptr, mask=drafted, other=0), position)
                 mask_illegal(
                     row_ptr, first_id, vocabulary, entry, length + 1 - tl.load(prompt_length_ptr + slot),
-                    tl.load(grammar_ptr + slot), tl.load(grammar_state_ptr + slot),
+                    tl.load(grammar_ptr + slot), position,
                     grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
                     token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
                 )  # fmt: skip
@@ -333,13 +341,13 @@ def search(call: SamplingCall) -> None:
     """
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks, g = logits.shape, scratch.chunk_max.shape[1], call.grammars
-    automata = (g.slot, g.state, g.rules, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))
+    automata = (g.slot, g.state, g.rules, g.draft_states, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
     _adjust[(chunks, rows)](
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
         *automata, g.token_place.view(torch.int64), g.token_bytes,
         vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1], g.words.shape[1],
-        VOCAB_CHUNK=scratch.chunk, MASK_BLOCK=min(MASK_BLOCK, scratch.chunk),
+        PLACES=g.draft_states.shape[1], VOCAB_CHUNK=scratch.chunk, MASK_BLOCK=min(MASK_BLOCK, scratch.chunk),
         PDL=pdl, num_warps=8, maxnreg=64, **launch.options(pdl),
     )  # fmt: skip
     _sample_tokens[(rows,)](
@@ -375,6 +383,7 @@ def check_call(call: SamplingCall) -> None:
         (call.grammars.slot, "grammar", (slots,), torch.int32),
         (call.grammars.state, "grammar_state", (slots,), torch.int64),
         (call.grammars.rules, "rules", (slots,), torch.int32),
+        (call.grammars.draft_states, "draft_states", (slots, None), torch.int64),
         (call.grammars.words, "grammar words", (None, None), torch.int32),
         (call.grammars.token_place, "token_place", (None, 2), torch.int32),
         (call.grammars.token_bytes, "token_bytes", (None,), torch.int32),

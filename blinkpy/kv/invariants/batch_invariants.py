@@ -3,6 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import counted_state_after, position_at
 from blinkpy.kv.limits import groups_of_step
 from blinkpy.kv.snapshots import chunk_end
 from blinkpy.queues import submission as E
@@ -10,6 +11,7 @@ from blinkpy.queues import submission as E
 BATCH_SIZE = fault_code("the batch's size is wrong")
 TWO_ROWS = fault_code("row {}: its request has two rows")
 DRAFT_WRONG = fault_code("row {}: a draft does not follow its request's row, is one too many, or is in a step with prompts")
+DRAFT_ILLEGAL = fault_code("row {}: its request's grammar refuses the draft, or its position behind it is wrong")
 ROW_IDLE = fault_code("row {}: its request does not run")
 ROW_STALLED = fault_code("row {}: its request is stalled")
 ROW_EMPTY = fault_code("row {} has no tokens")
@@ -52,10 +54,17 @@ def check_draft(limits, state, b, row, decodes):
     ahead = drafts_before(b, row)
     fine = 0 < ahead <= limits.draft_tokens and row - ahead >= decodes and b.emits[row - ahead] == 1
     fine = fine and b.row_slots[row - 1] == b.row_slots[row] and b.counts[S.TOKENS] == b.counts[S.ROWS]
-    slot = b.row_slots[row]
-    # A request with a grammar has one state of it.
-    fine = fine and b.counts[S.GROUPS] == 1 and state.requests.entry[slot, E.WORD_GRAMMAR_WORDS] == 0
-    return 0 if fine and state.requests.length[slot] + ahead < limits.max_model_len else fault_at(DRAFT_WRONG, row)
+    r, slot = state.requests, b.row_slots[row]
+    length = r.length[slot] + ahead
+    if not fine or b.counts[S.GROUPS] != 1 or length >= limits.max_model_len:
+        return fault_at(DRAFT_WRONG, row)
+    token = r.tokens[slot, length - 1]
+    if r.grammar[slot] < 0 or not 0 <= token < limits.vocab_size:
+        return 0
+    # The rows before have been checked, so that their positions are valid.
+    before = position_at(r, slot, length - 1)
+    following = counted_state_after(state.grammars, r.grammar[slot], before, token)
+    return 0 if following >= 0 and following == position_at(r, slot, length) else fault_at(DRAFT_ILLEGAL, row)
 
 
 @device

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import most_distance
+from blinkpy.kv.grammars import most_distance, position_at
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.cpu.cpu_sampler import (
     apply_rules,
@@ -127,8 +127,9 @@ class CpuStep:
         for index in np.flatnonzero((entries["grammar_words"] != 0) & ~scored).tolist():
             assert self._grammars is not None  # otherwise intake refuses grammars
             slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
-            place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
-            mask_illegal(logits[index], self._grammars, *place, stop_ids, most_distance(self._grammars, requests, slot))
+            position, generated = int(position_at(requests, slot, contexts[index])), contexts[index] + 1 - prompts[index]
+            most = most_distance(self._grammars, requests, slot, position, generated)
+            mask_illegal(logits[index], self._grammars, int(requests.grammar[slot]), position, stop_ids, most)
         asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
         ruled = np.flatnonzero((entries["rules_words"] != 0) & ~scored)

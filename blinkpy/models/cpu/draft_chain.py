@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.queues.submission import WORD_GRAMMAR_WORDS
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +45,7 @@ class DraftChain:
 
         hidden: the residual stream after the model's last layer, [tokens, hidden].
 
-        A row has -1 after its drafts. Rows of drafts, requests with a grammar, and prompts that are scored have no drafts.
+        A row has -1 after its drafts. Rows of drafts, and prompts that are scored, have no drafts.
         """
         batch.drafted[: int(batch.counts[S.ROWS])] = -1
         rows, last, final = drafting_rows(batch, requests)
@@ -98,8 +97,7 @@ def drafting_rows(batch: Batch, requests: Requests) -> tuple[Int64, Int64, Int64
     """
     rows = int(batch.counts[S.ROWS])
     emits, slots, sampled = batch.emits[:rows], batch.row_slots[:rows], batch.sampled[:rows]
-    able = requests.entry[slots, WORD_GRAMMAR_WORDS] == 0
-    own = np.flatnonzero((emits == 1) & able & (batch.context_lengths[:rows] >= requests.prompt_length[slots]))
+    own = np.flatnonzero((emits == 1) & (batch.context_lengths[:rows] >= requests.prompt_length[slots]))
     last, final = own.copy(), own.copy()
     for i, row in enumerate(own.tolist()):
         end = row

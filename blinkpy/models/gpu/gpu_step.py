@@ -148,6 +148,7 @@ READ_IN_PLACE = (
     "prompt_length",
     "grammar",
     "grammar_state",
+    "draft_states",
     "rules",
     "snapshot_source",
     "snapshot_target",

@@ -11,13 +11,17 @@ samples repeats too, `propose_drafts` takes the tokens after it. The longest mat
 With Limits.step_drafts, a draft layer of the model runs in the step and returns the drafts of each row instead
 (Batch.drafted). They follow the token that the step samples, so `propose_drafts` takes them unchanged.
 
+The drafts of a request with a grammar end before the first that the grammar refuses. The sampler
+masks the tokens of each draft's row by the position of the automaton there (Requests.draft_states).
+
 The index is a hash table of n-grams for each slot, with chains. It is never cleared: each entry that a lookup finds
 is compared with the request's tokens, so an entry of an earlier request is harmless.
 """
 
 from blinkpy.device.expect import expect
-from blinkpy.device.portable import barrier, block_max, block_scan, device, strided
+from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import counted_state_after
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS, WORD_MAX_TOKENS
@@ -27,6 +31,7 @@ from blinkpy.scheduler.suspension import is_suspended, step_ended
 from blinkpy.scheduler.yielding import limits_pages
 
 DRAFT_TOKENS = S.COUNTER_INDEX["draft_tokens"]
+DRAFTS_REFUSED = S.COUNTER_INDEX["draft_tokens_refused"]
 
 INDEXED_AT_ONCE = 512  # positions of a request that enter the index in one turn
 CANDIDATES = 8  # places that a lookup compares, latest first
@@ -37,10 +42,8 @@ _HALF, _LOW = 32, 0xFFFFFFFF  # two counts travel in one scan
 
 @device
 def may_have_drafts(requests, slot):
-    """Whether drafts are possible for a request: not while its prompt is scored, and not with a grammar, of which a
-    request has one state.
-    """
-    return requests.entry[slot, WORD_GRAMMAR_WORDS] == 0 and requests.length[slot] >= requests.prompt_length[slot]
+    """Whether drafts are possible for a request: not while its prompt is scored."""
+    return requests.length[slot] >= requests.prompt_length[slot]
 
 
 @device
@@ -181,9 +184,29 @@ def returned_drafts(limits, batch, row, slot):
 
 
 @device
+def write_drafts(limits, state, slot, wanted):
+    """One lane: write a request's first drafts behind its tokens. Returns their number: those of a request with a grammar end
+    before the first that the grammar refuses. Keeps the position of its automaton after each.
+    """
+    requests, source, length = state.requests, state.drafts.source[slot], state.requests.length[slot]
+    constrained, position = requests.entry[slot, WORD_GRAMMAR_WORDS] != 0, requests.grammar_state[slot]
+    limit = limits.rows if limits.step_drafts > 0 else length - 1
+    expect(state, wanted == 0 or 0 <= source < limit, F.DRAFT_SOURCE)
+    for k in range(wanted):  # in order: a source may reach into its own drafts
+        token = state.batch.drafted[source, k] if limits.step_drafts > 0 else requests.tokens[slot, source + 1 + k]
+        if constrained:
+            position = counted_state_after(state.grammars, requests.grammar[slot], position, token)
+            if position < 0:
+                return k
+            requests.draft_states[slot, (length + k + 1) & (S.DRAFT_PLACES - 1)] = position
+        requests.tokens[slot, length + k] = token
+    return wanted
+
+
+@device
 def propose_drafts(limits, state, lane, lanes):
-    """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], write the drafts
-    behind its tokens, and take their pages.
+    """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], and take
+    their pages. The drafts are written behind its tokens.
 
     No request has drafts if a prompt needs a chunk, or a step is suspended. Rows that are left over go to the requests
     in the order of `running`, and so do pages (see share_out).
@@ -201,31 +224,21 @@ def propose_drafts(limits, state, lane, lanes):
     if block_max(prompts, lane, lanes) > 0 or is_suspended(state) or rows == 0:
         barrier(lanes)
         return
-    proposed, pages = share_out(limits, state, running, rows, lane, lanes)
+    proposed, pages, refused = share_out(limits, state, running, rows, lane, lanes)
     barrier(lanes)
+    if lane == 0:
+        state.counters[DRAFT_TOKENS] += proposed
+        state.counters[DRAFTS_REFUSED] += refused
     if proposed == 0:
         return
     if pages > 0:
         take_draft_pages(limits, state, running, pages, lane, lanes)
-    for i in strided(lane, running, lanes):
-        slot = state.running[i]
-        length, source = requests.length[slot], state.drafts.source[slot]
-        limit = limits.rows if limits.step_drafts > 0 else length - 1
-        expect(state, scratch.first[i] == 0 or 0 <= source < limit, F.DRAFT_SOURCE)
-        for k in range(scratch.first[i]):  # in order: a source may reach into its own drafts
-            if limits.step_drafts > 0:
-                requests.tokens[slot, length + k] = state.batch.drafted[source, k]
-            else:
-                requests.tokens[slot, length + k] = requests.tokens[slot, source + 1 + k]
-    if lane == 0:
-        state.counters[DRAFT_TOKENS] += proposed
-    barrier(lanes)
 
 
 @device
 def share_out(limits, state, running, rows, lane, lanes):
     """Give `rows` rows to drafts: scratch.first[i] of running[i], and scratch.page[i] further pages for them. Returns
-    (drafts, further pages).
+    (drafts, further pages, drafts that grammars refused).
 
     A request keeps only the drafts that its own pages hold if further ones are not available without preemption. One page
     for each running request, at most an eighth of the pool, is left. Best effort gets no further pages if its pages are
@@ -233,13 +246,16 @@ def share_out(limits, state, running, rows, lane, lanes):
     """
     requests, scratch = state.requests, state.scratch
     spare, limited = spare_pages(limits, state.counts), limits_pages(limits)
-    drafts, asked, taken = 0, 0, 0
+    drafts, asked, taken, refused = 0, 0, 0, 0
     for tile in strided(0, running, lanes):
         i = tile + lane
         wanted, lacking, held = 0, 0, 0
         if i < running:
             slot = state.running[i]
             wanted = wanted_drafts(limits, state, slot)
+            written = write_drafts(limits, state, slot, wanted)
+            refused += wanted - written
+            wanted = written
             # Drafts that its pages hold; a stalled request may even lack one.
             held = max(0, (requests.num_pages[slot] << limits.page_shift) - requests.length[slot])
         before, total = block_scan(wanted, lane, lanes)
@@ -257,7 +273,7 @@ def share_out(limits, state, running, rows, lane, lanes):
             scratch.first[i], scratch.page[i] = granted, lacking
         _, total = block_scan(lacking << _HALF | granted, lane, lanes)
         drafts, taken = drafts + (total & _LOW), taken + (total >> _HALF)
-    return drafts, taken
+    return drafts, taken, block_sum(refused, lane, lanes)
 
 
 @device

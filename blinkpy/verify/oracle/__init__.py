@@ -146,20 +146,21 @@ R24. Otherwise, a suspended step is resumed with its next group after R9; and al
 step has no rows.
 
 R25. With `speculative`, requests may have drafts, unless a step is suspended or a request that does not stall lacks
-several tokens. Drafts follow an earlier place in the request's own tokens at which its last `speculative_match` tokens
-occurred. The place may reach into the drafts. With a draft layer, the committed step returned the drafts for the
-request's own row; they end before the first number outside of the vocabulary. A request has no drafts in four cases: it
-has a grammar; its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts
-and one token do not exceed max_tokens and the model's context. A request begins with `speculative_tokens` drafts per
-step. The number doubles, up to this maximum, after a step in which all were right. After other steps it becomes one more
-than the number of right drafts. If the first one was wrong, it is halved, and without a draft layer the request rests for 16
-tokens. The rows that R15 leaves go to the requests in the order of `running`, one for each draft. So do pages, while
-one remains for each running request, at most an eighth of the pool. From the first request that finds too few, requests
-keep only the drafts for which they have pages. Best effort takes no pages for drafts if R20 limits it.
+several tokens. Drafts follow an earlier place in the request's own tokens at which its last `speculative_match`
+tokens occurred. The place may reach into the drafts. With a draft layer, the committed step returned the drafts for
+the request's own row; they end before the first number outside of the vocabulary. A request has no drafts in three
+cases: its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts and
+one token do not exceed max_tokens and the model's context. With a grammar, drafts end before the first with which no
+output continues; the rest are counted as refused. A request begins with `speculative_tokens` drafts per step. The
+number doubles, up to this maximum, after a step in which all were right. After other steps it becomes one more than
+the number of right drafts. If the first one was wrong, it is halved, and without a draft layer the request rests for
+16 tokens. The rows that R15 leaves go to the requests in the order of `running`, one for each draft. So do pages,
+while one remains for each running request, at most an eighth of the pool. From the first request that finds too few,
+requests keep only the drafts for which they have pages. Best effort takes no pages for drafts if R20 limits it.
 
 R26. A draft has a row of one token, behind its request's row, which is behind all rows without drafts. Its row
-samples a token, too. A draft is right if it equals the token sampled before it and all drafts before it are right.
-R6 applies to the token of the request's row, and then to the tokens of right drafts, until the request ends. These
+samples a token, too. A draft is right if it equals the token sampled before it and all drafts before it are right. R6
+applies to the token of the request's row, and then to the tokens of right drafts, until the request ends. These
 drafts count as computed (R4) when their tokens are appended; wrong drafts have no effect. R17 measures no step with
 drafts.
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import takewhile
 
+from blinkpy.verify.oracle.grammar_rules import positions_after
 from blinkpy.verify.oracle.oracle_state import OracleState, Request, Row
 
 
@@ -21,9 +22,9 @@ def decode_rows(state: OracleState) -> list[Row]:
 def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, list[int]]:
     """R25: the drafts of each request that has some; takes their pages."""
     size, limits = state.limits.page_size, state.limits
-    if not limits.draft_tokens or state.prompts() or state.suspended:
-        return {}
     rows = limits.rows - len(decoding)
+    if not limits.draft_tokens or state.prompts() or state.suspended or not rows:
+        return {}
     spare = state.pool.available - min(len(state.running), limits.pages // 8)
     chosen, pages, asked = dict[Request, list[int]](), dict[Request, int](), 0
     for request in decoding:
@@ -54,7 +55,12 @@ def wanted(state: OracleState, request: Request) -> int:
     if state.free_entries(state.pairs[request.pair]) <= state.limits.rows:
         return 0
     left = request.prompt_length + request.max_tokens - len(tokens)
-    return min(most, left - 1)
+    most = min(most, left - 1)
+    if request.grammar is None:
+        return most
+    legal = len(positions_after(state, request, continuation(state, request, most)))
+    state.counters["draft_tokens_refused"] += most - legal
+    return legal
 
 
 def continuation(state: OracleState, request: Request, count: int) -> list[int]:
@@ -79,7 +85,7 @@ def right_drafts(state: OracleState, first: int) -> int:
 
 def returned(state: OracleState, i: int, request: Request) -> list[int]:
     """R25: the drafts that the step returned with row i, its request's own, before the step's token is appended."""
-    if request.grammar is not None or len(request.tokens) < request.prompt_length:
+    if len(request.tokens) < request.prompt_length:
         return []
     drafts = state.drafted[i, : state.limits.step_drafts].tolist()
     return list(takewhile(lambda token: 0 <= token < state.limits.vocab_size, drafts))

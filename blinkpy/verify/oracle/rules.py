@@ -12,7 +12,6 @@ from typing import Any
 from blinkpy.kv import state as S
 from blinkpy.queues import words as C
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.scheduler.policies import RequestFields, is_shipped
 from blinkpy.verify.oracle.admission_rules import (
     admit,
@@ -26,6 +25,7 @@ from blinkpy.verify.oracle.admission_rules import (
     stall,
 )
 from blinkpy.verify.oracle.draft_rules import decode_rows, step_tokens
+from blinkpy.verify.oracle.grammar_rules import allowed
 from blinkpy.verify.oracle.intake_rules import settle, take_in
 from blinkpy.verify.oracle.oracle_state import OracleState, Page, Place, Request, Row, Verdict
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
@@ -221,46 +221,6 @@ def append(state: OracleState, request: Request, token: int, drafted: bool = Fal
     state.counters["generated_tokens"] += not scores
     flags = request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0)
     state.publish(request, token, flags | (C.WAS_DRAFTED if drafted and not request.finish else 0))
-
-
-def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bool:
-    """R6: whether a token is legal: the next token of a scored prompt, or a token of the request's grammar,
-    whose position it advances.
-    """
-    if len(request.tokens) < request.prompt_length:
-        return token == request.prompt[len(request.tokens)]
-    grammar, piece = request.grammar, state.pieces[token] if state.pieces else b""
-    if grammar is None:
-        return True
-    if stops:
-        return grammar.may_end(request.grammar_state)
-    before, request.grammar_state = request.grammar_state, grammar.advance(request.grammar_state, piece) if piece else DEAD
-    return request.grammar_state != DEAD and (ends_later(request, before) or can_end(request, request.grammar_state, 1))
-
-
-def ends_later(request: Request, before: int) -> bool:
-    """R6: whether the next token of an output at this position in its grammar need not lead to an end."""
-    grammar, made = request.grammar, len(request.tokens) + 1 - request.prompt_length
-    assert grammar is not None
-    if request.ruled or not grammar.closes:
-        return True
-    stops = any(stop >= 0 for stop in request.stop_ids) and made > request.min_tokens
-    return (grammar.may_end(before) and not stops) or not can_end(request, before, 0)
-
-
-def can_end(request: Request, position: int, tokens: int) -> bool:
-    """R6: whether some bytes lead from a position in the request's grammar to an accepting one, no more than its tokens that are
-    left after some more. They are searched breadth first."""
-    grammar = request.grammar
-    assert grammar is not None
-    left = request.max_tokens - (len(request.tokens) - request.prompt_length) - tokens
-    level, known = {position}, {position}
-    for _ in range(left + 1):
-        if any(grammar.may_end(one) for one in level):
-            return True
-        level = {after for one in level for after in grammar.following(one)} - known
-        known |= level
-    return False
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:

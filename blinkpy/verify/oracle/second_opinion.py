@@ -5,6 +5,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import TokenBytes
@@ -15,6 +17,7 @@ from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy
+from blinkpy.verify.oracle.grammar_rules import positions_after
 from blinkpy.verify.oracle.oracle_state import Request
 from blinkpy.verify.oracle.rules import Oracle
 
@@ -117,20 +120,30 @@ class SecondOpinion:
         resting = [int(drafts_of.rests_until[r.slot]) > length for r, length in zip(running, lengths, strict=True)]
         yield "requests that rest", resting, [r.rests_until > length for r, length in zip(running, lengths, strict=True)]
         yield "drafts", [(i, batch.token_ids[i]) for i, _ in drafts], drafts
+        yield from self._draft_positions()
         yield "emits", words[S.EMITS], sum([row.emits for row in rows])
         yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
         groups = (self.oracle.group, self.oracle.groups) if rows else (0, 1)
         yield "groups of the step", (words[S.GROUP], max(1, words[S.GROUPS])), groups
+
+    def _draft_positions(self) -> Iterator[tuple[str, Any, Any]]:
+        """Compare the positions of grammars after each draft of the step that the turn planned."""
+        rows = [row for row in self.oracle.rows if row.ahead and row.request.grammar is not None]
+        for request in {row.request for row in rows}:
+            drafts, length = [row.draft for row in rows if row.request is request], len(request.tokens)
+            places = np.arange(length + 1, length + len(drafts) + 1) % S.DRAFT_PLACES
+            own = self.state.requests.draft_states[request.slot, places].tolist()
+            yield f"positions after drafts of slot {request.slot}", own, positions_after(self.oracle, request, drafts)
 
     def _may_have_drafts(self, request: Request) -> bool:
         """R25: whether nothing excludes drafts; and without a draft layer, whether a request's last tokens occurred earlier
         where the scheduler says.
         """
         if self.oracle.limits.step_drafts:
-            return request.grammar is None and len(request.tokens) > request.prompt_length
+            return len(request.tokens) > request.prompt_length
         source, tokens, repeated = int(self.state.drafts.source[request.slot]), request.tokens, self.oracle.limits.draft_match
         same = repeated <= source + 1 < len(tokens) and tokens[source + 1 - repeated : source + 1] == tokens[-repeated:]
-        return same and request.grammar is None and len(tokens) > max(request.prompt_length - 1, request.rests_until)
+        return same and len(tokens) > max(request.prompt_length - 1, request.rests_until)
 
     def _suspended(self) -> Iterator[tuple[str, Any, Any]]:
         """Compare the suspended step and the number of its interruptions."""

@@ -52,6 +52,7 @@ LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
 MOST_CHARACTERS, MOST_LOOP = 4, 3  # of a counted string, and its states
 MOST_POSITIONS = MOST_STATES + MOST_LOOP * MOST_CHARACTERS
 GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES, MOST_LOOP), 144)  # the token rules below need 144
+DEAD_SHARE = 0.3  # of the bytes of a state
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
 OPEN = 3  # of four automata, the one whose outputs need not lead to an end
 FAR = 1000  # more than all positions
@@ -75,14 +76,15 @@ def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
     return [bytes(draw.choices(ALPHABET, k=draw.choice((0, 1, 1, 1, 2, 3, LONGEST_PIECE)))) for _ in range(vocab_size)]
 
 
-def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = False) -> GrammarSupply:
+def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = False, dead: float = DEAD_SHARE) -> GrammarSupply:
     """Random automata: a few more than a queue pair's share, or one if the share is 0.
 
     dead_ends: no byte continues the last state of each.
+    dead: share of bytes that continue no string, of those that need not.
     """
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
-    automata = [replace(_random_automaton(draw, dead_ends), closes=i % 4 != OPEN) for i in range(good)]
+    automata = [replace(_random_automaton(draw, dead_ends, dead), closes=i % 4 != OPEN) for i in range(good)]
     supply = GrammarSupply(
         words=np.zeros((good + DAMAGES, GRAMMAR_WORDS), np.int32),
         length=np.zeros(good + DAMAGES, np.int64),
@@ -166,10 +168,10 @@ def written_out(automaton: ByteAutomaton) -> WrittenOut:
     return WrittenOut(np.array(rows, np.int32), automaton.accepting[[position & STATE_MASK for position in found]], number)
 
 
-def _random_automaton(draw: np.random.Generator, dead_end: bool) -> ByteAutomaton:
+def _random_automaton(draw: np.random.Generator, dead_end: bool, dead: float) -> ByteAutomaton:
     loop = int(draw.integers(1, MOST_LOOP + 1)) if draw.random() < 0.5 else 0  # states of a counted string
     states, classes = int(draw.integers(1, MOST_STATES + 1 - loop)), int(draw.integers(2 if loop else 1, MOST_CLASSES + 1))
-    table = np.where(draw.random((states, classes)) < 0.3, DEAD, draw.integers(0, states, (states, classes)))
+    table = np.where(draw.random((states, classes)) < dead, DEAD, draw.integers(0, states, (states, classes)))
     chain = np.arange(states - 1)
     table[chain, draw.integers(0, classes, states - 1)] = chain + 1
     accepting = draw.random(states) < 0.3

@@ -249,7 +249,7 @@ def compute(limits, queues, state, sim):
             for position in range(batch.context_lengths[row]):
                 total += cached(limits, state, cache, slot, position) * (position + 1)
             token = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
-            token = synthetic_choice(state.grammars, requests, slot, token, limits.vocab_size)
+            token = synthetic_choice(state.grammars, requests, slot, batch.context_lengths[row], token, limits.vocab_size)
             batch.sampled[row] = token
             for k in range(limits.step_drafts):  # some are right, since the vocabulary is small; some are invalid
                 batch.drafted[row, k] = (scramble(total + k) >> 16) % (MORE_DRAFTS * limits.vocab_size + 3) - 1

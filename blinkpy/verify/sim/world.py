@@ -17,7 +17,16 @@ from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.layout import EngineFacts, EngineViews, QueueLayout, QueueSizes, engine_views, write_header
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
 from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key
-from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, RuleSupply, random_pieces, random_rules, random_supply
+from blinkpy.verify.sim.grammar_supply import (
+    ALPHABET,
+    DEAD_SHARE,
+    GRAMMAR_WORDS,
+    GrammarSupply,
+    RuleSupply,
+    random_pieces,
+    random_rules,
+    random_supply,
+)
 from blinkpy.verify.sim.synthetic_model import LOG, LOG_WORDS
 
 WIRE = 128  # undelivered writes of a front end; a power of two
@@ -27,6 +36,7 @@ PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS) 
 UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
 MORE_ROWS = 3  # in a world with drafts
+FEW_DEAD = 0.05  # see grammar_supply.DEAD_SHARE
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
 WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the third: options of make_limits_by_name
@@ -271,7 +281,9 @@ def make_world(
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
-    pieces = random_pieces(draw, facts.vocab_size)
+    pieces, lasting = random_pieces(draw, facts.vocab_size), drafting and drafts.random() < 0.5
+    if lasting:  # outputs with a grammar last long enough for drafts
+        pieces = [bytes(drafts.choices(ALPHABET, k=drafts.choice((1, 1, 2)))) for _ in pieces]
     tokens = TokenBytes.of(pieces, facts.vocab_size)
     words = len(tokens.words) if facts.grammar_share else 0
     limits = make_limits_by_name(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
@@ -286,6 +298,7 @@ def make_world(
         sizes_of_drafts = {"tokens": (1, 2, 5), "match": (2, 2, 3, 4), "rest": (0, 1, 8), "buckets": (2, 16)}
         limits = limits._replace(**{f"draft_{name}": drafts.choice(values) for name, values in sizes_of_drafts.items()})
         odds = odds._replace(submit=drafts.choice((40, 150, odds.submit)), answer=drafts.choice((12, 30)))
+        odds = odds._replace(submit=40, answer=30, bad=0, cancel=min(10, odds.cancel)) if lasting else odds
         if drafts.random() < 0.4:
             words = 4 * limits.record_words if records else 1  # for up to 5 drafts of each row
             limits = limits._replace(step_drafts=limits.draft_tokens, draft_rest=0, record_words=words)
@@ -317,7 +330,7 @@ def make_world(
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
-        grammars=random_supply(seed, limits.grammar_share, pieces, dead_ends),
+        grammars=random_supply(seed, limits.grammar_share, pieces, dead_ends, FEW_DEAD if lasting else DEAD_SHARE),
         rules=random_rules(seed, limits.vocab_size),
         good=good_entries(),
         bad=np.array(bad_words(), np.int32),

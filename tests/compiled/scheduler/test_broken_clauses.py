@@ -22,7 +22,17 @@ from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues import submission as E
-from blinkpy.queues.byte_automaton import COUNTED_WORD, HUBS_WORD, LOOP_MOST, STATES_WORD, packed_words
+from blinkpy.queues.byte_automaton import (
+    BYTES,
+    COUNTED_WORD,
+    DEAD,
+    HUBS_WORD,
+    LOOP_MOST,
+    STATES_WORD,
+    ByteAutomaton,
+    packed_words,
+    position_of,
+)
 from blinkpy.queues.token_rules import MARK
 
 DIGEST = 0x5_8765_4321  # the sign of its low word is set
@@ -392,6 +402,21 @@ CACHE_SLOT 3: suspend(); state.suspended.cache_slots[3] = 0
 SHARED_WRITE 0: suspend(); r.page_table[2, 1] = 12; p.refcount[[9, 12]] = 0, 2; c[FREE_COUNT] = 6; p.free[5] = 9; index(12)
 0 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
 """
+# Slot 0 has a string of at most three characters, "a" or "b", and drafts.
+DRAFTS = """
+0 0: drafts(6, 6)
+DRAFT_WRONG 3: drafts(6, 6, 6)
+DRAFT_WRONG 1: drafts(6, 6); b.counts[DECODE_ROWS] = 1
+DRAFT_WRONG 1: drafts(6, 6); b.row_slots[1] = 7
+DRAFT_WRONG 1: drafts(6, 6); b.counts[TOKENS] = 4
+DRAFT_ILLEGAL 1: drafts(8, 6)
+0 0: drafts(6, 7)
+DRAFT_ILLEGAL 2: drafts(7, 6)
+DRAFT_ILLEGAL 2: drafts(6, 8)
+DRAFT_ILLEGAL 1: drafts(6, 6); r.draft_states[0, 10] = 1
+DRAFT_ILLEGAL 2: drafts(6, 6); r.draft_states[0, 11] += 1 << 16
+DRAFT_ILLEGAL 2: drafts(6, 6); r.draft_states[0, 11] = r.draft_states[0, 10]
+"""
 # With 3 snapshots, of which `kept` gives the first to page 4.
 SNAPSHOTS = """
 0 0: kept()
@@ -514,12 +539,34 @@ def names(state: Any) -> dict[str, Any]:
         chunks[1] = n
         rows(0, 7, 1)
 
+    def drafts(*tokens: int) -> None:
+        """Slots 1 and 7 are stalled. Slot 0 has drafts, and a counted string, of which it has one character: token 6 is one
+        more, and token 7 one more and the end."""
+        class_of = np.full(BYTES, 2, np.uint8)
+        class_of[list(b"ab")] = 0, 1
+        loops, start = np.array([[1, 0, 3]], np.int32), position_of(1, 1)
+        table, pieces = np.array([[DEAD] * 3, [1, 0, DEAD]], np.int16), {6: b"a", 7: b"ab"}
+        grammar = ByteAutomaton(class_of, table, np.array([True, False]), loops=loops, start=start)
+        state.grammars.words[1, : len(grammar.words())] = grammar.words()
+        state.grammars.token_place[6:8], state.grammars.token_bytes[0] = ((0, 1), (0, 2)), int.from_bytes(b"ab", "little")
+        r.grammar_state[0] = start
+        r.stalled[[1, 7]], count = 1, len(tokens)
+        state.counts[S.STALLED_COUNT] += 2
+        rows(0)
+        for k, token in enumerate(tokens, 1):
+            start = grammar.advance(start, pieces.get(token, b""))
+            r.draft_states[0, 9 + k], r.tokens[0, 8 + k], b.token_ids[k] = start, token, token
+            b.row_slots[k], b.emits[k], b.context_lengths[k], b.token_rows[k] = 0, S.DRAFT, 9 + k, k
+            b.positions[k], b.query_starts[k + 1], b.cache_slots[k] = 8 + k, 1 + k, 6 * 4 + k
+        b.counts[:3] = 1 + count, 1 + count, 0
+
     links = (pages.bucket_head, pages.bucket_next, pages.bucket_previous, pages.parent)
     longs = r.entry.view(np.int64)
     words = {"GRAMMAR_WORDS": E.WORD_GRAMMAR_WORDS, "GRAMMAR_DIGEST": E.LONG_GRAMMAR_DIGEST}
     words |= {"RULES_WORDS": E.WORD_RULES_WORDS, "RULES_DIGEST": E.LONG_RULES_DIGEST}
     helpers = {"scored": scored, "best_effort": best_effort, "index": index, "rows": rows, "longer": longer}
     helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend, "string": string, "kept": kept}
+    helpers |= {"drafts": drafts}
     arrays = {
         "r": r,
         "p": pages,
@@ -556,6 +603,10 @@ def cut_sizes() -> Limits:
     return sizes()._replace(step_groups=3, cut_tokens=9, suspend_steps=2)
 
 
+def draft_sizes() -> Limits:
+    return sizes()._replace(draft_tokens=2)
+
+
 def snapshot_sizes() -> Limits:
     return sizes()._replace(snapshots=3, snapshot_tokens=16)
 
@@ -587,7 +638,7 @@ def check_clauses(cases: str, limits: Limits) -> None:
 
 def test_each_fault_has_a_clause() -> None:
     every = LISTS + ONE_REQUEST + GRAMMARS_AND_RULES + PAGES + RING + PREFIX_INDEX + QUEUE_PAIRS
-    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_SPACE + CUT_STEPS + SNAPSHOTS
+    every += ROWS_OF_A_BATCH + TOKENS_OF_A_BATCH + CLASSES_AND_SPACE + DRAFTS + CUT_STEPS + SNAPSHOTS
     assert {expected.split()[0] for expected, *_ in clauses(every)} >= set(CODES)
 
 
@@ -634,6 +685,10 @@ def test_clauses_of_the_tokens_of_a_batch() -> None:
 
 def test_clauses_of_classes_and_room() -> None:
     check_clauses(CLASSES_AND_SPACE, sizes())
+
+
+def test_clauses_of_drafts() -> None:
+    check_clauses(DRAFTS, draft_sizes())
 
 
 def test_clauses_of_cut_steps() -> None:

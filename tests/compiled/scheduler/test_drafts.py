@@ -12,10 +12,11 @@ from support.scheduler_cases import VOCAB, Case, make_case
 
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state_memory import differences, make_state, snapshot
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.submission import WORD_MAX_TOKENS
+from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton, position_of
+from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT, WORD_MAX_TOKENS
 from blinkpy.scheduler.phases.drafts import (
     CANDIDATES,
     INDEXED_AT_ONCE,
@@ -186,14 +187,46 @@ def drafts_of(case: Case, turns: int = 60) -> int:
 
 
 @BOTH
-def test_requests_with_a_grammar_and_scored_prompts_get_none(drafts: dict[str, Any], rng: np.random.Generator) -> None:
-    case = make_case(lanes=1, **drafts | {"share": 2})
-    supply = case.world.sim.grammars
-    automaton = ByteAutomaton.of_words(supply.words[0][: supply.length[0]])
+def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
+    """Their requests do, behind them."""
+    case = make_case(lanes=1, **drafts)
     for seed in range(4):
-        case.submit([0, 1] * 8, 30, grammar=automaton, seed=seed)
-    assert drafts_of(case) == 0
+        case.submit([0, 1] * 16, 20, seed=seed, flags=SUBMIT_SCORE_PROMPT)
+    while (case.state.requests.length[:4] <= 32).any():
+        case.turn()
+        batch = case.state.batch
+        of_drafts = batch.row_slots[: batch.counts[S.ROWS]][batch.emits[: batch.counts[S.ROWS]] == S.DRAFT]
+        assert (case.state.requests.length[of_drafts] > 32).all()
+        case.read(0)
+    assert drafts_of(case) > 0
     case.finish()
+
+
+@BOTH
+@pytest.mark.parametrize("lanes", [1, 7])
+def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: int, rng: np.random.Generator) -> None:
+    """Each token is checked by its front end, and each decision by the oracle. The language: strings of up to 5 characters `a`
+    after each `b`, in tokens of up to three bytes. Token 3 has none, and follows others in the prompts."""
+    case = make_case(lanes=lanes, **drafts | {"share": 2, "vocab_size": 5, "record_turns": 8})
+    tokens = TokenBytes.of(pieces := [b"a", b"b", b"aab", b"", b"ba"], 5)
+    case.state.grammars.token_place[:], case.state.grammars.token_bytes[: len(tokens.words)] = tokens
+    case.pieces[:] = case.opinion.oracle.pieces[:] = pieces
+    class_of = np.full(BYTES, 2, np.uint8)
+    class_of[list(b"ab")] = 0, 1
+    table, loops = np.array([[0, 1, DEAD], [1, 0, DEAD]], np.int16), np.array([[1, 0, 5]], np.int32)
+    grammar = ByteAutomaton(class_of, table, np.array([True, False]), loops=loops, start=position_of(1, 0))
+    for i in range(8):
+        more = {"stop_ids": (3, *[-1] * 7)} if i % 2 else {}
+        case.submit(
+            [*rng.integers(0, 5, 3).tolist(), 0, 0, 3, 0, 1, 3, 1, 0, 3, 1, 1, 3],
+            45,
+            grammar=grammar,
+            seed=i,
+            min_tokens=20 * (i % 3),
+            **more,
+        )
+    run(case, [])
+    assert case.counter("draft_tokens_accepted") > 0 < case.counter("draft_tokens_refused")
 
 
 @BOTH

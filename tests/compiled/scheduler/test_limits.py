@@ -206,6 +206,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
+        "requests.draft_states": (R, S.DRAFT_PLACES if limits.draft_tokens and share else 1),
         "pages.ring": (limits.ring_entries,), "pages.bucket_head": (limits.index_buckets,), "pages.tokens": (N, P),
         "grammars.words": (G, GRAMMAR_WORDS if share else 1), "grammars.token_place": (V, 2),
         "grammars.token_bytes": (max(1, limits.token_words),),

@@ -141,13 +141,13 @@ def test_a_synthetic_model_keeps_to_min_tokens(monkeypatch: pytest.MonkeyPatch, 
         return 0
 
     monkeypatch.setitem(synthetic_choice.__globals__, "follow", follow)
-    monkeypatch.setitem(synthetic_choice.__globals__, "most_distance", lambda grammars, requests, slot: NO_LIMIT)
+    monkeypatch.setitem(synthetic_choice.__globals__, "most_distance", lambda *_: NO_LIMIT)
     entry = np.full((1, E.SQ_ENTRY_WORDS), -1)
     entry[0, E.WORD_MIN_TOKENS], entry[0, E.WORD_STOP_IDS] = least, 3
     requests = SimpleNamespace(
         length=[4 + generated], prompt_length=[4], tokens=[[0] * 9], grammar=[0], rules=[-1], grammar_state=[0], entry=entry
     )
-    assert synthetic_choice(SimpleNamespace(words=None), requests, 0, 3, 9) == 3
+    assert synthetic_choice(SimpleNamespace(words=None), requests, 0, 4 + generated, 3, 9) == 3
     assert asked == [(3, stops)]
 
 

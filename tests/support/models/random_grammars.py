@@ -8,7 +8,7 @@ from support.expected_request import bytes_to_an_end
 
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kv.grammars import NO_LIMIT, TokenBytes
-from blinkpy.kv.state import Grammars
+from blinkpy.kv.state import DRAFT_PLACES, Grammars
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import DEAD, FARTHEST_WORD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
@@ -87,9 +87,17 @@ class RandomGrammars:
         none = np.zeros(0, np.int64)
         return Grammars(none, none, none, self._words, *TokenBytes.of(self.pieces, len(self.pieces)))
 
-    def view(self, device: str) -> GrammarView:
-        grammars = self.arrays()
-        arrays = (grammars.words, grammars.token_place, grammars.token_bytes, self.slot, self.state, self.ruled)
+    def view(self, rng: np.random.Generator, device: str, drafted: dict[int, int] | None = None) -> GrammarView:
+        """drafted: tokens before the next one of requests whose next token follows drafts: they are in another state without
+        them. All other places have random states. Without such requests (None), there are no places for drafts."""
+        grammars, state = self.arrays(), self.state.copy()
+        drafts = np.zeros((len(state), 1 if drafted is None else DRAFT_PLACES), np.int64)
+        for slot, own in enumerate(self.slot.tolist() if drafted is not None else ()):
+            drafts[slot] = [random_position(rng, self.automata[own]) for _ in range(DRAFT_PLACES)]
+            if slot in (drafted or {}):
+                drafts[slot, drafted[slot] % DRAFT_PLACES] = state[slot]
+                state[slot] = random_position(rng, self.automata[own])
+        arrays = (grammars.words, grammars.token_place, grammars.token_bytes, self.slot, state, self.ruled, drafts)
         return GrammarView(*(torch.from_numpy(array.copy()).to(device) for array in arrays))
 
     def legal(self, slot: int, stop_ids: np.ndarray, most: int = NO_LIMIT) -> np.ndarray:
@@ -118,6 +126,6 @@ def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
 
 def no_grammars(slots: int, device: str) -> GrammarView:
     """Of requests without rules."""
-    shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,))
+    shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,), (slots, 1))
     view = GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
-    return view._replace(state=view.state.long())
+    return view._replace(state=view.state.long(), draft_states=view.draft_states.long())

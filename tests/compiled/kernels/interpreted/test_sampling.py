@@ -186,7 +186,7 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
     workspace = SamplingWorkspace.allocate(ROWS, VOCABULARY, "cpu", chunk=16, capacity=32, block=16)
     records = torch.zeros(ROWS, LOGPROB_ENTRIES, dtype=torch.int64)
     sampled, logits = torch.full_like(ids, -7), torch.randn(ROWS, VOCABULARY)
-    return SamplingCall(logits, requests, grammars.view("cpu"), batch, sampled, records, workspace)
+    return SamplingCall(logits, requests, grammars.view(rng, "cpu"), batch, sampled, records, workspace)
 
 
 # The tensors of a call, by the names in messages.
@@ -198,6 +198,7 @@ SAMPLE |= {
     "grammar": "grammars.slot",
     "grammar_state": "grammars.state",
     "rules": "grammars.rules",
+    "draft_states": "grammars.draft_states",
 }
 SAMPLE |= {"grammar words": "grammars.words", "token_place": "grammars.token_place", "token_bytes": "grammars.token_bytes"}
 LOGPROBS = {"records": "records", "keys": "workspace.keys"}

@@ -207,8 +207,9 @@ def test_a_grammar_view_has_each_tensor_in_its_place() -> None:
         return SimpleNamespace(**{name: name for name in names})
 
     grammars = named("epoch", "digest", "words", "token_place", "token_bytes", "used")
-    found = GrammarView.of(grammars, named("grammar", "grammar_state", "rules", "status"))
+    found = GrammarView.of(grammars, named("grammar", "grammar_state", "rules", "status", "draft_states"))
     assert found._asdict() == {
         "words": "words", "token_place": "token_place", "token_bytes": "token_bytes",
         "slot": "grammar", "state": "grammar_state", "rules": "rules",
+        "draft_states": "draft_states",
     }  # fmt: skip

@@ -15,7 +15,7 @@ PAGE, LENGTH = 8, 64
 
 
 def rows_case(rng: np.random.Generator, device: str) -> None:
-    """Rows with drafts, of which some are right; others with a grammar, of a scored prompt, or a chunk."""
+    """Rows with drafts, of which some are right; others of a scored prompt, or a chunk. One request has a grammar."""
     slots, most = 6, 3
     batches = PagedBatches(rng, page_size=PAGE, num_pages=80, slots=slots, max_model_len=LENGTH, max_tokens=90, max_rows=20)
     work, drafts = [], dict[int, list[int]]()

@@ -9,6 +9,7 @@ from support.models.random_grammars import RandomGrammars
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens
+from blinkpy.kv.state import DRAFT
 from blinkpy.queues import submission as E
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 
@@ -106,7 +107,11 @@ def sampling_case(
         legal[stop_ids[stop_ids >= 0]] = False
         if legal.sum() < 2:  # no byte is a token here, so there may be no way to an end
             entry[E.WORD_MAX_TOKENS] = 1 << 20
-    requests, grammars = requests._replace(entry=ints(arrays["entry"], device)), automata.view(device)
+    drafted = dict[int, int]()  # rows of drafts, and how many tokens are before theirs
+    for place in np.flatnonzero((emits[:rows] != 0) & (rng.random(rows) < 0.4)).tolist() if rng.random() < 0.7 else ():
+        if not scores(arrays, int(row_slots[place]), int(contexts[place])):
+            emits[place], drafted[int(row_slots[place])] = DRAFT, int(contexts[place])
+    requests, grammars = requests._replace(entry=ints(arrays["entry"], device)), automata.view(rng, device, drafted or None)
     allowed = logits.copy()
     for row in np.flatnonzero(emits[:rows]):
         slot = int(row_slots[row])
