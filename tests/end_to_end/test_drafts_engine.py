@@ -48,7 +48,7 @@ def test_drafts_change_no_output_with_a_grammar(pages: int, rng: np.random.Gener
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        ("qwen3-next", {}, "speculative ngram does not support .*: its recurrent states can't go back"),
+        ("qwen3-next", {}, "speculative ngram does not support .*: its recurrent states can't be rolled back"),
         ("mistral-window", {"window_cache": "ring"}, "window_cache ring does not support speculative ngram"),
     ],
 )

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from benchmarks.common.aot_models import MAX_MODEL_LEN, STEPS, Form, MetaStep, forms_of, published, step_of
+from blinkpy.config import Config
 from blinkpy.kernels.all_reduce import connect_peers
 from blinkpy.models.description.split import Share
+from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import activation_bytes, peer_bytes
+from blinkpy.serving.model_facts import fit
 
 SHAPE = replace(max(STEPS, key=lambda shape: shape.tokens), tokens=8192, rows=256, whole=True)
 MODELS = 8  # in each run
@@ -78,6 +81,20 @@ def test_a_draft_layer_adds_what_the_plan_adds() -> None:
             most = planned(forms["mtp"]) - planned(forms["bfloat16"])
             assert 0 < more <= most + MARGIN <= 2 * more, model.hub_id
     assert len(classes) > 1
+
+
+def test_chosen_slots_fit_like_slots_that_were_asked_for(rng: np.random.Generator) -> None:
+    """The report of check-model, on GPUs of any size and number: its own choice leads to the plan of that choice."""
+    fitting = 0
+    for index in rng.choice(len(published()), 5 * MODELS, replace=False).tolist():
+        model = describe_config(published()[index].config, "auto")
+        total, ranks = int(rng.integers(16 << 30, 150 << 30)), int(rng.choice([1, 2, 4]))
+        config = Config().with_options({"tensor_parallel_size": ranks})
+        found = fit(model, config, "any", total)
+        if not found.problem:
+            fitting += ranks > 1
+            assert fit(model, config.with_options({"slots": found.slots}), "any", total) == found, published()[index].hub_id
+    assert fitting
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
