@@ -69,7 +69,7 @@ def test_buffers_are_within_the_plan(rng: np.random.Generator) -> None:
 
 
 def test_a_draft_layer_adds_what_the_plan_adds() -> None:
-    """The first model of each class with one: a bound with a margin would hide what is missing."""
+    """Of the first model of each class with a draft layer. A bound with a margin would hide missing buffers."""
     classes = set[str]()
     for model in published():
         if not model.config.get("num_nextn_predict_layers") or set(model.config["architectures"]) <= classes:

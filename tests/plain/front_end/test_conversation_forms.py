@@ -1,4 +1,4 @@
-"""Laws of the equivalent forms of conversations, over random ones: what each form changes, and that it changes nothing else."""
+"""Laws of the equivalent forms of random conversations: each form has its changes, and no others."""
 
 import random
 from collections import Counter
@@ -53,7 +53,7 @@ def calls_of(one: Fitted) -> list[dict[str, Any]]:
 
 
 def runs(messages: Sequence[Fitted]) -> list[list[Fitted]]:
-    """Each message that is no result, with the results behind it; results at the begin are a run of their own."""
+    """Each message with the results after it; results at the start are a separate run."""
     found: list[list[Fitted]] = []
     for one in messages:
         if one.message["role"] == "tool" and found:
