@@ -17,7 +17,7 @@ from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.call_grammar import forced_calls
 from blinkpy.engine.engine import make_engine
-from blinkpy.models.weights.checkpoint import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, GAUGE
