@@ -229,8 +229,8 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
 
 
 def test_the_books_of_connections_are_those_of_what_happened(seed: int) -> None:
-    """Random connections of four owners enter, change their owner, get requests, wait, linger and end: the owners' numbers, and
-    whether there are too many requests, follow from each connection's own state."""
+    """Random connections of four owners enter, change their owner, get requests, wait, linger and end. The numbers of each owner
+    and of requests follow from the connections' own states."""
     draw, most = random.Random(seed), 5
     budget = connections.Connections(FrontendOptions(max_connections=most), 1, Metrics(), Mock())
     state = dict[Any, str]()  # of each open connection, the oldest first: fresh, request, waiting or lingering

@@ -78,8 +78,8 @@ REFUSES = (
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_refusal_names_the_message_as_it_was_sent(rule: str, tokenizer: Tokenizer, seed: int) -> None:
-    """Although the server joins, inserts and leaves out others. A message between others of its role may be part of a joined one,
-    and a template that wants a result of each call refuses some beginnings, too: then the named one comes earlier."""
+    """Although the server joins, inserts and omits messages. An earlier message is named in two cases: the refused message was
+    joined with it; or the template also refuses a beginning, for lack of results."""
     draw, named = random.Random(seed), 0
     dialect = ChatDialect(
         ChatTemplate(BEGIN + RULES[rule] + REFUSES + BODY, {}, 100_000), ModelOptions(tool_call_parser="hermes"), ""
