@@ -40,7 +40,7 @@ class Call(SentBack):
     id: str | None = None
     type: Literal["function", "custom"] | None = None
     index: Any = None
-    # For other servers: Gemini's signatures, and what LiteLLM keeps for them.
+    # For other servers: Gemini's signatures, and LiteLLM's copies of them.
     extra_content: Any = None
     provider_specific_fields: Any = None
 

@@ -111,7 +111,7 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
     reasoning_content: str | None = None
     # OpenAI's client parses it from `content`.
     parsed: Any = None
-    # For other servers: citations, OpenRouter's form of `reasoning`, and what LiteLLM keeps for them.
+    # For other servers: citations, OpenRouter's form of `reasoning`, and LiteLLM's copies of them.
     annotations: Any = None
     reasoning_details: Any = None
     provider_specific_fields: Any = None
