@@ -15,7 +15,8 @@ from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearSh
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTile, tile_needs
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
-LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv", "_packed_tiles": "packed"}
+LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv", "_fp8_steps": "fp8_steps",
+          "_packed_tiles": "packed"}  # fmt: skip
 MOST_SHARED = 1.4  # times the formula, plus MORE_SHARED bytes: memory that kernels keep at their ends in addition to the buffers
 MORE_SHARED = 10_240
 LONG = 640  # inputs of the least published layer

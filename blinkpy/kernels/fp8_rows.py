@@ -45,13 +45,25 @@ def pack_row(x, BLOCK_K: tl.constexpr):
     """(words of inputs 0 to 3 of each eight, words of inputs 4 to 7, the inverse of their scale) of x,
     float32 [BLOCK_K]. Words are int64 [BLOCK_K / 8], of four float16 each.
     """
+    power = row_power(x)
+    low, high = pack_scaled(x * (8.0 / power), BLOCK_K)
+    return low, high, power / 8.0
+
+
+@triton.jit
+def row_power(x):
+    """The power of two at or below the largest |x| of a float32 block, at least 2 ** -100."""
     most = tl.maximum(tl.max(tl.abs(x), 0), _LEAST_WORD)
-    power = (most.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
-    bits = (x * (8.0 / power)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
+    return (most.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pack_scaled(x, BLOCK_K: tl.constexpr):
+    """The words of `pack_row`, of x that is scaled already: less than 16."""
+    bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     first, second = tl.split(tl.reshape(bits, [BLOCK_K // 2, 2]))
     first, second = tl.split(tl.reshape(first | second << 16, [BLOCK_K // 4, 2]))
-    low, high = tl.split(tl.reshape(first | second << 32, [BLOCK_K // WORD, 2]))
-    return low, high, power / 8.0
+    return tl.split(tl.reshape(first | second << 32, [BLOCK_K // WORD, 2]))
 
 
 @triton.jit

@@ -64,6 +64,16 @@ def attend_tile(
         inside = loaded[:, None] & (column < D)[None, :]
         k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
         v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    return attend_loaded(q, accumulator, maximum, total, k, v, visible, scale, MASK, PRECISION, SOFTCAP)
+
+
+@triton.jit
+def attend_loaded(
+    q, accumulator, maximum, total,  # as in attend_tile
+    k, v,  # [BLOCK_N, BLOCK_D] of the tile, of q's dtype or FP8
+    visible, scale, MASK: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """`attend_tile` for keys and values in registers."""
     weight, shrink, maximum, total = weigh(q, k, maximum, total, visible, scale, MASK, PRECISION, SOFTCAP)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weight.to(q.dtype), v.to(q.dtype), accumulator, input_precision=PRECISION)
@@ -85,10 +95,27 @@ def attend_tile_of_bytes(
     adjacent columns. So words of four columns are loaded and arranged as a whole, and their bytes are separated
     in registers.
     """
+    k, words = load_bytes(k_ptr, v_ptr, at, visible, D, BLOCK_D, "")
+    return attend_bytes(q, sums_0, sums_1, sums_2, sums_3, maximum, total, k, words, visible, scale, PRECISION, SOFTCAP)
+
+
+@triton.jit
+def load_bytes(k_ptr, v_ptr, at, visible, D: tl.constexpr, BLOCK_D: tl.constexpr, CACHE: tl.constexpr):
+    """(keys [BLOCK_N, BLOCK_D], values as int32 words [BLOCK_N, BLOCK_D / 4]) of an FP8 cache. CACHE: of tl.load."""
     column, word = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_D // 4)
-    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=visible[:, None] & (column < D)[None, :], other=0.0)
+    k = k_ptr + at[:, None] + column[None, :]
+    k = tl.load(k, mask=visible[:, None] & (column < D)[None, :], other=0.0, cache_modifier=CACHE)
     words = (v_ptr + at).to(tl.pointer_type(tl.int32))[:, None] + word[None, :]
-    words = tl.load(words, mask=visible[:, None] & (word < D // 4)[None, :], other=0)
+    return k, tl.load(words, mask=visible[:, None] & (word < D // 4)[None, :], other=0, cache_modifier=CACHE)
+
+
+@triton.jit
+def attend_bytes(
+    q, sums_0, sums_1, sums_2, sums_3, maximum, total,  # as in attend_tile_of_bytes
+    k, words,  # of load_bytes
+    visible, scale, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """`attend_tile_of_bytes` for keys and values in registers."""
     weight, shrink, maximum, total = weigh(q, k, maximum, total, visible[None, :], scale, True, PRECISION, SOFTCAP)
     weight = weight.to(tl.float16)
     sums_0 = tl.dot(weight, byte_of(words, 0), sums_0 * shrink[:, None])

@@ -30,6 +30,8 @@ class DecodePlan:
     """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than
     decode, so the splits of a row are adjacent in the grid, before all absent rows, and share its tiles evenly.
     """
+    first_ahead: bool = False
+    """Load a split's first tile before the wait for the previous kernel, if the call is settled. It takes registers."""
     variant: str = "split"  # name of an `AttentionVariant`
 
     def __post_init__(self) -> None:
@@ -116,7 +118,7 @@ def plan_decode(
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
-        return DecodePlan(splits, 1, block_n, warps, deepest, overlap_prefill=mixed)
+        return DecodePlan(splits, 1, block_n, warps, deepest, overlap_prefill=mixed, first_ahead=not mixed and head_dim <= 128)
     stages, min_tiles = (2, 4) if narrow and not mixed else (3, 4 if 2 * groups < sm_count else 8)
     return DecodePlan(splits, min_tiles, block_n, warps, min(stages, deepest), early_trigger=False, overlap_prefill=mixed)
 
@@ -189,6 +191,7 @@ class AttentionCall:
     pdl: bool = False
     softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: unchanged
     chunked: bool = False  # a query sees the tokens of its chunk of `window` tokens, up to itself
+    settled: bool = False  # no launch of this step writes the page table, or the cache before the rows' new tokens
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,14 @@ from blinkpy.kernels.attention.attend_tile import (
     LOG2_E,
     MASKED,
     as_half,
+    attend_bytes,
+    attend_loaded,
     attend_tile,
     attend_tile_of_bytes,
     capped_scores,
     first_visible,
     join_columns,
+    load_bytes,
     paged_offsets,
     sink_weight,
 )
@@ -35,7 +38,7 @@ from blinkpy.kernels.attention.attention_variants import (
     rows_of_group,
     scales_of,
 )
-from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated, normed_values
+from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, normed_values
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
@@ -56,24 +59,55 @@ def split_bounds(context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: t
 
 
 @triton.jit
+def load_turn(
+    q_weight_ptr, k_weight_ptr,  # [D]
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2]
+    position, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Constants that rotate and norm the heads of a token: (cosines, sines, weights of queries, weights of the elements that
+    rotate with them, the same two of keys). Each is float32 [BLOCK_D].
+    """
+    column = tl.arange(0, BLOCK_D)
+    turned = (column < ROTARY) & (position >= 0)  # the position of an absent row is -1
+    partner = partner_of(column, ROTARY)
+    angle = position.to(tl.int64) * (ROTARY // 2) + tl.minimum(column, partner)
+    cos = tl.load(cos_ptr + angle, mask=turned, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=turned, other=0.0)
+    q_weight = cos
+    q_partner_weight, k_weight, k_partner_weight = q_weight, q_weight, q_weight
+    if NORM:
+        q_weight = tl.load(q_weight_ptr + column, mask=column < D, other=0.0).to(tl.float32)
+        q_partner_weight = tl.load(q_weight_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+        k_weight = tl.load(k_weight_ptr + column, mask=column < D, other=0.0).to(tl.float32)
+        k_partner_weight = tl.load(k_weight_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+    return cos, sin, q_weight, q_partner_weight, k_weight, k_partner_weight
+
+
+@triton.jit
+def partner_of(column, ROTARY: tl.constexpr):
+    """The element with which each element of a head rotates."""
+    HALF: tl.constexpr = ROTARY // 2
+    return tl.where(column < HALF, column + HALF, column - HALF)
+
+
+@triton.jit
 def begin_split(
     q_ptr,  # [T, (H + 2 * KVH) * D] fused projections, tokens q_stride elements apart
     k_ptr, v_ptr,  # [N, KVH, P, D]
-    q_weight_ptr, k_weight_ptr,  # [D]
-    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2]
-    cache_slots_ptr,  # int32 [T]
-    row, token, q_stride, split, kv_head,  # integers
+    cos, sin, q_weight, q_partner_weight, k_weight, k_partner_weight,  # of load_turn (FUSED only)
+    cache_slot,  # int64, page * P + offset of the new token; negative: not written (FUSED only)
+    token, q_stride, split, kv_head,  # integers
     context,  # with the new token
     scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only); k_scale is also in `scale`
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
     NORM: tl.constexpr, VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, START: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D]; the new value, float32 [BLOCK_D]; initial maximum and total, float32
     [BLOCK_M]).
 
-    FUSED: the queries are rotated here. Split 0 writes the new key and value to the cache, and its sums begin
-        with them. In other splits, the new value has no weight.
+    FUSED: the queries are rotated here; rows of the tile beyond their group repeat them. Split 0 writes the new key and
+        value to the cache, and its sums begin with them. In other splits, the new value has no weight.
     """
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
@@ -84,26 +118,42 @@ def begin_split(
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if FUSED:
-        # The new key is row G, after the queries of its group, so that all are loaded and rotated together.
-        present = column < D
-        v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
-        if VALUE_NORM:
-            normed = normed_values(v_new.to(tl.float32)[None, :], eps, D)
-            v_new = tl.reshape(normed, [BLOCK_D]).to(q_ptr.dtype.element_ty)
-        is_query = (group < G)[:, None]
-        source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
-        loaded = (group <= G)[:, None] & present[None, :]
-        q = load_rotated(
-            token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-            context - 1, eps, D, ROTARY, NORM, GROWTH, PERIOD, START, BLOCK_D,
-        ).to(q_ptr.dtype.element_ty)  # fmt: skip
-        k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
+        present, position = column < D, context - 1
+        partner_column = partner_of(column, ROTARY)
+        turned = present & (column < ROTARY)
+        head = tl.arange(0, BLOCK_G)
+        at = token_at + (kv_head * G + head)[:, None] * D
+        inside = (head < G)[:, None]
+        x = tl.load(at + column[None, :], mask=inside & present[None, :], other=0.0).to(tl.float32)
+        partner = tl.load(at + partner_column[None, :], mask=inside & turned[None, :], other=0.0).to(tl.float32)
+        key_at, value_at, keeps = token_at + (H + kv_head) * D, token_at + (H + KVH + kv_head) * D, split == 0
+        k_new = tl.load(key_at + column, mask=present & keeps, other=0.0).to(tl.float32)
+        partner_new = tl.load(key_at + partner_column, mask=turned & keeps, other=0.0).to(tl.float32)
+        v_new = tl.load(value_at + column, mask=present & keeps, other=0.0)
+        if NORM:
+            factor = tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+            x = x * factor * q_weight[None, :]
+            partner = partner * factor * q_partner_weight[None, :]
+        lower = column < ROTARY // 2
+        x = tl.where(turned[None, :], x * cos[None, :] + tl.where(lower[None, :], -partner, partner) * sin[None, :], x)
+        if PERIOD > 0:
+            x = x * (1.0 + GROWTH * tl.log(1.0 + ((position + START) // PERIOD).to(tl.float32)))
+        x = x.to(q_ptr.dtype.element_ty)
+        q = tl.reshape(tl.broadcast_to(x[None, :, :], [BLOCK_M // BLOCK_G, BLOCK_G, BLOCK_D]), [BLOCK_M, BLOCK_D])
         if split == 0:
+            if NORM:
+                key_factor = tl.math.rsqrt(tl.sum(k_new * k_new, 0) / D + eps)
+                k_new = k_new * key_factor * k_weight
+                partner_new = partner_new * key_factor * k_partner_weight
+            k_new = tl.where(turned, k_new * cos + tl.where(lower, -partner_new, partner_new) * sin, k_new)
+            k_new = k_new.to(q_ptr.dtype.element_ty).to(tl.float32)
+            if VALUE_NORM:
+                normed = normed_values(v_new.to(tl.float32)[None, :], eps, D)
+                v_new = tl.reshape(normed, [BLOCK_D]).to(q_ptr.dtype.element_ty)
             key, value = as_cached(k_new, k_scale, k_ptr, FP8), as_cached(v_new, v_scale, v_ptr, FP8)
             maximum = capped_scores(tl.sum(q.to(tl.float32) * key[None, :].to(tl.float32), 1) * scale, SOFTCAP)
             total += 1.0
             value_new += value.to(tl.float32)
-            cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
             cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
             tl.store(k_ptr + cache_at, key, mask=present & (cache_slot >= 0))
             tl.store(v_ptr + cache_at, value, mask=present & (cache_slot >= 0))
@@ -243,6 +293,7 @@ def _decode_attention(
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which does not affect these rows
     FP8: tl.constexpr,  # the cache has FP8 numbers
     BYTES: tl.constexpr,  # they are read by `attend_tile_of_bytes`
+    FIRST_AHEAD: tl.constexpr,  # a split's first tile of keys and values is loaded before the wait
     PDL: tl.constexpr,
 ):  # fmt: skip
     ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
@@ -261,22 +312,50 @@ def _decode_attention(
         scale *= k_scale
     bounds = split_bounds(context, WINDOW, CHUNKED, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
     first_position, first_tile, tiles, per_split, active = bounds
+    if FIRST_AHEAD:  # not through the L1 cache either
+        first_of_split = (first_tile + split * per_split) * BLOCK_N + tl.arange(0, BLOCK_N)
+        visible_0 = (first_of_split < context - 1) & (first_of_split >= first_position) & (row < rows) & (split < active)
+        page = page_table_ptr + slot.to(tl.int64) * pages_per_slot + first_of_split // P
+        page = tl.load(page, mask=visible_0, other=0, cache_modifier=".cg").to(tl.int64)
+        at_0 = ((page * KVH + kv_head) * P + first_of_split % P) * D
+        if BYTES:
+            k_0, v_0 = load_bytes(k_ptr, v_ptr, at_0, visible_0, D, BLOCK_D, ".cg")
+        else:
+            column = tl.arange(0, BLOCK_D)
+            inside = visible_0[:, None] & (column < D)[None, :]
+            k_0 = tl.load(k_ptr + at_0[:, None] + column[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+            v_0 = tl.load(v_ptr + at_0[:, None] + column[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+    cos, sin, q_weight, q_partner_weight, k_weight, k_partner_weight = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    cache_slot = slot.to(tl.int64)
+    if FUSED:
+        cos, sin, q_weight, q_partner_weight, k_weight, k_partner_weight = load_turn(
+            q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, context - 1, D, ROTARY, NORM, BLOCK_D
+        )
+        if FIRST_AHEAD:
+            cache_slot = tl.load(cache_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     if not OVERLAP_PREFILL:
         launch.wait_for_predecessor(PDL)
     if (row < rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
         begin, end = first_tile + split * per_split, first_tile + tl.minimum(tiles, (split + 1) * per_split)
         cached = context - 1 if FUSED else context
+        if FUSED and not FIRST_AHEAD:  # with rings, place_pages writes the places
+            cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
         q, value_new, first_maximum, total = begin_split(
-            q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, VALUE_NORM, GROWTH, PERIOD, START,
-            BLOCK_M, BLOCK_D, SOFTCAP, FP8,
+            q_ptr, k_ptr, v_ptr, cos, sin, q_weight, q_partner_weight, k_weight, k_partner_weight, cache_slot, token, q_stride,
+            split, kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, VALUE_NORM, GROWTH, PERIOD,
+            START, BLOCK_M, BLOCK_G, BLOCK_D, SOFTCAP, FP8,
         )  # fmt: skip
         maximum = first_maximum
         if BYTES:
             q, scale = as_half(q, scale)
             sums_0 = tl.zeros([BLOCK_M, BLOCK_D // 4], tl.float32)
             sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
+            if FIRST_AHEAD:
+                sums_0, sums_1, sums_2, sums_3, maximum, total = attend_bytes(
+                    q, sums_0, sums_1, sums_2, sums_3, maximum, total, k_0, v_0, visible_0, scale, PRECISION, SOFTCAP
+                )
+                begin += 1
             for tile in range(begin, end):
                 position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 visible = (position < cached) & (position >= first_position)
@@ -288,6 +367,11 @@ def _decode_attention(
             accumulator = join_columns(sums_0, sums_1, sums_2, sums_3)
         else:
             accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            if FIRST_AHEAD:
+                accumulator, maximum, total = attend_loaded(
+                    q, accumulator, maximum, total, k_0, v_0, visible_0[None, :], scale, True, PRECISION, SOFTCAP
+                )
+                begin += 1
             for tile in range(begin, end):
                 position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 visible = (position < cached) & (position >= first_position)
@@ -333,7 +417,8 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
         OVERLAP_PREFILL=plan.overlap_prefill, FP8=fp8,
-        BYTES=fp8 and q.dtype == torch.bfloat16 and head_dim % 4 == 0 and block_d >= 64, PDL=call.pdl, num_warps=plan.warps,
+        BYTES=fp8 and q.dtype == torch.bfloat16 and head_dim % 4 == 0 and block_d >= 64,
+        FIRST_AHEAD=call.settled and plan.first_ahead, PDL=call.pdl, num_warps=plan.warps,
         num_stages=plan.stages,
         **launch.options(call.pdl),
     )  # fmt: skip
@@ -353,6 +438,8 @@ def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
         (scratch.state, "state of the decode workspace", (launch.AtLeast(2 * splits),), torch.float32),
         (scratch.arrivals, "arrivals of the decode workspace", (launch.AtLeast(rows * kv_heads),), torch.int32),
     )
+    if call.settled and call.new is None:
+        raise ValueError("without new tokens, an earlier launch of the step has written the cache: it is not settled")
     if call.last_tokens and (call.new is not None or plan.overlap_prefill):
         raise ValueError("last_tokens needs an earlier launch that rotates and caches the new tokens")
     if call.new is not None:

@@ -8,7 +8,7 @@ runs. Programs are small, most of one warp: many of them on an SM keep more read
 wait at barriers. FP8 weights are unpacked; their inputs stay in the storage dtype, as in linear/gemv.py.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -23,6 +23,27 @@ from blinkpy.kernels.tile_product import weight_tile
 
 GEMV_TOKENS = 4
 """Most tokens for which this is faster than sorting them, with 8 of 128 experts each."""
+
+
+class Tile(NamedTuple):
+    """The tiles of one of the two products: outputs, inputs of a step, steps in flight, warps of a program."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+
+
+UP = {"": Tile(4, 128, 4, 1), "rows": Tile(4, 256, 3, 1), "blocks": Tile(4, 128, 4, 1)}
+DOWN = {"": Tile(2, 128, 4, 2), "rows": Tile(4, 256, 2, 2), "blocks": Tile(4, 128, 4, 2)}
+"""By `ExpertShape.fp8`: the fastest of some in whole steps of Qwen3-30B-A3B on an H200. DOWN is over all experts of a token."""
+FEW_DOWN = Tile(4, 128, 4, 2)
+"""DOWN for at most two experts of a token."""
+
+
+def tiles_of(shape: ExpertShape) -> tuple[Tile, Tile]:
+    """The tiles of both products."""
+    return UP[shape.fp8], FEW_DOWN if shape.top_k <= 2 and not shape.fp8 else DOWN[shape.fp8]
 
 
 @triton.jit
@@ -175,22 +196,24 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     shape, inner, pdl = call.shape, call.workspace.inner, call.pdl
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # contiguous tokens
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
-    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
+    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "PDL": pdl, **padded}
+    up, down = tiles_of(shape)
     kind = {"": 0, "rows": ROW_SCALES.value, "blocks": BLOCK_SCALES.value}[shape.fp8]
     scales_inputs = call.selection.scales_inputs
     sizes |= {"BIAS": call.biases is not None, "SCALES": kind, "SCALE_INPUTS": scales_inputs, **launch.options(pdl)}
     unread = (call.x, call.x)
     biases, scales = call.biases or unread, unread if call.fp8 is None else tuple(matrix.scales for matrix in call.fp8)
     tensors, chosen = call.selection.tensors(call.logits), call.selection.options
-    _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
+    _expert_gate_up[(triton.cdiv(shape.width, up.block_n), len(call.x) * shape.top_k)](
         call.x, call.gate_up, scales[0], biases[0], call.logits, *tensors, call.counts, inner,
-        N=shape.width, K=shape.hidden, BLOCK_K=128, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
-        num_warps=1, **chosen if scales_inputs else chosen | {"NORMALIZE": True, "FACTORS": False}, **sizes,
+        N=shape.width, K=shape.hidden, BLOCK_N=up.block_n, BLOCK_K=up.block_k, STAGES=up.stages, ALPHA=call.clamp.alpha,
+        LIMIT=call.clamp.limit,
+        num_warps=up.warps, **chosen if scales_inputs else chosen | {"NORMALIZE": True, "FACTORS": False}, **sizes,
     )  # fmt: skip
-    _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
+    _expert_down[(triton.cdiv(shape.hidden, down.block_n), len(call.x))](
         inner, call.down, scales[1], biases[1], call.logits, *tensors, call.counts, call.out,
-        N=shape.hidden, K=shape.width, BLOCK_K=128 if shape.top_k <= 2 else 64,  # over all experts
-        ADD=call.add, num_warps=2, **chosen, **sizes,
+        N=shape.hidden, K=shape.width, BLOCK_N=down.block_n, BLOCK_K=down.block_k, STAGES=down.stages,
+        ADD=call.add, num_warps=down.warps, **chosen, **sizes,
     )  # fmt: skip
 
 

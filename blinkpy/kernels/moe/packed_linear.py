@@ -20,7 +20,7 @@ from blinkpy.kernels.moe.routing import pick_experts
 
 PACKED_TOKENS = 4
 """Most tokens for which this is taken; more are sorted."""
-UP_N, UP_WORDS, DOWN_ROWS, DOWN_WORDS = 16, 128, 32, 64
+UP_N, UP_WORDS, DOWN_ROWS, DOWN_WORDS = 8, 128, 32, 64
 """Outputs of a program, or rows of weights, and words of a row at a time: the fastest of 86 on an H100."""
 
 

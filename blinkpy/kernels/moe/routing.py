@@ -24,6 +24,9 @@ OF_TOP_K = tl.constexpr(2)
 BIASED_SOFTMAX = tl.constexpr(3)
 """Another value of SIGMOID: weights are a softmax over all experts, but the choice adds a bias, as with sigmoids."""
 
+LEAST_PROGRAMS = 32
+"""Programs of the router of one token, if it has as many experts: each has one to four of them."""
+
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
 
@@ -320,7 +323,7 @@ def router_logits(
         (counts, "counts", *launch.HEADER),
     )
     block = triton.next_power_of_2(size)
-    per_program = 4 if tokens == 1 else 8
+    per_program = max(1, min(4, experts // LEAST_PROGRAMS)) if tokens == 1 else 8
     block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
     _router[(triton.cdiv(experts, block_e), tokens)](
         hidden, norm[0], router, router if bias is None else bias, normed, logits, counts, norm[1],

@@ -125,6 +125,7 @@ class AttentionStage:
             pdl,
             block.softcap,
             block.chunked,
+            settled=fused and rings is None,  # place_pages writes the page tables of rings
         )
         chunks = shape.mixed and not last_tokens_only
         if chunks or self.invariant:

@@ -35,6 +35,7 @@ from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEAR
 from blinkpy.kernels.linear.linear_variants import LinearCase
+from blinkpy.kernels.moe.expert_gemv import tiles_of
 from blinkpy.kernels.moe.expert_variants import ExpertCase
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace
@@ -265,8 +266,8 @@ ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states",
 """Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
 ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
 """Constants with sizes on both sides in test_all_reduce.py."""
-PRODUCTS = {"_gemv", "_fp8_gemv", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear", "_combine",
-            "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
+PRODUCTS = {"_gemv", "_fp8_gemv", "_fp8_steps", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear",
+            "_combine", "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
 
 
 def is_routable(experts: int, top_k: int, groups: int) -> bool:
@@ -291,7 +292,8 @@ def product_edges() -> list[tuple[str, Any]]:
                 found += [(f"{name} {axis}", LinearCase(case.config, shape)) for shape in shapes if linear.supports(shape)]
     for name, experts in EXPERTS.items():
         for expert in experts.cases:
-            axes = {"hidden": 128, "width": 64, "experts": 8} if not expert.large else {}
+            up, down = (tile.block_k for tile in tiles_of(expert.shape)) if name == "gemv" else (128, 64)
+            axes = {"hidden": up, "width": down, "experts": 8} if not expert.large else {}
             for axis, block in axes.items():
                 step = 1 if axis == "experts" else max(32, expert.shape.group)
                 for size in around(block, step):
