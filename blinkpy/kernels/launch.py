@@ -7,8 +7,8 @@ resources that this kernel leaves free, since they start after all of its progra
 chain of such kernels:
 - every program of a kernel waits before it may leave early, so that "my predecessor is done" includes all before it;
 - before the wait, a kernel writes nothing, and reads only data that no kernel of the step writes: weights,
-  constants, and the batch. The batch changes between steps: read it past the L1 cache
-  (`cache_modifier=".cg"`). Two exceptions: expert_gemv.py; and attention of a mixed step, where prefill
+  constants, the batch, and cached tokens of earlier steps. Batch and cache change between steps: read them past
+  the L1 cache (`cache_modifier=".cg"`). Two exceptions: expert_gemv.py; and attention of a mixed step, where prefill
   releases decode after its own wait. Decode does not depend on prefill, so it begins immediately, and one
   of its programs waits before it ends.
 """

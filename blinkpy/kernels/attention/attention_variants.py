@@ -85,7 +85,9 @@ def plan_decode(
 
     group: query heads per key and value head.
 
-    - One row: about one tile per split, because a split's loads are serial.
+    - One row: about one tile per split, because a split's loads are serial. Its first tile is loaded before the
+      wait. With at most four key heads 16 splits of up to 40 tiles were faster (Qwen3-30B-A3B, 256 tokens),
+      because unused splits take places of the next layer.
     - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each,
       because adding splits costs time.
     - Many rows fill the GPU: only long contexts are split, so that they don't delay the step; an unused split
@@ -96,9 +98,9 @@ def plan_decode(
     SMs. Heads over 128 need twice the warps, for the registers of their queries and sums, and half the
     tile with an FP8 cache (not measured). So do groups of 16 query heads, which are tiles of 32 rows with
     the new key. FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a split
-    has fewer tiles. One row, or very many rows, use one warp for half a tile (measured for the kernel
-    alone at 1 to 256 rows). Heads over 256 need eight warps, and short pipelines for two programs of an SM
-    (not measured).
+    has fewer tiles. One row uses half a tile (in whole steps of Llama-3-8B and Qwen3-30B-A3B at 256 tokens).
+    So do very many rows, with one warp (measured for the kernel alone at 1 to 256 rows). Heads over 256 need
+    eight warps, and short pipelines for two programs of an SM (not measured).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
@@ -107,7 +109,7 @@ def plan_decode(
         block_n, warps = (32 if dtype == torch.bfloat16 or rows_of_group(group) == 16 else 16), 8
     else:
         if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
-            block_n, warps = 32, 1
+            block_n, warps = 32, 2 if rows == 1 else 1
         warps *= 2 if head_dim > 128 or rows_of_group(group) > 16 else 1
         block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
@@ -118,6 +120,8 @@ def plan_decode(
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
+        if groups <= 4 and not mixed:
+            splits = min(splits, max(16, triton.next_power_of_2(-(-tiles // 40))))
         return DecodePlan(splits, 1, block_n, warps, deepest, overlap_prefill=mixed, first_ahead=not mixed and head_dim <= 128)
     stages, min_tiles = (2, 4) if narrow and not mixed else (3, 4 if 2 * groups < sm_count else 8)
     return DecodePlan(splits, min_tiles, block_n, warps, min(stages, deepest), early_trigger=False, overlap_prefill=mixed)

@@ -34,16 +34,17 @@ class Tile(NamedTuple):
     warps: int
 
 
-UP = {"": Tile(4, 128, 4, 1), "rows": Tile(4, 256, 3, 1), "blocks": Tile(4, 128, 4, 1)}
-DOWN = {"": Tile(2, 128, 4, 2), "rows": Tile(4, 256, 2, 2), "blocks": Tile(4, 128, 4, 2)}
-"""By `ExpertShape.fp8`: the fastest of some in whole steps of Qwen3-30B-A3B on an H200. DOWN is over all experts of a token."""
-FEW_DOWN = Tile(4, 128, 4, 2)
-"""DOWN for at most two experts of a token."""
+UP = {"": Tile(4, 64, 6, 1), "rows": Tile(4, 256, 3, 1), "blocks": Tile(4, 128, 4, 1)}
+DOWN = {"": Tile(4, 128, 3, 2), "rows": Tile(4, 256, 2, 2), "blocks": Tile(4, 64, 4, 2)}
+"""For one token, by `ExpertShape.fp8`: the fastest of some in whole steps of Qwen3-30B-A3B on an H200; for blocks as for
+more tokens. The tiles of DOWN are over all experts of a token."""
 
 
-def tiles_of(shape: ExpertShape) -> tuple[Tile, Tile]:
-    """The tiles of both products."""
-    return UP[shape.fp8], FEW_DOWN if shape.top_k <= 2 and not shape.fp8 else DOWN[shape.fp8]
+def tiles_of(shape: ExpertShape, tokens: int) -> tuple[Tile, Tile]:
+    """The tiles of both products for a bucket of `tokens` tokens."""
+    if tokens == 1 and shape.top_k > 2:
+        return UP[shape.fp8], DOWN[shape.fp8]
+    return Tile(4, 128, 4, 1), Tile(4, 128 if shape.top_k <= 2 else 64, 4, 2)
 
 
 @triton.jit
@@ -197,7 +198,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # contiguous tokens
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "PDL": pdl, **padded}
-    up, down = tiles_of(shape)
+    up, down = tiles_of(shape, len(call.x))
     kind = {"": 0, "rows": ROW_SCALES.value, "blocks": BLOCK_SCALES.value}[shape.fp8]
     scales_inputs = call.selection.scales_inputs
     sizes |= {"BIAS": call.biases is not None, "SCALES": kind, "SCALE_INPUTS": scales_inputs, **launch.options(pdl)}

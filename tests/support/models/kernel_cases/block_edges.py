@@ -292,7 +292,7 @@ def product_edges() -> list[tuple[str, Any]]:
                 found += [(f"{name} {axis}", LinearCase(case.config, shape)) for shape in shapes if linear.supports(shape)]
     for name, experts in EXPERTS.items():
         for expert in experts.cases:
-            up, down = (tile.block_k for tile in tiles_of(expert.shape)) if name == "gemv" else (128, 64)
+            up, down = (tile.block_k for tile in tiles_of(expert.shape, expert.bucket)) if name == "gemv" else (128, 64)
             axes = {"hidden": up, "width": down, "experts": 8} if not expert.large else {}
             for axis, block in axes.items():
                 step = 1 if axis == "experts" else max(32, expert.shape.group)
