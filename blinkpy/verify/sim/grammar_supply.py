@@ -80,7 +80,7 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
     """Random automata: a few more than a queue pair's share, or one if the share is 0.
 
     dead_ends: no byte continues the last state of each.
-    dead: share of bytes that continue no string, of those that need not.
+    dead: share of dead bytes among the bytes that need not continue a string.
     """
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
