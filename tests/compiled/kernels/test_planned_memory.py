@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.common.aot_models import MAX_MODEL_LEN, STEPS, Form, MetaStep, forms_of, published, step_of
+from benchmarks.common.aot_cases import MAX_MODEL_LEN
+from benchmarks.common.aot_models import STEPS, Form, MetaStep, forms_of, published, step_of
 from blinkpy.config import Config
 from blinkpy.kernels.all_reduce import connect_peers
 from blinkpy.models.description.split import Share
