@@ -36,6 +36,7 @@ PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS) 
 UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
 MORE_ROWS = 3  # in a world with drafts
+LASTING = 8  # of this number of worlds with drafts, one has lasting outputs with a grammar
 FEW_DEAD = 0.05  # see grammar_supply.DEAD_SHARE
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
@@ -281,9 +282,10 @@ def make_world(
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
-    pieces, lasting = random_pieces(draw, facts.vocab_size), drafting and drafts.random() < 0.5
+    pieces, lasting = random_pieces(draw, facts.vocab_size), drafting and seed % LASTING == 1
     if lasting:  # outputs with a grammar last long enough for drafts
-        pieces = [bytes(drafts.choices(ALPHABET, k=drafts.choice((1, 1, 2)))) for _ in pieces]
+        spelling = random.Random(f"spelling {seed}")
+        pieces = [bytes(spelling.choices(ALPHABET, k=spelling.choice((1, 1, 2)))) for _ in pieces]
     tokens = TokenBytes.of(pieces, facts.vocab_size)
     words = len(tokens.words) if facts.grammar_share else 0
     limits = make_limits_by_name(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
