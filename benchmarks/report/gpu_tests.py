@@ -61,7 +61,7 @@ def gpu_tests(found: dict[str, Any]) -> str:
     hashes = dict.fromkeys(run.get("commit", where["commit"]["hash"])[:7] for run in found["runs"])
     commits = " and ".join(f"`{commit}`" for commit in hashes) + (" with changes" if where["commit"].get("dirty") else "")
     text = (
-        f"{passed} of {total} tests of `tests/gpu` passed on one {where['gpu']} at {commits}, "
+        f"{passed:,} of {total:,} tests of `tests/gpu` passed on one {where['gpu']} at {commits}, "
         f"{where['date'][:10]}, in {minutes} minutes; {len(tests['failed'])} failed, {len(tests['skipped'])} skipped."
     )
     named = [f"- {kind}: `{name}`" for kind in OUTCOMES[:2] for name in tests[kind]]

@@ -138,6 +138,6 @@ NAMED: dict[str, Source] = {
     "seeded-bugs-rdma": bugs("tests/rdma/seeded_bugs.py"),
     "simulator-calls": simulator_calls,
     **{f"simulated-{mode}": partial(counted_turns, mode) for mode in ("compiled", "compared")},
-    "gpu-tests": lambda results: str(results.read("gpu_tests")["tests"]["passed"]),
-    "gpu-tests-run": lambda results: str(sum(run["tests"] for run in results.read("gpu_tests")["runs"])),
+    "gpu-tests": lambda results: f"{results.read('gpu_tests')['tests']['passed']:,}",
+    "gpu-tests-run": lambda results: f"{sum(run['tests'] for run in results.read('gpu_tests')['runs']):,}",
 }

@@ -288,7 +288,7 @@ def position_at(requests, slot, length):
 def most_distance(grammars, requests, slot, position, generated):
     """The largest distance to an end that is legal after a request's next token, so that the output is complete at max_tokens.
 
-    position: of its automaton, before that token.
+    position: position of its automaton before that token.
     generated: tokens of its output, that one included.
 
     NO_LIMIT if the tokens left are enough for any end, or too few for each end. Also if the output may end here, but no stop
