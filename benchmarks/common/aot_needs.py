@@ -39,7 +39,8 @@ def formula(kernel: str, constants: dict[str, Any], types: list[str], warps: int
         if first == torch.float32 and constants["D"] > 256:  # its sums go through shared memory, or are spilled
             return None
         c, buffers = constants, 1 if kernel == "_decode_attention" else max(1, (stages + 1) // 2)
-        return attention_needs(c["BLOCK_M"], c["BLOCK_N"], c["D"], first, buffers=buffers, fp8=c["FP8"])
+        sizes = c["BLOCK_M"], c["BLOCK_N"], c["D"], first
+        return attention_needs(*sizes, buffers=buffers, fp8=c["FP8"], rotated=bool(c.get("FUSED")))
     return None
 
 

@@ -91,19 +91,16 @@ NEVER: tuple[tuple[str, str], ...] = (
 """(a side as the tool prints it, the reason)"""
 
 WORLDS: tuple[tuple[int, str], ...] = (
-    (4, "hostile"),
-    (5, "hostile"),
-    (11, "uneven"),
-    (20, "hostile"),
-    (22, "hostile"),
     (22, "uneven"),
-    (26, "hostile"),
     (29, "hostile"),
-    (34, "hostile"),
-    (36, "even"),
-    (45, "even"),
-    (48, "even"),
     (52, "even"),
-    (61, "even"),
     (62, "uneven"),
+    (108, "uneven"),
+    (126, "hostile"),
+    (144, "uneven"),
+    (147, "hostile"),
+    (164, "hostile"),
+    (243, "hostile"),
+    (256, "hostile"),
+    (325, "hostile"),
 )

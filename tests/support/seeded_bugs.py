@@ -67,7 +67,7 @@ SCHEDULER_BUGS = _bugs({
         ("the last byte of a token is not looked at", "for i in range(length):", "for i in range(max(1, length - 1)):"),
         ("an output is led to an end a token too late",
          "left = entry[slot, WORD_MAX_TOKENS] - generated", "left = entry[slot, WORD_MAX_TOKENS] - generated + 1"),
-        ("an output without tokens for any end is led to one", "own, state) > left + 1:", "own, state) > left + 9:"),
+        ("an output without tokens for any end is led to one", "own, position) > left + 1:", "own, position) > left + 9:"),
         ("an output that no stop id can end is led to an end", " and not may_stop(entry, slot, generated):", " and slot < 0:"),
         ("an output with token rules is led to an end", " or entry[slot, WORD_RULES_WORDS] != 0:", ":"),
         ("a string has a character too many", "            if count >= most:", "            if count > most:"),

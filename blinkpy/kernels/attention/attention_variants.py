@@ -47,7 +47,7 @@ class DecodePlan:
         group: query heads per key and value head.
         fp8: the cache has FP8 numbers.
         """
-        needs = attention_needs(rows_of_group(group), self.block_n, head_dim, dtype, buffers=1, fp8=fp8)
+        needs = attention_needs(rows_of_group(group), self.block_n, head_dim, dtype, buffers=1, fp8=fp8, rotated=True)
         check_needs(needs, self.warps, f"plan of decode attention: {self} for heads of {head_dim}")
 
 
@@ -56,11 +56,18 @@ def rows_of_group(group: int) -> int:
     return max(16, triton.next_power_of_2(group + 1))
 
 
-def attention_needs(block_m: int, block_n: int, head_dim: int, dtype: torch.dtype, *, buffers: int, fp8: bool) -> Needs:
+def attention_needs(
+    block_m: int, block_n: int, head_dim: int, dtype: torch.dtype, *, buffers: int, fp8: bool, rotated: bool = False
+) -> Needs:
     """The needs of a program: queries, a tile of keys and one of values in each buffer, and float32 sums. A
     tile of an FP8 cache is converted to float32 one at a time.
+
+    rotated: the program rotates its queries, which then stay in registers; a tile of an FP8 cache is not converted.
     """
     width = triton.next_power_of_2(head_dim)
+    if rotated:
+        cached = 2 * buffers * block_n * width * (1 if fp8 else dtype.itemsize)
+        return Needs(cached + OTHER_SHARED, block_m * width)
     if fp8 and dtype == torch.float32:
         cached = block_n * width * dtype.itemsize
     else:
@@ -110,7 +117,8 @@ def plan_decode(
     else:
         if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
             block_n, warps = 32, 2 if rows == 1 else 1
-        warps *= 2 if head_dim > 128 or rows_of_group(group) > 16 else 1
+        wide, many = head_dim > 128, rows_of_group(group) > 16
+        warps *= 4 if wide and many and dtype == torch.bfloat16 and not fp8 else 2 if wide or many else 1
         block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:
