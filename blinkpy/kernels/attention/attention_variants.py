@@ -113,7 +113,7 @@ def plan_decode(
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
     deepest = 2 if head_dim > 256 else 3  # stages
     if head_dim > 256:
-        block_n, warps = (32 if dtype == torch.bfloat16 or rows_of_group(group) == 16 else 16), 8
+        block_n, warps = (32 if rows_of_group(group) == 16 else 16), 8
     else:
         if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
             block_n, warps = 32, 2 if rows == 1 else 1
