@@ -103,10 +103,11 @@ def supports(shape: LinearShape) -> bool:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """A tile of weights, and its sums."""
+    """A tile of weights and, if more than one tile is added up, its sums."""
     halves, vector = 2 if shape.swiglu else 1, 1 if config.elementwise else 16 // shape.dtype.itemsize
     tile = halves * config.block_n * config.block_k
-    return Needs(values=tile * shape.dtype.itemsize // 4 + tile // vector)
+    sums = tile // vector if shape.k > config.block_k else 0
+    return Needs(values=tile * shape.dtype.itemsize // 4 + sums)
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
