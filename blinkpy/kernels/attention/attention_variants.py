@@ -52,7 +52,7 @@ class DecodePlan:
 
 
 def rows_of_group(group: int) -> int:
-    """Rows of a decode program's tile: the queries of a group and, behind them, the new key."""
+    """Rows of a decode program's tile: more than the queries of a group; queries repeat in the other rows."""
     return max(16, triton.next_power_of_2(group + 1))
 
 
