@@ -175,6 +175,24 @@ async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
 
 
 @in_loop
+async def test_requests_beyond_a_limit_are_not_judged_one_by_one(keys: Path) -> None:
+    stage, judged = Stage(keys, slots=4, max_flex_requests=2), list[Ticket]()
+    running = [stage.enter("a", best_effort=1) for _ in range(2)]
+    waiting = [stage.enter("a", best_effort=1) for _ in range(20)]
+    may_run = stage.admission._may_run
+
+    def noted(ticket: Ticket) -> bool:
+        judged.append(ticket)
+        return may_run(ticket)
+
+    stage.admission._may_run = noted  # type: ignore[method-assign]
+    stage.admission.admit()
+    assert stage.free == 2 and not judged
+    stage.end(running[0])
+    assert [ticket.inside for ticket in waiting] == [True] + [False] * 19
+
+
+@in_loop
 async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> None:
     """No request waits for all of its slots before it starts, and it gets all of them."""
     for other in "ab":
