@@ -102,7 +102,6 @@ def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generato
     drafted, after = outputs(tmp_path, requests, **CPU | MTP | {"num_pages": pages})
     assert drafted == without
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] < after["draft_tokens"]
-    assert after["draft_tokens_accepted"] > after["draft_tokens"] / 10
     assert (after["preemptions"] > 0) == (pages == 24)
     for name in ("generated_tokens", "prompt_tokens", "requests_finished"):
         assert before[name] == after[name]

@@ -206,8 +206,9 @@ def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("lanes", [1, 7])
 def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: int, rng: np.random.Generator) -> None:
     """Each token is checked by its front end, and each decision by the oracle. The language: strings of up to 5 characters `a`
-    after each `b`, in tokens of up to three bytes. Token 3 has none, and follows others in the prompts."""
-    case = make_case(lanes=lanes, **drafts | {"share": 2, "vocab_size": 5, "record_turns": 8})
+    after each `b`, in tokens of up to three bytes. Token 3 has none: in the prompts it follows each pair of
+    the others, so that any two tokens of a request have a draft that is refused."""
+    case = make_case(lanes=lanes, **drafts | {"share": 2, "vocab_size": 5, "record_turns": 8, "max_model_len": 112})
     tokens = TokenBytes.of(pieces := [b"a", b"b", b"aab", b"", b"ba"], 5)
     case.state.grammars.token_place[:], case.state.grammars.token_bytes[: len(tokens.words)] = tokens
     case.pieces[:] = case.opinion.oracle.pieces[:] = pieces
@@ -215,18 +216,18 @@ def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: in
     class_of[list(b"ab")] = 0, 1
     table, loops = np.array([[0, 1, DEAD], [1, 0, DEAD]], np.int16), np.array([[1, 0, 5]], np.int32)
     grammar = ByteAutomaton(class_of, table, np.array([True, False]), loops=loops, start=position_of(1, 0))
-    for i in range(8):
+    spelled = [0, 1, 2, 4]
+    pairs = [[first, second, 3] for first in spelled for second in spelled]
+    counters = ["draft_tokens_accepted", "draft_tokens_refused"]
+    for i in range(400):
         more = {"stop_ids": (3, *[-1] * 7)} if i % 2 else {}
-        case.submit(
-            [*rng.integers(0, 5, 3).tolist(), 0, 0, 3, 0, 1, 3, 1, 0, 3, 1, 1, 3],
-            45,
-            grammar=grammar,
-            seed=i,
-            min_tokens=20 * (i % 3),
-            **more,
-        )
-    run(case, [])
-    assert case.counter("draft_tokens_accepted") > 0 < case.counter("draft_tokens_refused")
+        prompt = [token for pair in rng.permutation(pairs).tolist() for token in pair]
+        case.submit(prompt, 45, grammar=grammar, seed=i, min_tokens=20 * (i % 3), **more)
+        if i % 8 == 7:
+            run(case, [])
+            if i > 8 and all(map(case.counter, counters)):
+                return
+    raise AssertionError(f"{counters} are {[*map(case.counter, counters)]}")
 
 
 @BOTH

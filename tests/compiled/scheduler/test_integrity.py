@@ -84,6 +84,15 @@ def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
                 yield simulation.world.limits, simulation.world.state
 
 
+def grammars_of_drafts(state: State) -> list[int]:
+    """Grammars whose words are walked: with another number of states, such a walk reads words that mean something else."""
+    walked = list[int]()
+    for batch in (state.batch, state.suspended):
+        rows = int(batch.counts[S.ROWS])
+        walked += state.requests.grammar[batch.row_slots[:rows][batch.emits[:rows] == S.DRAFT]].tolist()
+    return walked
+
+
 def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits, state: State) -> None:
     """Usually a word with a meaning, changed to a neighbour of another word's value, or to a bound."""
     name, array = draw.choice(arrays)
@@ -104,8 +113,8 @@ def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits,
         index[1:] = [draw.randrange(min(n, (length if name == "requests.tokens" else held) + 1)) for n in array.shape[1:]]
         if name == "requests.entry":
             index[1] = draw.choice(CHECKED_WORDS)
-    elif name.startswith("grammars.") and (r.grammar[live] >= 0).any():
-        index[0] = own = draw.choice([slot for slot in r.grammar[live].tolist() if slot >= 0])
+    elif name.startswith("grammars.") and (undrafted := sorted({*r.grammar[live].tolist()} - {-1, *grammars_of_drafts(state)})):
+        index[0] = own = draw.choice(undrafted)
         index[1:], values = [STATES_WORD] * (array.ndim - 1), r.grammar_state[r.grammar == own].tolist()
     elif name in listed or name.startswith(("batch.", "suspended.")):
         if name.startswith("suspended."):
