@@ -39,6 +39,16 @@ TOGETHER = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=1, help="run each test with random inputs with this many seeds (default: 1)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    count = metafunc.config.getoption("seeds")
+    if count > 1 and "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(SEED, SEED + count), indirect=True)
+
+
 def pytest_report_header() -> str:
     return f"random inputs: BLINKPY_SEED={SEED}"
 
@@ -92,9 +102,10 @@ def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The run's seed. It is printed with every failing test."""
-    print(f"BLINKPY_SEED={SEED}")
-    return SEED
+    """The run's seed, or another of --seeds. It is printed with every failing test."""
+    own: int = getattr(request, "param", SEED)
+    print(f"BLINKPY_SEED={own}")
+    return own
 
 
 @pytest.fixture
