@@ -40,7 +40,9 @@ TOGETHER = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=1, help="run each test with random inputs with this many seeds (default: 1)")
+    parser.addoption(
+        "--seeds", type=int, default=1, help="run only the tests with random inputs, with this many seeds (default: all, 1)"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -61,8 +63,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tests of LONGEST first, and distribute the waiting tests of front ends among those that compute."""
+    if config.getoption("seeds") > 1:
+        items[:] = [item for item in items if "seed" in getattr(item, "fixturenames", ())]
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [path for path in files if path.parent.name == "front_end"]
     computing = [path for path in files if path.parent.name != "front_end"]
