@@ -144,9 +144,9 @@ def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, relea
         yield Finding(NOTE, "GPUDirect RDMA", "network cards can't access the memory of this GPU; keep the queues in host memory")
         return
     if dmabuf and kernel >= DMABUF_KERNEL:
-        yield Finding(OK, "GPU memory", "dma-buf: --queue-memory dmabuf")
+        yield Finding(OK, "GPU memory", "works as a dma-buf: use --queue-memory dmabuf")
     elif peer_memory:
-        yield Finding(OK, "GPU memory", "peer-memory (nvidia-peermem): --queue-memory peermem")
+        yield Finding(OK, "GPU memory", "works through nvidia-peermem: use --queue-memory peermem")
     else:
         text = "no dma-buf (needs NVIDIA's open kernel modules and Linux 5.12) and no peer-memory (modprobe nvidia-peermem)"
         yield Finding(NOTE, "GPU memory", text)

@@ -139,9 +139,9 @@ class LLM:
     """A model with a separate engine, for batches of prompts. A context manager; close() ends the engine.
 
     model: a folder, a hub id, or "demo" for the built-in model.
-    show_progress: false: no progress of the start on standard error. By default, a terminal has a progress bar; elsewhere, each
-        phase has a line, and a long one another line each 10 s. If `logging` shows the logger "blinkpy.llm" at level INFO, it
-        gets these lines instead.
+    show_progress: False hides the progress of the start. By default, a terminal shows a progress bar on standard error;
+        elsewhere, each phase prints a line, and a long phase one more every 10 s. If `logging` shows the logger "blinkpy.llm" at
+        level INFO, it gets these lines instead.
     options: engine options by the names in docs/cli.md, such as device="cpu" or max_model_len=2048.
     Raises ConfigError for an invalid option or an unusable model, and RuntimeError if the engine fails.
     """
@@ -219,11 +219,10 @@ class LLM:
         sampling_params: one for all prompts, or a list with one per prompt.
         parse_special: encode text spelled like a special token as that token; for texts in the form of a chat
             template.
-        use_tqdm: show how many outputs have ended; None: a bar on a terminal, elsewhere a line each 10 s, as for
-            `show_progress`. A callable such as tqdm is called with `total` and `desc`, and makes a bar with
-            update(n) and close().
-        Raises ValueError for a prompt or parameter that can't be served, before any generation, and
-        RuntimeError if the engine fails.
+        use_tqdm: show how many outputs have ended; None: a bar on a terminal, elsewhere a line every 10 s, as for
+            `show_progress`. A callable such as tqdm is called with `total` and `desc`, and makes a bar with update(n) and
+            close(). Raises ValueError for a prompt or parameter that can't be served, before any generation, and RuntimeError if
+            the engine fails.
         """
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]

@@ -37,7 +37,7 @@ MOST_VALUES = 2 << 20  # per JSON text, without keys: at most about 200 MiB of P
 DEEPEST = 64  # nested objects and lists of a JSON text
 DIGITS = 40  # of an integer: transformers writes int(1e30) for "no limit"
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # the closing quote may be missing: linear time for any text
-# No wait for a FIFO's writer, no link behind the checked path, no controlling terminal.
+# No wait for a FIFO's writer, no link at the checked path, no controlling terminal.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
 KINDS = {
     stat.S_IFDIR: "a directory",

@@ -1,4 +1,4 @@
-"""Optional packages, looked for without an import; and modules that are found by their file names."""
+"""Finds optional packages without importing them, and modules by their file names."""
 
 import pkgutil
 import traceback

@@ -24,8 +24,8 @@ class Stopped(Exception):
 
 
 class Signals:
-    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is reported
-    in a line. SIGHUP ends no process, here and in child processes.
+    """Counts SIGINT and SIGTERM: the first asks for an orderly end, the second for an immediate end, which is logged in one
+    line. SIGHUP ends no process, here and in child processes.
 
     react: called at each signal with the count, in the main thread.
     quiet: the parent reports that line.
@@ -116,7 +116,7 @@ def _flush() -> None:
 
 def end_within(seconds: float) -> None:
     """Limit the time until this process ends, counted from the first call. Then the kernel ends it by SIGALRM,
-    even if it waits for a thread, unread output or the interpreter's shutdown. TRACES_S before, it prints the
+    even if it waits for a thread, unread output or the interpreter's shutdown. TRACES_S earlier, it prints the
     stacks of all threads. Call it in the main thread; a signal handler may do so.
     """
     if signal.getitimer(signal.ITIMER_REAL)[0]:

@@ -52,7 +52,7 @@ def no_progress(phase: str, done: float = 0, total: float = 0) -> None:
 class ChildError(RuntimeError):
     """A child failed to start, or ended unexpectedly. The message is one line for the user.
 
-    usage: the child refused its options or its model, so another attempt would fail, too.
+    usage: whether the child refused its options or its model, so that another attempt would also fail.
     """
 
     def __init__(self, message: str, usage: bool = False):

@@ -1,4 +1,4 @@
-"""Progress of a start or a batch: one updated line on a terminal, elsewhere a line per phase and each 10 s."""
+"""Progress of a start or a batch: one updated line on a terminal, elsewhere a line per phase and every 10 s."""
 
 import contextlib
 import logging
@@ -71,7 +71,7 @@ class Progress:
     clock: seconds, for tests.
     logger: if it has a handler and level INFO, it gets the lines instead of a stream that is not a terminal. On a terminal it
         gets a line per phase in addition.
-    begins: without a terminal, a phase has a line at its begin, and not only each 10 s.
+    begins: without a terminal, print a line when a phase begins, not only every 10 s.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Progress:
 class OutputCount:
     """Shows how many outputs of a batch have ended.
 
-    shown: whether to show it; None: on a terminal, elsewhere a line each 10 s; or a factory such as tqdm, called with `total`
+    shown: whether to show it; None: on a terminal, elsewhere a line every 10 s; or a factory such as tqdm, called with `total`
         and `desc`, whose result has update(n) and close().
     total: 0 shows nothing.
     logger, clock: see Progress.

@@ -207,7 +207,7 @@ def benchmark(run: Run) -> None:
             figures = [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{off['tpot_ms'] / on['tpot_ms']:.2f}x", share]
             rows.append([name, str(streams), *figures])
     run.write(__doc__, {**measured_on(run), "engines": engines})
-    print(table(("workload", "streams", "TPOT off, ms", "TPOT with drafts, ms", "faster", "right drafts"), rows))
+    print(table(("workload", "streams", "TPOT off, ms", "TPOT with drafts, ms", "faster", "accepted drafts"), rows))
 
 
 if __name__ == "__main__":

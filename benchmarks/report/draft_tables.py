@@ -10,7 +10,7 @@ from benchmarks.report.words import percent
 
 PREFIX = "drafts-"
 HEAD = [
-    "outputs", "streams", "TPOT without drafts, ms", "with drafts, ms", "faster", "right drafts",
+    "outputs", "streams", "TPOT without drafts, ms", "with drafts, ms", "faster", "accepted drafts",
     "J/token without", "with drafts",
 ]  # fmt: skip
 

@@ -67,12 +67,12 @@ class FrontendOptions:
     )
     send_timeout_s: float = option(
         60.0,
-        "time without progress of a client that reads a response, in seconds, after which its connection is closed",
+        "time without progress while a client reads a response, in seconds, after which the connection is closed",
         low=0.1,
         high=3600,
     )
     close_timeout_s: float = option(
-        10.0, "send_timeout_s for a connection whose last response has been written, in seconds", low=0.1, high=3600
+        10.0, "like send_timeout_s, after the last response of a connection has been written, in seconds", low=0.1, high=3600
     )
     body_budget_mib: int = option(
         128,
@@ -103,7 +103,7 @@ class FrontendOptions:
     )
     max_lag_ms: int = option(
         400,
-        "maximum wait of requests up to 2 KiB for a busy worker, in ms; beyond it new POSTs get a 503",
+        "maximum time that requests up to 2 KiB wait for a busy worker, in ms; beyond it new POSTs get a 503",
         low=1,
         high=60_000,
     )

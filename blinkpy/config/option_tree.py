@@ -64,12 +64,12 @@ class Config:
 
     @property
     def worker_slots(self) -> int:
-        """Most requests in flight of a worker. An engine whose model has large recurrent states may settle for fewer."""
+        """Maximum requests in flight of a worker. An engine whose model has large recurrent states may use fewer."""
         return self.queue.slots or DEFAULT_SLOTS
 
     @property
     def all_slots(self) -> int:
-        """The same for all workers of an engine."""
+        """`worker_slots` of all workers of an engine together."""
         return self.frontend.workers * self.worker_slots
 
     def extension(self, kind: type[Options]) -> Options:
@@ -117,7 +117,9 @@ def options(command: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 
 def check_asked(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if options that the user set, by flat name, exclude each other. A default would yield."""
+    """Raise ConfigError if options that the user set, by flat name, exclude each other. A default yields to an option that was
+    set.
+    """
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
     if "response_store_count" in values and not values.get("response_store_mib"):

@@ -102,8 +102,8 @@ class SchedulerOptions(BatchOptions):
     )
     speculative: str = option(
         "off",
-        "drafts of the next tokens, which change no output: ngram takes earlier tokens of the request, mtp the checkpoint's own "
-        "layer for drafts (docs/speculation.md)",
+        "source of drafts of the next tokens, which never change the output; ngram: earlier tokens of the request; mtp: the "
+        "checkpoint's draft layer (docs/speculation.md)",
         choices=("off", NGRAM, MTP),
     )
     speculative_tokens: int = option(

@@ -1,5 +1,5 @@
-"""Fault codes, and `expect`, which checks a condition. A code is a number for a text, because compiled code
-returns no text.
+"""Fault codes, and `expect`, which checks a condition. A code is a number that stands for a text, because compiled code can't
+return text.
 
 A *fault* is a fault code, with a place in its upper half: a page, a slot or an index. 0 means no fault.
 """

@@ -1,7 +1,7 @@
 """The only functions with three implementations: memory-model primitives, and collectives over the lanes of a
 block.
 
-Everything else in the scheduler is one source. A function here has
+The rest of the scheduler has a single source. A function here has
 
 - a plain Python body, the `def` below: the reference;
 - a body for numba.njit, from the intrinsics in device/cpu_primitives.py;
@@ -38,9 +38,7 @@ ENVIRONMENT = "_ZN08NumbaEnv"
 
 
 class SharedLibrary(JITCodeLibrary):
-    """The code of one function and its callees. `put_off`: it has no entry point yet, so no machine code is
-    generated.
-    """
+    """The code of one function and its callees. `put_off`: it has no entry point yet, so machine code is not generated yet."""
 
     put_off = False
 

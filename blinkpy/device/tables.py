@@ -304,7 +304,7 @@ def _unbox_table(typ, table, c):
 
 @cache
 def register_cuda_tables() -> None:
-    """Register the same for numba-cuda, once. Raises ImportError without numba-cuda."""
+    """Register tables for numba-cuda, once. Raises ImportError without numba-cuda."""
     from blinkpy.device.cuda import kernel_compiler as cuda
 
     cuda.models.register_model(TableType)(cuda.core_models.OpaqueModel)

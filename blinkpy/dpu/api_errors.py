@@ -28,7 +28,7 @@ class ApiError(Exception):
     status: HTTP status.
     param: the faulty parameter of the request.
     code: a name of the error for programs.
-    retry_s: s after which the same request may succeed, if that depends on time.
+    retry_s: seconds after which the same request may succeed, if that depends on time.
     limit: the option whose limit was exceeded.
     allow: the permitted methods, for status 405.
     """

@@ -143,9 +143,7 @@ class EngineLink:
         return None
 
     def readiness(self) -> str | None:
-        """Like status(), but also requires that within half a lease the queue pair had a heartbeat and the
-        event loop ran.
-        """
+        """Like status(), but also reports a missing heartbeat or a blocked event loop: no sign of either within half a lease."""
         problem = self.status()
         return problem if problem is not None or self.pair is None else self._thread.problem_of(self.pair)
 
@@ -423,4 +421,4 @@ class EngineLink:
 
 
 def _nowhere() -> QueuePair:
-    raise EngineLostError("there is no engine")
+    raise EngineLostError("no engine is attached")

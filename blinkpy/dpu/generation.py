@@ -137,7 +137,7 @@ class PromptScores:
         self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, when complete
         self.entries = [TokenLogprobs(tokens[0], None, [], self._offsets[0])]
         self.ranks: list[int | None] = [None]
-        """Places of the tokens among the most likely ones, from 1 on; None for the first token, and beyond TOP_LOGPROBS."""
+        """Ranks of the tokens by likelihood, from 1; None for the first token, and beyond TOP_LOGPROBS."""
 
     @property
     def complete(self) -> bool:
@@ -226,7 +226,7 @@ class PlainPath(Protocol):
     """A shortcut for the tokens of a choice that is_plain, without `push` and `flush`."""
 
     def push(self, token: int) -> None:
-        """Take a token, whose text the sink's next send() sends."""
+        """Take a token; the sink's next send() sends its text."""
 
 
 @dataclass(slots=True, eq=False)
@@ -300,7 +300,7 @@ class Generation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its further text is only that of its tokens."""
+        """Whether the rest of its text depends only on its tokens."""
         has_more = self.scoring or self.echo_only or self.top_logprobs >= 0
         return not has_more and self.echo is None and self._stops is None and self.reasoning is None
 

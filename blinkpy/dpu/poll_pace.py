@@ -23,7 +23,7 @@ class PollPace:
         self._found = False  # the last poll found completions
 
     def restart(self) -> None:
-        """Steps resume after a pause, so their length is unknown."""
+        """Forget the length of a step: steps resume after a pause."""
         self._lengths.append(0.0)
 
     def delay(self, now: float, found: bool, clumped: bool) -> float:

@@ -121,7 +121,7 @@ class WorkerProcess:
 
     @property
     def has_drained(self) -> bool:
-        """Whether no process runs, or the worker has finished its work at the end."""
+        """Whether the process has ended, or has finished its last request after being asked to end."""
         return self.process.child is None or self.process.child.drained
 
     @property
@@ -264,7 +264,7 @@ class Supervisor:
             raise ConfigError(death.error or "a front-end worker refused its options")
         logger.error("worker %d %s", worker.index, death)
         if worker.is_hopeless:
-            logger.error("worker %d died in each of %d starts: giving up", worker.index, FIRST_STARTS)
+            logger.error("worker %d died in %d consecutive starts: giving up", worker.index, FIRST_STARTS)
         return worker.is_hopeless
 
     def _take_over(self, inherited: Inheritance) -> bool:
@@ -272,7 +272,7 @@ class Supervisor:
         without = [worker.index for worker in self.workers if not worker.attached]
         if without:
             logger.error(
-                "worker %d has no engine, so the running front end continues: engines need queue pairs (--workers) for both",
+                "worker %d has no engine, so the old front end continues: engines need queue pairs (--workers) for both",
                 without[0],
             )
             inherited.refuse()

@@ -135,8 +135,8 @@ class Engine:
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def _with_drafts(self, model: DecoderDescription) -> DecoderDescription:
-        """The description with the layer from which drafts come, if there is one. Raises ConfigError if the model or the device
-        has no drafts of the chosen kind.
+        """The description with the draft layer, if drafts come from one. Raises ConfigError if the model or the device does not
+        support the chosen kind of drafts.
         """
         kind = self.config.scheduler.speculative
         if model.delta is not None and kind != "off":
@@ -190,9 +190,8 @@ class Engine:
         )
 
     def run(self, budget_s: float = 0) -> None:
-        """Serve until stopped or drained. A fault is announced to the front ends before it is raised.
-
-        budget_s: seconds after which it ends by itself, for tests and benchmarks; 0: never.
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: seconds after
+        which it returns, for tests and benchmarks; 0: never.
         """
         runner = self.runner
         if runner is None:

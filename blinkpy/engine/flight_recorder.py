@@ -45,7 +45,7 @@ class PolicyFaultLog:
         self._logged, self._next = 0, -float("inf")
 
     def look(self) -> None:
-        """Log faults counted since the last line, if that line is at least PERIOD_S old."""
+        """Log the faults since the last line, at most one line per PERIOD_S."""
         if self._silent or (count := int(self._words[COUNTER["policy_faults"]])) == self._logged or self._clock() < self._next:
             return
         try:
@@ -100,7 +100,7 @@ class FlightRecorder:
             self.memory.publish(self._config.engine.name)
 
     def open_turn(self, now_ns: int, number: int) -> None:
-        """Begin a turn. Until close_turn, its inputs are the last known state."""
+        """Begin a turn. If it fails before close_turn, its inputs are the last record."""
         if self.memory is not None:
             self.memory.open_turn(now_ns, number)
 

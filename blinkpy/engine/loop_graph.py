@@ -47,7 +47,7 @@ earlier.
 
 In a layer group that is not the last one it begins later, because a request that arrives after it waits for the next
 group, too. The last kernel of a group is usually a large product. So `overlap` begins right before the product, which
-only waits for its begin. If the next group is an MLP, the longest wait, `overlap` begins after the product, and the
+only waits for its start. If the next group is an MLP, the longest wait, `overlap` begins after the product, and the
 border takes longer."""
 
 PRIORITIES = runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority
@@ -74,7 +74,7 @@ class LoopGraph:
     code: the loop's kernels, compiled.
     table: words of their table, int64, with the addresses of the queues and of the scheduler's state.
     steps: step graphs, kept as long as the loop.
-    cut: step graphs in groups of layers; the largest has limits.step_groups.
+    cut: step graphs cut into groups of layers, at most limits.step_groups.
     graph_of: index of a batch's graph, int32 [buckets, kinds of a batch]. Cut graphs are numbered after the others.
     keep: the owners of the table's addresses.
     trace_rows: turns whose times are recorded, for benchmarks, together with the start and end of each step.
@@ -230,7 +230,7 @@ class LoopGraph:
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
         if not (step.ends or step.late) and before_overlap and G.begins_behind(whole, chain[-1]):
             call = runtime.cudaGraphAddDependencies(whole, [overlap], [chain[-1]], [G.edge(G.PROGRAMMATIC)], 1)
-            check_cuda(call, "order the last kernel of a group behind the begin of overlap")
+            check_cuda(call, "order the last kernel of a group after the start of overlap")
         self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:
             words = array_words(self.loop, self.trace)

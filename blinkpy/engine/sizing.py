@@ -132,7 +132,7 @@ SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spaced: different weigh
 
 
 def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
-    """A digest of the model's config, of samples of its weights, and of the options that change its results.
+    """A digest of the model's config, samples of its weights, and the options that change its results.
 
     reads_weights: whether the device reads weights.
     """
@@ -171,7 +171,7 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
         return None
     pieces = TokenTexts(encoder).pieces
     if pieces is None:
-        logger.warning("grammars are disabled: the bytes of some tokens depend on the tokens before them")
+        logger.warning("grammars are disabled: the bytes of some tokens depend on earlier tokens")
         return None
     return TokenBytes.of(token_pieces(encoder, pieces), vocab_size)
 

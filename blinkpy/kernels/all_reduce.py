@@ -5,11 +5,11 @@ larger tensors: rank r reads the r-th part of every rank's addend, and stores th
 rank. Both add in the order of ranks, in float32, and round once. So the bits depend on neither the batch nor
 the form, and are equal on all ranks.
 
-A program waits only for programs of the same number on the peers, at most SPINS reads of a flag. Then it
-stores a fault, after which no program waits: the loop ends with it. All launches have PROGRAMS programs, so
-the epochs of all programs are equal. An epoch's boxes are written again two epochs later. A rank that writes
-them has seen all flags of the epoch between. A peer raises these only after its kernel of the first epoch has
-ended. A batch without tokens has no epoch: kernels are loaded with it, one rank after another.
+A program waits only for programs of the same number on the peers, at most SPINS reads of a flag. Then it stores a fault. After a
+fault no program waits any more, and the loop ends with that fault. All launches have PROGRAMS programs, so the epochs of all
+programs are equal. An epoch's boxes are written again two epochs later. A rank that writes them has seen all flags of the epoch
+in between, which a peer raises only after its kernel of the first epoch has ended. A batch without tokens has no epoch: kernels
+are loaded with it, one rank after another.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def _await_flags(
     flags_ptr, fault_ptr, phase, program, epoch,
     RANK: tl.constexpr, RANKS: tl.constexpr, PROGRAMS_: tl.constexpr, SPINS_: tl.constexpr,
 ):  # fmt: skip
-    """Wait until the same program of each rank has raised its flag, at most SPINS reads for each; after a fault, one."""
+    """Wait until the same program of each rank has raised its flag: at most SPINS reads per flag, or one read after a fault."""
     own = tl.load(flags_ptr + RANK).to(tl.pointer_type(tl.int32))
     most = tl.where(tl.load(fault_ptr, volatile=True) == 0, SPINS_, 0)
     for peer in tl.static_range(RANKS):
@@ -108,7 +108,7 @@ def _all_reduce(
     PROGRAMS_: tl.constexpr, SPINS_: tl.constexpr, TWO_SHOTS: tl.constexpr, ADD: tl.constexpr, PHASES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """PHASES: bits of the phases that run: 1 stores, 2 adds, 4 takes over the sums of two shots. A GPU runs all in one launch."""
+    """PHASES: bits of the phases to run: 1 stores, 2 adds, 4 copies the sums of two shots. A GPU runs all in one launch."""
     program = tl.program_id(0)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)

@@ -23,7 +23,7 @@ class Needs(NamedTuple):
     """The needs of a program.
 
     shared: bytes of shared memory.
-    values: 32-bit values of all threads that live through the loop.
+    values: 32-bit values that stay in registers during the loop, of all threads together.
     """
 
     shared: int = 0

@@ -1,7 +1,6 @@
-"""Around a draft layer: the tokens that it reads, the rows that get drafts, and the drafts (blinkpy/models/gpu/draft_stage.py).
-
-These kernels and the draft layer read results and batches of earlier kernels of the step. So they run without programmatic
-dependent launch.
+"""Kernels before and after a draft layer: they find the tokens that it reads, the rows that get drafts, and the drafts
+(blinkpy/models/gpu/draft_stage.py). Since they and the draft layer read results and batches of earlier kernels of the step, they
+run without programmatic dependent launch.
 """
 
 from typing import Any, NamedTuple, Self
@@ -21,10 +20,10 @@ DRAFT = tl.constexpr(state.DRAFT)
 class DraftRows(NamedTuple):
     """A batch of one token for each of B rows, at which the draft layer runs again.
 
-    view: rows as those of the step's batch.
+    view: the rows, in the form of the step's batch.
     tokens: int32 [B], the draft before each token.
-    kept: int32 [B], index of the row's last right token in the step's batch.
-    ends: int32 [B], first position without a place for keys; 0: the row gets no further draft.
+    kept: int32 [B], index of the row's last correct token in the step's batch.
+    ends: int32 [B], first position without space for keys; 0: the row gets no more drafts.
     """
 
     view: BatchView
@@ -127,8 +126,8 @@ def _choose_rows(
 
 
 def choose_rows(batch: Any, requests: RequestView, own: DraftRows, *, drafts: int, page_size: int) -> None:
-    """Fill `own` for the first draft: own rows of requests that may have drafts end with the page of their last row. A draft's
-    row, and a prompt that is scored, get none.
+    """Fill `own` for the first draft: the own row of a request that may have drafts can extend to the end of its last row's
+    page. Rows of drafts and scored prompts get no drafts.
 
     batch: a computed `blinkpy.kv.state.Batch` of tensors.
     drafts: the maximum of a request in one step.
@@ -217,8 +216,8 @@ def _take_drafts(
 def take_drafts(
     logits: torch.Tensor, page_table: torch.Tensor, own: DraftRows, drafted: torch.Tensor, *, number: int, page_size: int
 ) -> None:
-    """drafted[row, number] = the most probable token of each row, the first of equal ones; -1 for a row that gets no draft. Then
-    move the rows of `own` to that draft, if it has a place in the cache.
+    """drafted[row, number] = the most probable token of each row, the lowest id among equals; -1 for a row without a draft. Then
+    move the rows of `own` to that draft, if the cache has space for it.
 
     logits: float32 [B, V], rows of any stride.
     page_table: int32 [S, pages of a sequence].

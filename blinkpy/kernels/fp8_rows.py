@@ -59,7 +59,7 @@ def row_power(x):
 
 @triton.jit
 def pack_scaled(x, BLOCK_K: tl.constexpr):
-    """The words of `pack_row`, of x that is scaled already: less than 16."""
+    """The words of `pack_row` for an x that is already scaled to less than 16."""
     bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     first, second = tl.split(tl.reshape(bits, [BLOCK_K // 2, 2]))
     first, second = tl.split(tl.reshape(first | second << 16, [BLOCK_K // 4, 2]))
@@ -68,7 +68,7 @@ def pack_scaled(x, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def multiply_words(w, low, high):
-    """float32 sums of the products of words of weights with the inputs of `pack_row`, all int64 and of one shape."""
+    """float32 sums of the products of weight words with the inputs of `pack_row`; all are int64 and of one shape."""
     if not INTERPRETED:
         return tl.inline_asm_elementwise(_MULTIPLY_WORDS, "=f,l,l,l", [w, low, high], tl.float32, True, 1)
     even = tl.zeros_like(w).to(tl.float16)
@@ -295,7 +295,7 @@ def row_block(width: int) -> int:
 
 
 def row_pieces(width: int, *, whole: bool) -> tuple[int, int, int]:
-    """(columns of a piece, programs of a row, pieces of a program) that quantise a row of `width` columns.
+    """The division of a row of `width` columns for quantization: (columns of a piece, programs of a row, pieces of a program).
 
     whole: the row has one scale, which its program finds first. A program holds a row of up to MOST_COLUMNS columns; it
         goes through a wider row in pieces, twice.

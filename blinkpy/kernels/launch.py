@@ -40,7 +40,7 @@ values of the names they use, but not of the attributes of modules."""
 
 @contextmanager
 def noted(what: Callable[[], str]) -> Iterator[None]:
-    """Add a note to errors of the launches in this context. `what` is only called for an error."""
+    """Add a note to errors of the launches in this context. `what` is called only after an error."""
     try:
         yield
     except Exception as error:

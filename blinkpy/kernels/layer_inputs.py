@@ -49,8 +49,8 @@ def mix_inputs(
     factor: float,
     pdl: bool = False,
 ) -> None:
-    """x = (norm(x) * weight + factor * table[token_ids]) / sqrt(2) in place, each layer's part by itself, of the first
-    counts[TOKENS] tokens. An id outside the table counts as zeros.
+    """x = (norm(x) * weight + factor * table[token_ids]) / sqrt(2) in place, separately for each layer's part, for the first
+    counts[TOKENS] tokens. An id outside the table yields zeros.
 
     x: [T, layers * width].
     token_ids: int32 [at least T].

@@ -1,4 +1,4 @@
-"""The kernels that the loop on the GPU runs during and after each step: the parts of a turn.
+"""The kernels of the loop on the GPU: the parts of a turn, which run during and after each step.
 
 Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to
 the step graph, and writes times into the trace. `publish` and `overlap` run during a step: `publish` at its
@@ -176,8 +176,7 @@ def schedule_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[...
 
     table: int64 [words + GRAPHS_OF_BUCKET * buckets], the table, then the index of the step graph by bucket and
         kind of batch (step_kind).
-    repeat: uint64 [graphs + 1], handles of the WHILE nodes around each graph; the last one is for turns
-        without a step.
+    repeat: uint64 [graphs + 1], handles of the WHILE nodes around each graph; the last handle is for turns without a step.
     parts: uint64, handles of the IF nodes around the groups of each cut graph, limits.step_groups places for
         each, from LOOP_FIRST_CUT on.
     loop: the loop's words.
@@ -337,7 +336,7 @@ class LoopCode(NamedTuple):
 
 
 def loop_phases(policy: Policy, limits: Limits) -> Phases:
-    """The scheduler of an engine's loop. Without drafts their code is left out, and so is that of snapshots of states."""
+    """The scheduler of an engine's loop. The code of drafts and of snapshots is left out if they are off."""
     return make_phases(policy, drafts=limits.draft_tokens > 0, snapshots=limits.snapshots > 0)
 
 
@@ -346,7 +345,7 @@ def loop_code(
 ) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before.
 
-    ranked: whether the kernel is for one of several ranks.
+    ranked: whether the kernels are for one of several ranks.
     """
     make, parts = rank_phases if ranked else engine_phases, (limits.draft_tokens > 0, limits.snapshots > 0)
     phases = make(loop_phases(policy, limits))
@@ -390,7 +389,7 @@ def _store(path: Path, code: KernelCode) -> None:
 
 
 def _load(path: Path) -> KernelCode:
-    """Raises OSError or ValueError if there is no complete file."""
+    """Load the code from a file. Raises OSError or ValueError if the file is missing or incomplete."""
     head, _, cubin = path.read_bytes().partition(b"\n")
     facts = json.loads(head)
     if len(cubin) != facts["bytes"]:

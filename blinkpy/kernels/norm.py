@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual addition before it fused in."""
+"""RMSNorm, fused with the preceding residual addition."""
 
 import torch
 import triton
@@ -102,7 +102,7 @@ def rms_norm(
     add: out += norm(x) * weight.
     factor: [1] of any storage dtype; the result, with `add` the sum, is multiplied by it.
     quantised: (FP8 rows for the norm rounded to out's dtype, scale of all rows or None).
-    keep: if quantised, write out as well.
+    keep: with `quantised`, also write `out`.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:

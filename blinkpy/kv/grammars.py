@@ -5,11 +5,11 @@ A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_au
 (blinkpy/kv/grammars.py). Each queue pair has its own share of the slots, so front ends do not compete for
 them. A request has a slot and a position in its automaton: a state, and the count of the characters of a counted
 string (blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the
-samplers mask tokens that no string of the language continues with. The position after a token is a pure function of the
-position before it. So each draft of a request has a position, too (Requests.draft_states).
+samplers mask tokens that no string of the language continues with. The position after a token is a pure function of the previous
+position and the token, so each draft of a request also has a position (Requests.draft_states).
 
-Near max_tokens, the mask leads to an end: the position after a token must be near enough to an accepting state
-for the tokens that are left (see most_distance).
+Near max_tokens, the mask leads to an end: the remaining tokens must suffice to reach an accepting state from the position after
+a token (see most_distance).
 
 A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
 are scanned when a slot is needed, which is rare.
@@ -103,7 +103,7 @@ class TokenBytes(NamedTuple):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], vocab_size: int) -> Self:
-        """pieces: the bytes of the first tokens; the others get no bytes."""
+        """Pack the bytes of tokens. pieces: the bytes of the first tokens; the other tokens get no bytes."""
         kept = [piece if len(piece) <= LONGEST else b"" for piece in pieces[:vocab_size]]
         lengths = np.zeros(vocab_size, np.int64)
         lengths[: len(kept)] = [len(piece) for piece in kept]
@@ -190,9 +190,7 @@ def plain_state_after(grammars, slot, state, token):
 
 @device
 def counted_state_after(grammars, slot, position, token):
-    """state_after of an automaton with or without counted strings. A token may begin a string, end it, or both, more than
-    once.
-    """
+    """state_after of an automaton with or without counted strings. A token may begin and end strings several times."""
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
     counted, hubs = words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
@@ -240,7 +238,7 @@ def must_end(words, slot, position):
 
 @device
 def distance_of(words, slot, position):
-    """The fewest bytes from a position of the automaton in a slot to an accepting state."""
+    """The minimum number of bytes from a position of the automaton in a slot to an accepting state."""
     state, far = position & STATE_MASK, flags_of(words, slot, position) >> A.DISTANCE_SHIFT
     if state >= words[slot, A.COUNTED_WORD]:  # a character that is begun counts
         count = (position >> A.COUNT_SHIFT) + (1 if state < words[slot, A.HUBS_WORD] else 0)
@@ -256,7 +254,7 @@ def start_of(words, slot):
 
 @device
 def is_position(words, slot, position):
-    """Whether a position is one of the automaton in a slot: one of its states, with a count that this state may have."""
+    """Whether a position is valid for the automaton in a slot: one of its states, with a count that the state may have."""
     state, count, fine = position & STATE_MASK, position >> A.COUNT_SHIFT, position >= 0 and position & ENDING == 0
     fine = fine and state < words[slot, A.STATES_WORD]
     if fine and state < words[slot, A.COUNTED_WORD]:
@@ -278,7 +276,7 @@ def may_stop(entry, slot, generated):
 
 @device
 def position_at(requests, slot, length):
-    """The position of a request's automaton after its first `length` tokens: all of them, or drafts, too."""
+    """The position of a request's automaton after its first `length` tokens, which may include drafts."""
     if length > requests.length[slot]:
         return requests.draft_states[slot, length & (S.DRAFT_PLACES - 1)]
     return requests.grammar_state[slot]
@@ -291,8 +289,8 @@ def most_distance(grammars, requests, slot, position, generated):
     position: position of its automaton before that token.
     generated: tokens of its output, that one included.
 
-    NO_LIMIT if the tokens left are enough for any end, or too few for each end. Also if the output may end here, but no stop
-    id can end it. Also for requests with token rules, which may exclude the tokens of an end.
+    NO_LIMIT in these cases: the remaining tokens suffice for every end, or for none; the output may end here, but no stop id can
+    end it; the request has token rules, which may exclude the tokens of an end.
     """
     entry, own = requests.entry, requests.grammar[slot]
     left = entry[slot, WORD_MAX_TOKENS] - generated
@@ -427,7 +425,7 @@ def is_automaton(words, slot, count, lane, lanes):
 
 @device
 def least_of_hub(words, slot, state):
-    """Minimum characters of the counted string that begins in a state of a valid number, or 0."""
+    """Minimum characters of the counted string that begins in a state, or 0. The number of the state must be valid."""
     return min(loop_word(words, slot, state, A.LOOP_LEAST), A.LONGEST_LEAST) if state >= words[slot, A.HUBS_WORD] else 0
 
 

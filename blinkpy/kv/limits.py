@@ -98,13 +98,13 @@ def make_limits(
 ) -> Limits:
     """The scheduler's limits for a queue segment.
 
-    scheduler: options with settled step sizes; max_num_seqs is that of `facts`.
+    scheduler: options with settled step sizes; max_num_seqs comes from `facts`.
     intake_entries: submission entries per turn; 0: enough for the rows.
     intake_tokens: prompt tokens after which the intake of a turn ends.
     record_turns: turns that the flight recorder keeps; 0: off.
     token_words: words for the bytes of all tokens, for grammars.
     snapshots: number of snapshots of recurrent states; only with prefix_caching, and without drafts.
-    snapshot_tokens: distance of snapshots in a prompt; rounded up to a power of two, at least the page size.
+    snapshot_tokens: prompt tokens between two snapshots; rounded up to a power of two, at least the page size.
     Raises ConfigError for contradictory options, with their names.
     """
 
@@ -210,8 +210,8 @@ def groups_of_step(step_groups, tokens, most):
 
 @device
 def step_kind(counts):
-    """The kind of a batch (STEP_KINDS), by its counts. A chunk of one token is like a draft: its key must be cached before
-    another row reads it.
+    """The kind of a batch (STEP_KINDS), by its counts. A chunk of one token counts as a draft, because its key must be cached
+    before another row reads it.
     """
     kind = S.MIXED_STEP
     if counts[S.GROUPS] > 1:

@@ -15,8 +15,8 @@ _LOW = 0xFFFFFFFF
 
 @device
 def release_pages(limits, requests, pages, counts, slot, lane, lanes):
-    """Drop a request's references. Indexed pages without another reference become cached, and the last page
-    is evicted first, because the end of a prefix is least useful. Pages that are not indexed become free.
+    """Drop a request's references. Indexed pages without other references become cached; the last page will be evicted first,
+    because the end of a prefix is least useful. Pages that are not indexed become free.
     """
     held = requests.num_pages[slot]
     if counts[S.RING_TAIL] - counts[S.RING_HEAD] + held > limits.ring_entries:

@@ -125,9 +125,7 @@ def find_prefix(limits, requests, pages, found, slot, lane, lanes):
 
 @device
 def index_pages(limits, state, lane, lanes):
-    """Offer the pages filled by the last step, at most limits.index_items; the rest follows after the next
-    step.
-    """
+    """Index the pages filled by the last step, at most limits.index_items; the rest follow after the next step."""
     if limits.prefix_caching == 0:
         return
     count = list_items(limits, state, lane, lanes)

@@ -8,8 +8,8 @@ A snapshot is valid while its page has the same generation, as for links to pare
 evicted. While a copy is pending, from or to a snapshot, it is pinned, and no other state takes its place. A snapshot to which
 a step copies has no page until the step has ended (`settle_snapshots`). Of the others, the least recently used is replaced.
 
-Device code (device/portable.py). With limits.snapshots of 0, callers skip all of it, and the loop on the GPU leaves most of
-it out.
+Device code (device/portable.py). If limits.snapshots is 0, callers skip all of this, and the loop on the GPU leaves most of it
+out.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -40,10 +40,9 @@ def snapshot_of(snapshots, pages, page):
 
 @device
 def chunk_end(limits, requests, slot):
-    """Position at which the next chunk of a request ends at the latest: its length, or an earlier position for a snapshot.
-
-    Such positions are multiples of limits.snapshot_tokens, and the last page border that leaves two tokens. Pages that were found
-    at admission, but could not be used, have another position at their end.
+    """The last position at which the next chunk of a request may end: its length, or an earlier position for a snapshot. Such
+    positions are multiples of limits.snapshot_tokens, and the last page border that leaves two tokens. The end of pages that
+    were found at admission but could not be used is another such position.
     """
     computed, end = requests.computed[slot], requests.length[slot]
     if limits.snapshots == 0 or requests.canonical[slot] == S.CHAIN_EVICTED or not uses_prefixes(limits, requests, slot):
@@ -61,9 +60,8 @@ def chunk_end(limits, requests, slot):
 @device
 def snapshot_hits(limits, state, slot, hits, lane, lanes):
     """The number of a waiting request's found pages, scratch.found[0:hits], up to the last one with a snapshot that leaves at
-    least two tokens to compute. A request that then lacks one token would decode, and decodes copy no state.
-
-    Notes the end of the others as a position for a snapshot.
+    least two tokens to compute. A request that lacks only one token would decode, and decode rows copy no state. Stores the end
+    of the other pages as a position for a snapshot.
     """
     requests, found, most = state.requests, state.scratch.found, 0
     for k in strided(lane, min(hits, (requests.length[slot] - 2) >> limits.page_shift), lanes):
@@ -78,8 +76,8 @@ def snapshot_hits(limits, state, slot, hits, lane, lanes):
 
 @device
 def start_from_snapshot(state, slot, hits):
-    """One lane: let the first step of a request copy the snapshot of its last hit page, scratch.found[hits - 1], which is valid
-    since snapshot_hits.
+    """One lane: let the first step of a request copy the snapshot of its last hit page, scratch.found[hits - 1]; snapshot_hits
+    has checked that it is valid.
     """
     snapshots = state.snapshots
     if hits > 0:
@@ -117,7 +115,7 @@ def reserve_snapshots(limits, state, lane, lanes):
 
 @device
 def replaced_snapshot(limits, state, lane, lanes):
-    """The snapshot to replace, or NO_SNAPSHOT if all are pinned: an invalid one, else the least recently used."""
+    """The snapshot to replace: an invalid snapshot, else the least recently used; NO_SNAPSHOT if all are pinned."""
     snapshots, best = state.snapshots, -1
     for place in strided(lane, limits.snapshots, lanes):
         if snapshots.pins[place] == 0:
@@ -147,7 +145,7 @@ def settle_snapshots(limits, state, lane, lanes):
 @device
 def attach_snapshot(limits, state, slot):
     """One lane: give a request's new snapshot to the indexed page that ends at the request's computed position. It stays unused
-    if that page is not indexed, is evicted, or has a snapshot.
+    if that page is not indexed, has been evicted, or already has a snapshot.
     """
     requests, snapshots, pages = state.requests, state.snapshots, state.pages
     place, page = requests.snapshot_target[slot], requests.canonical[slot]
@@ -167,4 +165,4 @@ def attach_snapshot(limits, state, slot):
 
 @device
 def no_snapshots(limits, state, lane, lanes):
-    """Instead of reserve_snapshots and settle_snapshots, in a scheduler for limits.snapshots of 0."""
+    """Replaces reserve_snapshots and settle_snapshots in a scheduler whose limits.snapshots is 0."""

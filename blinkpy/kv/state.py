@@ -200,8 +200,8 @@ class Snapshots(NamedTuple):
 class Drafts(NamedTuple):
     """Drafts of each request slot, and the index of the request's tokens from which they come (scheduler/phases/drafts.py).
 
-    H buckets, C max_model_len. The arrays have one element each if there are no drafts, and the index has one if the step
-    returns the drafts (Limits.step_drafts).
+    H buckets, C max_model_len. Without drafts, the arrays have one element each. If the step returns the drafts
+    (Limits.step_drafts), the index has one element.
     """
 
     source: Int32  # [S] if the next token equals the request's token at this position, the tokens after it are drafts; -1.
@@ -278,7 +278,7 @@ class Forecast(NamedTuple):
 class Batch(NamedTuple):
     """The next step's input. Rows [0, DECODE_ROWS) have one token each; see the field comments for padding.
 
-    Drafts are rows of one token behind the row of their request, with the same slot (scheduler/phases/drafts.py).
+    Drafts are rows of one token after the row of their request, with the same slot (scheduler/phases/drafts.py).
     """
 
     token_ids: Int32  # [T] input tokens, row after row; padding 0

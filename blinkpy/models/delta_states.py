@@ -34,7 +34,7 @@ class LayerStates(NamedTuple):
 
 
 class StatePool(NamedTuple):
-    """The states of all recurrent layers, R, in some places: of request slots, or of snapshots."""
+    """The states of all R recurrent layers, one per place; a place is a request slot or a snapshot."""
 
     matrices: torch.Tensor  # float32 [R, places, value_heads, key_dim, value_dim]
     inputs: torch.Tensor  # [R, places, taps - 1, channels]
@@ -93,7 +93,7 @@ def _make_pool(model: DecoderDescription, places: int, dtype: torch.dtype, devic
 
 
 def require_recurrent(config: Config, model: DecoderDescription) -> None:
-    """Raise ConfigError if the number of snapshots is set, but the model or the prefix cache has no use for them."""
+    """Raise ConfigError if the number of snapshots is set, but snapshots have no effect with the model or the prefix cache."""
     count, caching = config.cache.state_snapshots, config.cache.enable_prefix_caching
     if count and (model.delta is None or not caching):
         why = f"{model.name} has no recurrent layers" if model.delta is None else "prefix caching is off"
@@ -112,7 +112,7 @@ def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, 
 
 
 def snapshot_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
-    """Bytes of the snapshots whose number is set. itemsize: bytes of an activation."""
+    """Bytes of the snapshots, if their number is set. itemsize: bytes of an activation."""
     return config.cache.state_snapshots * model.state_bytes(itemsize)
 
 

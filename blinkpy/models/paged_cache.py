@@ -233,9 +233,8 @@ class PagedCache:
     """The cache as torch tensors.
 
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that
-        reads the keys of another layer has the tensors of that layer. With latent
-        attention, values are the first elements of keys, in their memory.
+        contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that reads the keys of
+        another layer has that layer's tensors. With latent attention, values are views of the first elements of keys.
     states: states of layers with a gated delta net, for `slots` requests, with `snapshots` copies.
     num_pages: pages of the pool, for the other layers.
     dtype: dtype of keys and values before caching, and in the cache, which is FP8 if there are `scales`
@@ -273,8 +272,8 @@ class PagedCache:
         self.states = DeltaStates(model, slots, own, device, snapshots)
 
     def largest(self) -> NDArray[np.float32]:
-        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 in layers without pages, and for
-        heads that a layer does not have. Only without scales.
+        """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 for layers without pages and heads
+        that a layer lacks. Only for a cache without scales.
         """
         found = np.zeros((len(self.keys), 2, max(pages.shape[1] for pages in self.keys)), np.float32)
         for layer, both in enumerate(zip(self.keys, self.values, strict=True)):

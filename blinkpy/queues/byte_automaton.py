@@ -18,13 +18,13 @@ it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the f
                                 characters
 
 The distance of a state is the number of bytes of the shortest text that completes the output. That also bounds the
-number of tokens, if each byte is a token. Otherwise all distances are 0, and outputs are not led to an end.
+number of tokens, if each byte is a token. Otherwise all distances are 0, and outputs are not steered to an end.
 
 A counted string has a minimum and a maximum number of characters. Its states are a loop: a hub between two characters,
-and the states within a character. The last states of an automaton are those of its loops, and the hubs are the last of
-these. A counter counts the characters. An edge from a plain state to the hub sets it to 0, and an edge of the loop to the
-hub increments it. The loop may continue below the maximum, and end from the minimum on. Only one string is open at a
-time, so one counter is enough. A position is state | count << COUNT_SHIFT.
+and the states within a character. The states of loops come last in an automaton, and hubs come last among them. A counter counts
+the characters. An edge from a plain state to the hub sets it to 0, and an edge of the loop to the hub increments it. The loop
+may continue below the maximum, and end from the minimum on. Only one string is open at a time, so one counter is enough. A
+position is state | count << COUNT_SHIFT.
 """
 
 from collections import deque
@@ -74,7 +74,7 @@ class ByteAutomaton:
     next_state: int16 [states, classes], DEAD if no string continues.
     accepting: bool [states].
     closes: whether the packed form has distances.
-    loops: int32 [n, 3], hub, minimum and maximum characters of each of the last n states, which are those of counted strings.
+    loops: int32 [n, 3], hub, minimum and maximum characters of each of the last n states, which belong to counted strings.
     start: the position before the first byte.
     Raises ValueError for wrong shapes, types or ranges; `trimmed` makes an automaton of any table.
     """
@@ -154,8 +154,8 @@ class ByteAutomaton:
         accepting: NDArray[np.bool_],
         closes: bool = True,
     ) -> Self:
-        """The automaton without the states that the start does not reach, or that reach no accepting one; the
-        others keep their order. next_state: integers [states, classes]. Raises ValueError if no string is accepted.
+        """The automaton without the states that the start does not reach, or that reach no accepting state; the other states
+        keep their order. next_state: integers [states, classes]. Raises ValueError if no string is accepted.
         """
         source, class_ = np.nonzero(next_state >= 0)
         target = next_state[source, class_]
@@ -205,8 +205,8 @@ class ByteAutomaton:
         return least
 
     def distances(self) -> NDArray[np.int64]:
-        """For each state: the fewest bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted string,
-        those from the least characters on.
+        """For each state: the minimum number of bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted
+        string, it counts from the minimum length.
         """
         following = np.sort(self.next_state, axis=1)
         new = following >= 0
@@ -263,7 +263,7 @@ class ByteAutomaton:
         return automaton
 
     def _one_byte_before(self, distances: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The distance of each state by the distances of the next ones."""
+        """The distance of each state, from the distances of the next states."""
         padded = np.append(distances, MOST_DISTANCE)  # DEAD is -1, the last element
         entered = np.append(distances + self._least_of_hubs(), MOST_DISTANCE)
         nearest = padded[self.next_state].min(axis=1) + 1
@@ -313,7 +313,7 @@ class ByteAutomaton:
         return bool(self.accepting[position & STATE_MASK])
 
     def must_end(self, position: int) -> bool:
-        """Whether the output may end at this position, and no byte continues it."""
+        """Whether the output may end at this position and no byte can follow."""
         return self.may_end(position) and bool((self.next_state[position & STATE_MASK] == DEAD).all())
 
     def accepts(self, output: bytes) -> bool:

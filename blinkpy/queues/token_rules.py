@@ -9,11 +9,10 @@ Their packed form, int32 words, crosses a queue pair and is stored in the engine
     1, 2, 3                     biases b, banned sequences s, words of the bitmask m
     4 ..                        b token ids, ascending
     4 + b ..                    b biases, float32
-    4 + 2 b ..                  s sequences of SEQUENCE_TOKENS token ids, which end with the banned token; -1 in front of
-                                shorter ones
-    4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 where all are
+    4 + 2 b ..                  s sequences of SEQUENCE_TOKENS token ids, which end with the banned token; shorter sequences
+    begin with -1 4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 if all are allowed
 
-The last token of a banned sequence is not allowed if the output ends with the tokens before it.
+The last token of a banned sequence is forbidden if the output ends with the other tokens of the sequence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ def bitmask_words(vocab_size: int) -> int:
 class TokenRules:
     """Rules for the tokens of a vocabulary.
 
-    biases: added to the logits, by token id; -HIGHEST_BIAS to HIGHEST_BIAS. allowed: the only possible tokens; None: all are.
+    biases: added to the logits, by token id; -HIGHEST_BIAS to HIGHEST_BIAS. allowed: the only possible tokens; None: all tokens.
     banned: sequences of 1 to SEQUENCE_TOKENS token ids. Raises ValueError if a number or an id is out of range.
     """
 

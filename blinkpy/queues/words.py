@@ -81,7 +81,7 @@ def digest_of(words: Int32) -> int:
 
 
 def digest_of_bytes(content: bytes) -> int:
-    """The same of bytes."""
+    """DIGEST_BITS of a hash of bytes."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)
 
 
@@ -94,7 +94,7 @@ WAIT_LIMIT = 1 << HIT_SHIFT - NAME_BITS  # units; longer waits count as WAIT_LIM
 
 
 def name_of(request_id: int) -> int:
-    """The name of a request: all bits of its id, folded, so that neighbours and epochs differ."""
+    """The name of a request: its id folded to fewer bits, so that consecutive ids and epochs differ."""
     return (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK
 
 
@@ -109,12 +109,12 @@ def hits_of(word: int, request_id: int) -> int:
 
 
 def wait_of(word: int, request_id: int) -> int:
-    """How long a request waited, ns; -1 if the word belongs to another request."""
+    """Time that a request waited, ns; -1 if the word belongs to another request."""
     return (word >> NAME_BITS & WAIT_LIMIT - 1) << WAIT_SHIFT if word & NAME_MASK == name_of(request_id) else -1
 
 
 TOP_LOGPROBS = 20
-LOGPROB_ENTRIES = 1 + TOP_LOGPROBS  # the sampled token, then the most likely ones in descending order
+LOGPROB_ENTRIES = 1 + TOP_LOGPROBS  # the sampled token, then the most likely tokens in descending order
 LOGPROB_ENTRY = np.dtype([("token", "<i4"), ("logprob", "<f4")])  # token -1: there are no more tokens of finite logit
 RECORD_BYTES = LOGPROB_ENTRIES * LOGPROB_ENTRY.itemsize
 # Device code and steps take a pair for one int64 word.

@@ -1,4 +1,4 @@
-"""Ray actors for an engine or a front end: each runs one process, and ends it when it ends."""
+"""Ray actors for an engine or a front end. Each runs one process, which ends when the actor ends."""
 
 import contextlib
 import logging
@@ -41,7 +41,7 @@ class Started(NamedTuple):
     address: an engine's address in the front ends' list; a front end's URL.
     segment: name of an engine's segment.
     problem: why the process does not run, or "".
-    hopeless: whether another attempt would fail, too.
+    hopeless: whether another attempt would also fail.
     """
 
     address: str = ""

@@ -55,7 +55,7 @@ class Member:
     """An engine or a front end, and its actor.
 
     call: start, wait_end or end.
-    since: start of the phase, s.
+    since: start of the phase, in s.
     address, segment: see Started.
     starts: number of starts; pause_s: pause before the last one.
     due: time of the next start, s.

@@ -69,7 +69,7 @@ class EnginesPlan:
 
 @dataclass(frozen=True)
 class FrontEndsPlan:
-    """The number of front ends, and the resources of each. The first one listens on `port`, each further one
+    """The number of front ends, and the resources of each. The first listens on `port`, each further front end
     on the next port.
     """
 
@@ -80,7 +80,7 @@ class FrontEndsPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plan of a fleet. config: options of all front ends and engines, apart from engine_config()."""
+    """The plan of a fleet. config: options that all front ends and engines share; engine_config() adds those of an engine."""
 
     config: Config
     engines: EnginesPlan = field(default_factory=EnginesPlan)

@@ -22,7 +22,9 @@ CURSOR_BYTES = 64
 
 
 def place_state(state: State, offsets: Mapping[str, int], memory: torch.Tensor) -> State:
-    """A state as tensors on the device of `memory`: arrays with an offset in this memory, uint8, all others in their own."""
+    """A state as tensors on the device of `memory`, uint8: arrays with an offset share this memory; the others have separate
+    memory.
+    """
     tensors = iter(
         [
             _copied(array, memory, offsets[name]) if name in offsets else torch.from_numpy(array.copy()).to(memory.device)
@@ -45,7 +47,7 @@ class GpuRecording:
     """state: the scheduler's state on the GPU, with its recorder in `recording`'s memory. progress: tensor of
     Recorder.progress.
 
-    state: the host's state, as make_state() made it. Raises CudaError if host memory can't be mapped.
+    state: the host's state, from make_state(). Raises CudaError if host memory can't be mapped.
     """
 
     def __init__(self, recording: RecordingMemory, state: State):

@@ -10,7 +10,7 @@ A new snapshot is due after half of the ring, and overwrites the older one. So a
 is at most half a ring old, and all later records are still in the ring. A dump covers between a quarter
 and three quarters of it.
 
-A record is complete when its turn has decided. The scheduler stores a turn's inputs in the same memory
+A record is complete once its turn has made its decisions. The scheduler stores a turn's inputs in the same memory
 (`share_inputs`) before it decides. If a turn fails, a reader builds the last record from them.
 """
 
@@ -139,7 +139,7 @@ class RecordingMemory:
         return state._replace(inbox=inbox, batch=batch)
 
     def open_turn(self, now_ns: int, number: int) -> None:
-        """Record the begin of a turn."""
+        """Record the beginning of a turn."""
         opened = self._opened
         opened[OPENED_TURN], opened[OPENED_AT] = number, self.recorder.cursor[S.POSITION]
         opened[OPENED_NS] = now_ns

@@ -36,7 +36,7 @@ class Capture(NamedTuple):
     """The replayable part of a recording: a snapshot of the state, and the records after it.
 
     description: the JSON.
-    words: int64, the records; the last one may be of an unfinished turn.
+    words: int64, the records; the last record may belong to an unfinished turn.
     arrays: the snapshot, by name.
     """
 
@@ -99,9 +99,7 @@ class RecordingReader:
         raise RecordingError("the recording is overwritten faster than it can be copied; increase --record-steps")
 
     def _unended_record(self) -> Int64:
-        """A record of an unfinished turn with only its inputs; empty if the last turn finished, or has not read
-        them yet.
-        """
+        """A record of an unfinished turn: only its inputs; empty if the last turn finished, or has not read its inputs yet."""
         views = self._views
         inputs, opened = views.inputs, views.inputs[layouts.OPENED].copy()
         now, number, position = opened[[layouts.OPENED_NS, layouts.OPENED_TURN, layouts.OPENED_AT]].tolist()

@@ -77,7 +77,7 @@ class EnginePhases(NamedTuple):
 
 
 def engine_phases(phases: Phases) -> EnginePhases:
-    """Of an engine with one rank."""
+    """The phases of an engine with one rank."""
     run_overlap, run_schedule, run_publish = phases.overlap, phases.schedule, phases.publish
 
     @device
@@ -100,8 +100,8 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
 
     Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
     fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
-    drafts: whether requests may have drafts. Must be True if limits.draft_tokens is not 0.
-    snapshots: whether recurrent states may have snapshots. Must be True if limits.snapshots is not 0.
+    drafts: whether requests may have drafts. It must be True if limits.draft_tokens is not 0.
+    snapshots: whether recurrent states may have snapshots. It must be True if limits.snapshots is not 0.
     """
     rank_waiting = make_rank_waiting(policy)
     reserve, settle = (reserve_snapshots, settle_snapshots) if snapshots else (no_snapshots, no_snapshots)

@@ -2,8 +2,8 @@
 fault and gives 0.
 
 The source serves Python, with unbounded integers, and compiled code, whose integers wrap; so each function
-checks before it computes. Their last arguments are faults, at and place: int64 [n] of words as of
-policy_fault, the request's index there, and the number of the source line.
+checks before it computes. Their last arguments are faults, at and place: int64 [n] words in the form of policy_fault, the
+request's index in them, and the number of the source line.
 """
 
 from typing import NamedTuple

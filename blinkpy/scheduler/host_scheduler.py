@@ -82,7 +82,7 @@ class Scheduler:
         compiled_check(table_kinds(self.limits, self.state)[1])
 
     def close(self) -> None:
-        """Free what is not memory."""
+        """Free resources other than memory."""
 
 
 def _some_views() -> EngineViews:

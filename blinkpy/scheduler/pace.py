@@ -72,7 +72,7 @@ def next_needed(limits, state, lane, lanes):
     """When the first running request needs its next token, in ns: according to its pace, at most one pace after
     the last step.
 
-    It is now for a class without a pace, 0 if a request still computes its prompt (or recomputes it), and NEVER
+    For a class without a pace, it is the current time. It is 0 if a request still computes (or recomputes) its prompt, and NEVER
     if no request can continue.
     """
     requests, last = state.requests, state.pace[S.PACE_TOKEN_NS]

@@ -64,7 +64,7 @@ def fcfs(request):
 
 
 def priority(request):
-    """The request's priority; equal ones in order of arrival."""
+    """The request's priority; equal priorities in order of arrival."""
     return request.priority
 
 
@@ -147,8 +147,8 @@ def policy_source(name: str) -> bytes:
 
 
 def kept_source(policy: Policy) -> bytes:
-    """The text of a user's policy file when it was loaded. If the file imports its function, the text is that
-    of the importing file, the last one with this function.
+    """The text of a user's policy file when it was loaded. If the file imports its function, this is the text of the importing
+    file; of several such files, the last.
     """
     return _SOURCES[policy]
 

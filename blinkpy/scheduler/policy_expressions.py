@@ -308,7 +308,7 @@ class ExpressionWriter:
         return value.node
 
     def of_one_kind(self, values: list[Value], node: ast.AST) -> list[Value]:
-        """Values of which one is chosen, converted to one kind: integers, or truth values."""
+        """Convert alternative values to one kind: integers, or truth values."""
         if {value.kind for value in values} == {"truth"}:
             return values
         return [value._replace(node=self.integer(value, node), kind="integer") for value in values]

@@ -5,7 +5,7 @@ and with bounded loops. It refuses unsupported code, with the line. Each variabl
 of value:
 
     integer   64 bits; an overflow is a fault. Floats are refused: their rounding could make different ranks equal
-    truth     of a comparison; 0 or 1 if an integer is needed
+    truth     result of a comparison; 0 or 1 if an integer is needed
     request   the argument of rank; it may be an argument of a call, and its fields are integers
 
 The same pass finds bounds of each value, as far as possible, and warns of divisors that may be 0. It also

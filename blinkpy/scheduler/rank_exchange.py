@@ -1,4 +1,4 @@
-"""Ranks of one model decide the same: rank 0 reads the words of front ends and host, and all ranks use its copy.
+"""All ranks of a model make the same decisions: rank 0 reads the words of front ends and host, and all ranks use its copy.
 
 Each rank has the whole scheduler, in lockstep. Its decisions follow from its state, its tokens and the words
 that it reads. Rank 0 alone reads the words of other parties, and entries with their prompts, once a turn. It
@@ -11,7 +11,7 @@ rank 0's, too.
 
 A rank that waits for longer than the deadline has a fault, after which it decides nothing. After each turn a
 rank adds a window of its state to a digest, so that all words are seen in some turns. It posts the digest with
-done. Rank 0 compares: a difference is a fault of all ranks, and their states are of the same turn. Ready and
+done. Rank 0 compares the digests. A difference is a fault of all ranks, whose states are then from the same turn. Ready and
 done are stored with release and read with acquire. The mirror needs no second side: rank 0 writes it only
 after all ranks have read it.
 """
@@ -91,8 +91,8 @@ class RankArguments(NamedTuple):
     """The arguments of a rank's turn.
 
     source: queues of the front ends; only rank 0 reads them.
-    queues: the words of other parties are the mirror's, in rank 0's memory. The engine's own words are the front ends' on rank 0,
-        and unread memory on the other ranks.
+    queues: the words of other parties are in the mirror, in rank 0's memory. The engine's own words are the real queues on rank
+    0, and unread memory on the other ranks.
     """
 
     limits: Limits
@@ -225,7 +225,7 @@ def add_to_digest(exchange, lane, lanes):
 
 @device
 def copy_words(limits, source, mirror, state, lane, lanes):
-    """Copy the words that the turn reads, and as many new entries as it can take. The mirror announces no others."""
+    """Copy the words that the turn reads, and as many new entries as it can take. The mirror announces only these entries."""
     counts, announced = state.counts, state.scratch.total
     if lane == lanes - 1:
         mirror.control[CONTROL_COMMAND] = load_relaxed(source.control, CONTROL_COMMAND)
@@ -262,7 +262,7 @@ def copy_cancels(limits, source, mirror, state, slots, n, lane, lanes):
 
 @device
 def new_entries(limits, pairs, pair, doorbell):
-    """Entries that a doorbell announces beyond those in the mirror. 0 if it is not valid: the scheduler judges it."""
+    """Entries that a doorbell announces beyond those in the mirror. 0 for an invalid doorbell, which the scheduler handles."""
     if pairs.attached[pair] == 0 or doorbell >> EPOCH_SHIFT != pairs.epoch[pair]:
         return 0
     announced, known = (doorbell - pairs.sq_head[pair]) & POSITION_MASK, pairs.sq_tail[pair] - pairs.sq_head[pair]
@@ -313,7 +313,7 @@ def copy_entry(limits, source, mirror, pair, where, lane, lanes):
 
 @device
 def copy_arena(source, mirror, pair, offset, count, size, lane, lanes):
-    """Copy a part of a pair's arena of `size` elements; nothing if it is not inside. Returns the number of elements."""
+    """Copy a part of a pair's arena of `size` elements; nothing if it is out of range. Returns the number of elements."""
     if offset < 0 or count <= 0 or offset + count > size:
         return 0
     for i in strided(offset + lane, offset + count, lanes):

@@ -2,7 +2,7 @@
 
 Compiling the scheduler takes some 20 s if the sources have changed. Until its code is in the cache
 (blinkpy/device/compile_cache.py) the source itself is interpreted, on the same memory and with the same state, bit for
-bit. A child process compiles, so that the interpreter's lock stays with the turns; a thread then loads the code.
+bit. A child process compiles, so that turns keep the interpreter's lock; a thread then loads the code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StartingScheduler(Scheduler):
         super().attach(queues)
 
     def turn(self, now_ns: int) -> int:
-        """As Scheduler.turn. Raises what compiling raised."""
+        """See Scheduler.turn. Raises the exceptions of the compilation."""
         if self._loaded is not None:
             self._swap()
         return super().turn(now_ns)

@@ -1,9 +1,9 @@
-"""Best-effort prompts yield to latency-sensitive ones: these take the next step, while best-effort prompts
-that have begun keep their pages.
+"""Best-effort prompts yield to latency-sensitive prompts, which take the next step; best-effort prompts that have begun keep
+their pages.
 
 Of limits.yield_steps + 1 consecutive turns, at least one ignores classes. Decoding requests are not
-affected. A waiting best-effort request is passed, whatever its rank, by at most limits.yield_steps
-latency-sensitive ones before a request of its class is admitted, or waits only for its own class.
+affected. At most limits.yield_steps latency-sensitive requests overtake a waiting best-effort request, whatever its rank, before
+a request of its class is admitted or waits only for its own class.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
@@ -47,7 +47,7 @@ def exceeds_pages(limits, state, more, lane, lanes):
 
 @device
 def best_effort_prompt(requests, slot):
-    """Whether a running request is of best effort and lacks more than one token."""
+    """Whether a running request is best-effort and lacks more than one token."""
     return requests.entry[slot, WORD_BEST_EFFORT] != 0 and requests.length[slot] - requests.computed[slot] > 1
 
 
@@ -71,7 +71,7 @@ def sensitive_prompt_runs(state, lane, lanes):
 
 @device
 def best_effort_is_there(state, lane, lanes):
-    """Whether a request of best effort runs or waits."""
+    """Whether a best-effort request runs or waits."""
     requests, counts, found = state.requests, state.counts, 0
     for i in strided(lane, counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
@@ -83,8 +83,8 @@ def best_effort_is_there(state, lane, lanes):
 
 @device
 def next_to_pass(limits, state, passed, lane, lanes):
-    """(The latency-sensitive request to admit next, by rank, while best-effort ones yield, or -1; whether it
-    passes a best-effort one).
+    """(the latency-sensitive request to admit next, by rank, while best-effort requests yield, or -1; whether it overtakes a
+    best-effort request).
 
     passed: number that already passed (S.PASSED); none may pass beyond the limit. Requests without a free
         completion entry are skipped.
@@ -106,8 +106,8 @@ def next_to_pass(limits, state, passed, lane, lanes):
 
 @device
 def begin_yield(limits, state, lane, lanes):
-    """Whether best-effort prompts yield in this turn. If so, no best-effort prompt is admitted, and running
-    ones get no chunk in a step with latency-sensitive chunks.
+    """Whether best-effort prompts yield in this turn. If so, no best-effort prompt is admitted, and running best-effort prompts
+    get no chunk in a step with latency-sensitive chunks.
 
     They yield if a latency-sensitive prompt runs, or can be admitted to a free row, unless they have
     yielded in limits.yield_steps consecutive turns.

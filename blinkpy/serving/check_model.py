@@ -14,7 +14,7 @@ from blinkpy.tool_options import CheckModelOptions
 
 
 def as_json(facts: ModelFacts, **more: Any) -> str:
-    """All facts as a JSON object. more: further entries."""
+    """All facts as a JSON object. more: additional entries."""
     rows = {name: [one._asdict() for one in getattr(facts, name)] for name in ("gpus", "tried")}
     return json.dumps({**more, **vars(facts), **rows}, indent=1)
 

@@ -29,13 +29,11 @@ class Work(Protocol):
 
     @property
     def may_start(self) -> bool:
-        """Whether to submit it now; it is submitted after all requests before it."""
+        """Whether to submit it now, once all earlier requests are submitted."""
 
 
 class EngineLoop:
-    """Runs batches of requests on one engine. Between two calls of run(), it has no requests. connect: as of
-    EngineEntry.
-    """
+    """Runs batches of requests on one engine. Between two calls of run(), it has no requests. connect: as in EngineEntry."""
 
     def __init__(self, connect: Callable[[], QueuePair]):
         self.engines = Engines([EngineEntry("", connect)], Metrics(), several=False, records_output=True, most_moves=0)
@@ -52,9 +50,8 @@ class EngineLoop:
         """Submit requests in order, as many at a time as the engine has slots, and wait for all.
 
         on_tick: called several times per second, in the caller's thread, with the number of ended requests.
-        Raises ApiError if a request fails or the engine refuses it, and ValueError if it can never fit. All
-        other requests are then cancelled, and also if on_tick raises or the caller is
-        interrupted.
+        Raises ApiError if a request fails or the engine refuses it, and ValueError if it can never fit. All other requests are
+        then cancelled; also if on_tick raises, or the caller is interrupted.
         """
         batch = _Batch(self.engines, works)
         future = asyncio.run_coroutine_threadsafe(batch.run(), self._loop)

@@ -89,7 +89,7 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if any(keys_of(config)[:2]) else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
-    with contextlib.suppress(OSError):  # a full disk, or a closed pipe: the server serves nevertheless
+    with contextlib.suppress(OSError):  # the server also serves with a full disk or a closed pipe
         print(
             f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
             f"curl -N{options} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",

@@ -52,8 +52,8 @@ class EngineLife:
         return self._words[self._control + W.CONTROL_FAULT] != 0
 
     def beat(self) -> int:
-        """A number that changes while the engine's loop turns or a step computes. The loop changes it, on
-        the GPU independently of the host.
+        """A number that changes while the engine's loop turns or a step computes. A loop on the GPU changes it independently of
+        the host.
         """
         return self._words[self._engine + W.ENGINE_HEARTBEAT] + self._words[self._engine + W.ENGINE_PROGRESS]
 

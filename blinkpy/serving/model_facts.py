@@ -108,11 +108,13 @@ def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, in
 
 
 def _check_tensors(model: DecoderDescription, folder: Path, hub_id: str) -> None:
-    """Raise ConfigError unless the checkpoint has the model's tensors: on the hub by their names, here by headers, too."""
+    """Raise ConfigError unless the checkpoint has the model's tensors. On the hub, only their names are checked; in a local
+    folder, also their headers.
+    """
     if hub_id:
         names = names_on_hub(folder, hub_id)
         if names is None:
-            logger.warning("%s: the names of its tensors were not checked: the hub has no header of them", hub_id)
+            logger.warning("%s: the names of its tensors were not checked, since the hub provides no header", hub_id)
         else:
             check_names(model, names, hub_id)
     else:
@@ -221,7 +223,7 @@ def _ring_bytes_per_slot(model: DecoderDescription, rings: RingSizes | None, ite
 
 
 def _each(numbers: Iterable[int]) -> int | str:
-    """The number, or all different ones in the order of layers."""
+    """The number, or all different numbers in the order of layers."""
     found = list(dict.fromkeys(numbers))
     return found[0] if len(found) == 1 else ", ".join(map(str, found))
 

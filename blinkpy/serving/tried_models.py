@@ -49,7 +49,7 @@ def widths_of(model: DecoderDescription) -> str:
 
 
 def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
-    """The runs of models with these widths, in the file's order. Raises ConfigError for a damaged file."""
+    """The runs of models with these widths, in the order of the file. Raises ConfigError for a damaged file."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return [Tried(**run) for run in document["runs"].get(widths_of(model), [])]

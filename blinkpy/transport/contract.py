@@ -36,7 +36,7 @@ from blinkpy.queues.words import Int32, Int64, Records
 
 
 class TransportError(OSError):
-    """The engine's memory is not, or no longer, reachable."""
+    """The engine's memory is unreachable."""
 
 
 class EngineWords(NamedTuple):
@@ -78,14 +78,13 @@ class Transport(Protocol):
         """Store one of FRONT_CQ_HEAD, FRONT_HEARTBEAT and FRONT_CLAIM."""
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        """Up to `limit` words of the completion ring from `position`, never past its end; fewer, or [], if
-        the transport has no more new ones.
+        """Up to `limit` words of the completion ring from `position`, never past its end; fewer, or [], if the transport has no
+        more new words.
         """
 
     def read_logprobs(self, position: int, count: int) -> Records:
         """A copy of `count` records of log probabilities from `position`, within the words that
-        read_completions returned last. A record is only valid if its word has HAS_LOGPROBS and FRONT_CQ_HEAD
-        has not freed its place.
+        read_completions returned last. A record is valid only if its word has HAS_LOGPROBS and FRONT_CQ_HEAD has not passed it.
         """
 
     def read_hits(self, slot: int) -> int:

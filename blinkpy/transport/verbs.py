@@ -2,8 +2,8 @@
 
 pyverbs comes from the distribution (Debian, Ubuntu and BlueField images: python3-pyverbs) and is imported
 when an endpoint is opened, so that all other parts work without it. Its objects are made once and reused:
-before release 64 each work request object leaked, and a second close() of one ends the process. Its calls
-hold the GIL and so must not wait: nothing here blocks.
+before release 64 each work request object leaked, and a second close() of one ends the process. Its calls hold the GIL and so
+must not wait; no function here blocks.
 
 Both ends of a connection need each other's `Endpoint`; `blinkpy.transport.handshake` exchanges them.
 """
@@ -149,7 +149,7 @@ def reported(what: str) -> Iterator[None]:
 
 
 class Port:
-    """An open device, one of its ports, and the GID that it sends from.
+    """An open device, one of its ports, and the GID from which it sends.
 
     device: its name; "": the first device with an active port.
     gid_index: -1: the best GID, in the order RoCE v2 over IPv4 (routable), RoCE v2 over IPv6, InfiniBand.

@@ -153,9 +153,7 @@ def test_a_model_without_a_tokenizer_of_bytes_has_no_grammars(tmp_path: Path, ca
     written = {
         "has no tokenizer.json": None,
         "can't read": "{",
-        "depend on the tokens before them": json.dumps(
-            tokenizer | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
-        ),
+        "depend on earlier tokens": json.dumps(tokenizer | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}),
     }
     for reason, text in written.items():
         if text is not None:

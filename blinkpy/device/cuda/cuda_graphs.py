@@ -32,7 +32,7 @@ class StepGraph:
     layers: number of leading nodes that embed tokens and run layers. The other nodes are the output: last norm,
         LM head, sampling and log probabilities.
     ends: whether it has an output; in a cut step, only the last group has it.
-    late: whether requests that arrive during the group's last kernel are seen after it, at the cost of time.
+    late: whether requests that arrive during the group's last kernel are seen right after it, which costs time.
     """
 
     graph: torch.cuda.CUDAGraph

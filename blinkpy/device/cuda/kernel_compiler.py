@@ -1,4 +1,4 @@
-"""The only module that depends on numba-cuda, so that a replacement of it changes only this file.
+"""The only module that depends on numba-cuda, so that replacing numba-cuda changes only this file.
 
 Other modules import its decorators, registries and type bases from here. Importing this module needs
 numba-cuda, but no GPU.

@@ -81,7 +81,7 @@ class Admission:
                 self._buckets[tenant.name] = same
 
     def _bucket(self, tenant: Tenant, per_minute: int, now: float) -> TokenBucket:
-        """A tenant's bucket: full, or in the last state that any worker noted, also before a restart."""
+        """A tenant's token bucket, in the last state that any worker stored, even before a restart; otherwise full."""
         state = self.table.bucket(tenant.number, per_minute)
         level, seen = (float(per_minute), now) if state is None or state[1] > now else state
         return TokenBucket(per_minute, seen, self.table.total(tenant.number, "tokens"), level)
@@ -214,7 +214,7 @@ class Admission:
                 raise ticket.refusal.again()
 
     def submitted(self, ticket: Ticket, slots: int) -> None:
-        """Note that choices of a request have taken their slots of the queue pair."""
+        """Record that choices of a request have taken their slots of the queue pair."""
         self._reserved -= slots
         ticket.reserved -= slots
 

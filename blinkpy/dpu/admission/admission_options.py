@@ -26,7 +26,7 @@ class AdmissionOptions:
         high=1 << 20,
     )
     max_flex_waiting_tokens: int = option(
-        0, "max_waiting_tokens for requests of service tier flex (0: no separate limit)", low=0, high=1 << 40
+        0, "like max_waiting_tokens, for requests of service tier flex (0: no separate limit)", low=0, high=1 << 40
     )
     max_waiting_s: int = option(
         60, "maximum time that a request waits for a slot, in seconds; then it gets a 429", low=1, high=3600

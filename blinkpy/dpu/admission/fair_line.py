@@ -55,7 +55,7 @@ class FairLine(Generic[Item]):
         self.count += 1
 
     def pop(self, without: "set[str] | None" = None) -> tuple[str, Item] | None:
-        """Take the next item, with its owner's name; None if there is no such item. without: owners that are passed over."""
+        """Take the next item, with its owner's name; None if there is no such item. without: owners to skip."""
         passed: list[tuple[float, int, _Owner[Item], str]] = []
         found = None
         while self._heap:

@@ -107,7 +107,7 @@ class FairQueue:
         self.grant(ticket, ticket.slots - ticket.granted, ticket.number)
 
     def grant(self, ticket: Ticket, slots: int, number: int) -> None:
-        """Serve a request: it has more of its slots. For the rest it waits behind the waiting requests of its tenant.
+        """Serve a request that has got some more of its slots. It waits for the rest after the waiting requests of its tenant.
 
         number: its new place in the order of arrival.
         """

@@ -69,7 +69,7 @@ def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: byt
             except ConfigError as error:
                 raise ConfigError(f"{path}: {name}: {error}") from None
     if api_key:
-        if not _ONE_KEY.fullmatch(api_key):  # such as a line's end behind it: no client can send it
+        if not _ONE_KEY.fullmatch(api_key):  # such as a trailing line break: no client can send it
             raise ConfigError("api_key must fit into a header: remove control characters, and spaces at its ends")
         # The only key needs no salt: its prefixes can't be guessed by another tenant.
         salt = _salt(ONE_KEY, secret) if path and not share_prefixes else b""

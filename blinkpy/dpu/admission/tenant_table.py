@@ -2,7 +2,7 @@
 other blocks.
 
 So limits apply to the sum of all workers, and each worker can answer /metrics for all. Two workers that check a limit
-at the same moment may both admit a request: then it is exceeded by one request of each.
+at the same moment may both admit a request, and together exceed the limit by one request each.
 """
 
 from array import array

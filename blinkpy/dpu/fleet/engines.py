@@ -53,7 +53,7 @@ class Engines:
     most_moves: maximum moves of a generation.
     move_timeout_s: maximum total time of a generation's pauses.
     rule: the placement rule.
-    watch: a coroutine that calls its argument with the listed engines repeatedly, until cancelled.
+    watch: coroutine function that calls its argument with the listed engines repeatedly, until cancelled.
     records_output: keep the token ids of each generation's output in its flight; always done with several
         engines.
     """
@@ -170,9 +170,7 @@ class Engines:
         return self._why_none([link.status() for link in self.links])
 
     def readiness(self) -> str | None:
-        """Like status(), but also requires that within half a lease a queue pair had a heartbeat and the
-        event loop ran.
-        """
+        """Like status(), but also reports missing heartbeats of all queue pairs, or a blocked event loop, within half a lease."""
         return self._why_none([link.readiness() for link in self.links])
 
     def _why_none(self, problems: list[str | None]) -> str | None:

@@ -31,7 +31,7 @@ class _Node:
 
     edge: their bytes.
     end: tokens from the prompt's start to their end.
-    key: in the parent's children. The root is its own parent.
+    key: its key among the parent's children. The root is its own parent.
     used: the last use by each engine that has these pages.
     """
 
@@ -47,7 +47,7 @@ class PrefixRecord:
     """The pages that engines may have cached. Prompts are int32 [n]; salts belong to the prefix cache, in [0,
     2**63).
 
-    engines: their number.
+    engines: number of engines.
     page_size: tokens.
     most_pages: maximum pages recorded per engine, at least 1. A page takes about 700 bytes if no prompts
         share a prefix and each has one page, and 4 bytes per token if prompts are long.
@@ -206,7 +206,7 @@ logger = logging.getLogger("blinkpy.frontend")
 class Placement:
     """Chooses engines for one worker.
 
-    engines: their number.
+    engines: number of engines.
     page_size: tokens.
     rule: a function of placement_rules, or a user's.
     record_pages: pages recorded per engine; ideally as many as the engine has.

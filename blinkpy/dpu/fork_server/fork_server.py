@@ -56,7 +56,7 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start the process. If the machine lacks something, the first job tries again."""
+        """Start the process. If the machine lacks resources, the first job tries again."""
         with contextlib.suppress(OSError, ApiError):
             self._connected()
 

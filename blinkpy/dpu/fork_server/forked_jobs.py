@@ -1,10 +1,10 @@
 """The process that forks for each job, so that no job uses the time or memory of another job or of a worker.
 
-It receives jobs from a socket: one byte and the job's own socket each. A fork ends immediately if the other
-side closes the job's socket. The end of the parent closes the socket of jobs, and so ends the process.
+It receives jobs from a socket: for each, one byte and the job's own socket. A fork ends immediately if the other
+side closes the job's socket. When the parent ends, the socket of jobs closes, and this process ends.
 
 While no other fork runs, a fork has the normal priority for `brief_s` of CPU time, so that a short job is fast on a
-busy machine. Many forks slow no event loop down, even if their clients leave and ask again.
+busy machine. Even many forks do not slow an event loop down, and clients gain nothing by disconnecting and asking again.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def serve_jobs(
     """Fork for each job until the parent ends.
 
     work: computes a job's answer; all forks inherit its state.
-    warm: called by a fork that is made ahead, so that a job neither waits for the fork nor for the first writes to shared memory;
+    warm: called by a fork that is made ahead, so that a job waits neither for the fork nor for the first writes to shared memory;
         None: no such fork. There is at most one, made at the start and after a job when no other fork runs.
     """
     own = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
@@ -150,7 +150,7 @@ class _Server:
             self.spare = _Spare(pid, ours)
 
     def _wait_for_job(self, orders: socket.socket) -> None:
-        """The spare fork. It ends with the server."""
+        """Run the spare fork. It ends when the server ends."""
         _name(SPARE_NAME)
         if self.warm is not None:
             self.warm()
@@ -160,7 +160,7 @@ class _Server:
             _run(socket.socket(fileno=files[0]), self.work, self.budget, alone == b"\1")
 
     def _leave(self) -> None:
-        """In a fork: close what belongs to the server and to other forks."""
+        """In a fork, close the descriptors of the server and of other forks."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for one in (*self.jobs.values(), self.control, self.woken, self._waker):

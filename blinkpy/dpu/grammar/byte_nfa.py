@@ -105,7 +105,7 @@ def literal(text: bytes) -> Piece:
 
 
 def sequence(*pieces: Piece) -> Piece:
-    """One after the other."""
+    """The pieces in sequence."""
     if nothing in pieces:
         return nothing
 
@@ -120,7 +120,7 @@ def sequence(*pieces: Piece) -> Piece:
 
 
 def choice(*pieces: Piece) -> Piece:
-    """Any of them."""
+    """Any of the pieces."""
     pieces = tuple(piece for piece in pieces if piece is not nothing)
     if len(pieces) < 2:
         return pieces[0] if pieces else nothing
@@ -159,7 +159,7 @@ def repeat(piece: Piece, low: int, high: int | None) -> Piece:
 
 
 def separated(piece: Piece, between: Piece) -> Piece:
-    """One or more repetitions, with something between them. The nodes of the piece exist once."""
+    """One or more repetitions of a piece, with a separator in between. The nodes of the piece exist only once."""
     if piece is nothing:
         return nothing
 
@@ -174,7 +174,8 @@ def separated(piece: Piece, between: Piece) -> Piece:
 
 
 def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: int) -> Piece:
-    """least to most characters between two delimiters, counted by the engine (blinkpy/queues/byte_automaton.py).
+    """A string of `least` to `most` characters between two delimiters, which the engine counts
+    (blinkpy/queues/byte_automaton.py).
 
     character: a piece; none of its strings is a prefix of another, or begins with the delimiter.
     """

@@ -54,7 +54,7 @@ def of_text(text: str) -> Characters:
 
 @lru_cache(MOST_FORMS)
 def utf8_forms(characters: Characters) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Sequences of byte ranges that together are the UTF-8 forms of the characters, each form in one of them."""
+    """Sequences of byte ranges that together cover the UTF-8 forms of the characters; each form is in exactly one sequence."""
     return tuple(form for low, high in characters for form in _utf8_range(low, high))
 
 

@@ -1,20 +1,20 @@
 """From grammars to automata.
 
-A grammar is plain JSON, so that it can be sent to another process and be named by its content; one of
+A grammar is plain JSON, so it can be sent to another process, and its content names it. It is one of
 
     {"schema": S}                        a value that JSON Schema S allows, S with its `$ref`s inside
-    {"schema": S, "path": P, "root": R}  the same for S as a part of R, at P in it; without "root" it refers to nothing outside
-    {"object": true}                     any JSON object, containers inside of each other up to OBJECT_DEPTH
-    {"regex": R}                         what matches as a whole
+    {"schema": S, "path": P, "root": R}  S as the part of R at path P; without "root", S has no references outside itself
+    {"object": true}                     any JSON object, nested up to OBJECT_DEPTH levels
+    {"regex": R}                         a text that R matches as a whole
     {"choice": [T, ...]}                 one of these texts
     {"text": T}                          this text
     {"token": T}                         the special token of this name
     {"without": R}                       any text in which R has no match
-    {"sequence": [G, ...]}               grammars one after the other
+    {"sequence": [G, ...]}               grammars in sequence
     {"any": [G, ...]}                    one of these grammars
     {"repeat": G, "low": n, "high": m}   n to m times, m null for any number
     {"separated": G, "by": B}            G one or more times, with B between
-    {"part": G, "of": [F, N]}            G, made of the field F of a tool N, which errors name
+    {"part": G, "of": [F, N]}            G, from the field F of the tool N, which errors name
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = 
     """The automaton of a grammar.
 
     digits: the maximum digits of a number before the point, and after it.
-    closes: see ByteAutomaton; for vocabularies in which each byte is a token.
+    closes: see ByteAutomaton; only for vocabularies in which each byte is a token.
 
     Raises GrammarError if the grammar is unsupported, matches nothing, or is too large.
     """
@@ -71,7 +71,9 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = 
 
 
 def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]]) -> ByteAutomaton | None:
-    """The automaton with counted strings, unless one counter does not suffice. written_out: these lengths, added here."""
+    """The automaton with counted strings, as far as one counter suffices. written_out: lengths that can't be counted, added
+    here.
+    """
     while True:  # each time with more lengths
         try:
             return automaton_of(_piece(grammar, "#", _Forms(digits, written_out, {})))

@@ -46,7 +46,7 @@ WARM_UP = {
 
 
 def prepare() -> None:
-    """Compute what is kept in the caches, and so in each fork."""
+    """Fill the caches, which each fork inherits."""
     for name in FORMATS:
         for form in range(1 + len(SHORT_FORMATS.get(name, ()))):
             format_automaton(name, form)

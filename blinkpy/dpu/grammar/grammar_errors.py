@@ -1,6 +1,5 @@
-"""Errors of a client's grammar. Those about grammars that are too large name the part that probably needs most states.
-
-This is an estimate from the keywords: to compile each part would take as long as the whole grammar.
+"""Errors about a client's grammar. If a grammar is too large, the error names the part that probably needs most states. This is
+estimated from the keywords, since compiling each part would take as long as the whole grammar.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -26,7 +25,7 @@ class GrammarError(ValueError):
     """The grammar can't be used; the message is for the client.
 
     path: its place in the grammar, as a JSON pointer after '#'.
-    keyword: the keyword at fault, "" for other errors.
+    keyword: the keyword at fault, or "".
     part: the wrong field of a grammar made of several fields, and the name of its tool.
     limit: the exceeded option, if any.
     """
@@ -38,7 +37,7 @@ class GrammarError(ValueError):
         self.message, self.path, self.keyword, self.part = message, path, keyword, part
 
     def with_param(self, param: str) -> tuple[str, str]:
-        """The field at fault, and the message that names it. param: the field of the whole grammar."""
+        """(field at fault, message that names it). param: the field of the whole grammar."""
         place = "" if self.path == "#" else f" At {self.path}."
         if self.part is None:
             return param, f"'{param}': {self.message}{place}"

@@ -29,7 +29,7 @@ def object_of(named: list[Member], others: list[Member], least: int = 0, most: i
         at = {0: first}  # nodes before a member, by the number of members so far (up to counts)
 
         def write(member: Member, entries: dict[int, int], exits: dict[int, int]) -> None:
-            """Add one member, from the start of its key. The nodes are indexed by the number of members, including this one."""
+            """Add one member, from the start of its key. The nodes are indexed by the number of members, this member included."""
             for count, entry in entries.items():
                 colon = nfa.node()
                 value = nfa.node()
@@ -107,7 +107,7 @@ def set_of(items: list[Piece], least: int = 0, most: int | None = None) -> Piece
     def add(nfa: ByteNfa, source: int, target: int) -> None:
         first = nfa.node()
         nfa.edges[source].append((0x5B, 0x5B, first))
-        at = {0: first}  # nodes behind an item, by the number of items so far (up to counts)
+        at = {0: first}  # nodes after an item, by the number of items so far (up to counts)
         for item in items:
             following: dict[int, int] = {}
             for count, node in at.items():

@@ -1,8 +1,8 @@
-"""JSON strings of an automaton with limits of their length, as a piece.
+"""The JSON strings of an automaton within a range of lengths, as a piece.
 
 The engine counts the characters of the last loops, if these have the form of a counted string
-(blinkpy/queues/byte_automaton.py). If a way around a loop can have several characters, or other loops come before, only a part
-of the valid strings is possible.
+(blinkpy/queues/byte_automaton.py). If a path around a loop can have several characters, or other loops come first, only some of
+the valid strings are possible.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -22,8 +22,9 @@ CLOSED = -1  # instead of a state: the string has ended
 
 
 class _Loop(NamedTuple):
-    """A counted loop: its hub, its states, the most characters of a way around it, whether longer ways are left out, and the
-    fewest and most characters behind it."""
+    """A counted loop: its hub, its states, the maximum characters of a path around it, whether longer paths are left out, and
+    the minimum and maximum characters after it.
+    """
 
     hub: int
     states: frozenset[int]
@@ -51,7 +52,7 @@ class _Text:
         return {to for _, _, to in self.edges[state]}
 
     def lengths(self, state: int, within: Iterable[int], end: int) -> tuple[int, int] | None:
-        """The fewest and most characters from a state to `end`, over states of a part without cycles; None if there is no way."""
+        """The minimum and maximum characters from a state to `end`, over states of a part without cycles; None without a path."""
         part, known = frozenset(within), dict[int, tuple[int, int] | None]()
         waiting = [state]
         while waiting:
@@ -71,11 +72,11 @@ class _Text:
         return known[state]
 
     def _step(self, state: int) -> int:
-        """1 if the way to a state ends a character."""
+        """1 if an edge to the state ends a character, otherwise 0."""
         return int(state != CLOSED and self.starts[state])
 
     def shortest(self) -> int:
-        """The fewest characters of a string."""
+        """The minimum characters of a string."""
         at, count = {self.first}, 0
         while True:  # one character after the other; states within a character are passed immediately
             seen, waiting, following = set(at), list(at), set()
@@ -91,7 +92,7 @@ class _Text:
             at, count = following, count + 1
 
     def longest(self) -> int | None:
-        """The most characters of a string; None: any number."""
+        """The maximum characters of a string; None: unlimited."""
         if any(self.cyclic):
             return None
         found = self.lengths(self.first, self.of, CLOSED)
@@ -99,7 +100,7 @@ class _Text:
         return found[1]
 
     def last_loops(self) -> list[_Loop] | None:
-        """The loops behind which there is no other loop; None unless each has the form of a counted string."""
+        """The loops that no other loop follows; None unless each has the form of a counted string."""
         loops, leads_to_loop = [], list[bool]()
         for number, states in enumerate(self.components):  # later ones come first
             behind = {self.of[to] for state in states for to in self.following(state) if to != CLOSED} - {number}
@@ -141,8 +142,9 @@ BEFORE, COUNTED, BEHIND = range(3)
 
 
 class _Node(NamedTuple):
-    """A state of the limited strings: before, in or behind a counted loop. characters: those before a loop, or since its
-    hub."""
+    """A state of the limited strings: before, in or after a counted loop. characters: their number before the loop, or since its
+    hub.
+    """
 
     state: int
     stage: int
@@ -150,7 +152,7 @@ class _Node(NamedTuple):
 
 
 class LimitedText(NamedTuple):
-    """The states of limited strings, with their edges; the targets are places in `edges`, or CLOSED. State 0 is in front."""
+    """The states of limited strings, with their edges; a target is an index in `edges`, or CLOSED. State 0 is the start."""
 
     edges: list[list[Edge]]
     counted: dict[int, Counted]
@@ -172,7 +174,9 @@ class LimitedText(NamedTuple):
 
 @lru_cache(MOST_LIMITED)
 def text_of(automaton: ByteAutomaton, character: ByteAutomaton) -> _Text | None:
-    """The states of the strings; None if there are states between and within characters. character: one, as in a JSON string."""
+    """The states of the strings; None if a state is both between and within characters. character: the forms of one character in
+    a JSON string.
+    """
     try:
         return _Text(automaton, character)
     except ValueError:
@@ -180,7 +184,7 @@ def text_of(automaton: ByteAutomaton, character: ByteAutomaton) -> _Text | None:
 
 
 def lengths_of(automaton: ByteAutomaton, character: ByteAutomaton) -> tuple[int, int]:
-    """The fewest and most characters of the strings of an automaton; NO_MOST: any number. character: as in limited_text."""
+    """The minimum and maximum characters of an automaton's strings; NO_MOST: unlimited. character: as in limited_text."""
     text = text_of(automaton, character)
     if text is None:
         return 0, NO_MOST
@@ -196,11 +200,11 @@ def limited_text(
     written_out: Set[tuple[int, int]],
     partly: bool,
 ) -> Piece | None:
-    """The strings of an automaton with least to most characters; None if this form does not fit.
+    """The strings of an automaton that have `least` to `most` characters; None if this form does not fit.
 
     character: a character of a JSON string.
     written_out: lengths of counted strings that must not be used.
-    partly: whether a part of the strings suffices, up to at least a quarter of the most characters.
+    partly: whether a part of the strings suffices, up to at least a quarter of the maximum length.
     """
     text = text_of(automaton, character)
     if text is None:

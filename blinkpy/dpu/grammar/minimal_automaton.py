@@ -1,5 +1,4 @@
-"""The minimal automaton of a deterministic one: fewest states, numbered breadth first, so that equal languages give
-equal ByteAutomata.
+"""Minimizes a deterministic automaton. States are numbered breadth first, so that equal languages give equal ByteAutomata.
 
 States are separated in rounds, as in Moore's algorithm (1956). As in Hopcroft's (1971), a round only looks at states
 with an edge into a block that was split off in the previous round.
@@ -35,8 +34,9 @@ class MixedCountsError(Exception):
 
 
 class Edges(NamedTuple):
-    """Edges by their states, disjoint and in order. Of state s: edges first[s] .. first[s + 1] - 1, each with its first byte,
-    last byte and target."""
+    """Edges by state, disjoint and in order. State s has the edges first[s] .. first[s + 1] - 1, each with its first byte, last
+    byte and target.
+    """
 
     first: list[int]
     low: list[int]
@@ -50,7 +50,7 @@ class Edges(NamedTuple):
         self.target.append(target)
 
     def end_state(self) -> None:
-        """The next edges are those of the next state."""
+        """End a state: the next edges belong to the next state."""
         self.first.append(len(self.low))
 
 
@@ -60,7 +60,7 @@ def no_edges() -> Edges:
 
 
 class _Edges(NamedTuple):
-    """The same as int64 arrays, with the state of each edge, and the byte behind its last byte."""
+    """`Edges` as int64 arrays, with the state of each edge, and the byte after its last byte."""
 
     source: Int64
     low: Int64
@@ -84,8 +84,9 @@ class _Edges(NamedTuple):
 
 
 def minimal_automaton(edges: Edges, accepting: list[bool], counted: Sequence[Counted | None] = ()) -> ByteAutomaton | None:
-    """The automaton of the states that state 0, the start, reaches. All are reached from it. counted: for each state, if any
-    belongs to a counted string. None if no string is accepted."""
+    """The minimal automaton; None if it accepts no string. State 0 is the start and reaches all states. counted: the counted
+    string of each state; empty if no string is counted.
+    """
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None

@@ -1,7 +1,7 @@
 """JSON numbers within bounds, and multiples of a step, as pieces: automata that compare digit by digit.
 
-A number with bounds or a step has no exponent, and no minus sign before zero. An integer has no fraction. Every number
-ends, since the digits before and after the decimal point are limited.
+A number with bounds or a step has no exponent, and no minus sign before zero. An integer has no fraction. Every number is
+finite, since the digits before and after the decimal point are limited.
 """
 
 from dataclasses import dataclass
@@ -141,7 +141,9 @@ def _between(numbers: NumberRange, digits: int) -> Piece:
 
 
 class _Bound(NamedTuple):
-    """A bound of magnitudes, and the comparison that it excludes. whole, fraction: its digits, without trailing zeros."""
+    """A bound of magnitudes, and the result of a comparison that it excludes. whole, fraction: its digits, without trailing
+    zeros.
+    """
 
     whole: str
     fraction: str
@@ -149,7 +151,7 @@ class _Bound(NamedTuple):
 
     @classmethod
     def of(cls, bound: Decimal | None, exclusive: bool, beyond: int) -> "_Bound":
-        """beyond: LESS for a lower bound, GREATER for an upper bound."""
+        """Make a bound. beyond: LESS for a lower bound, GREATER for an upper bound."""
         if bound is None or bound < 0:
             # Every magnitude is above a negative bound.
             return cls("0", "", () if bound is None or beyond == LESS else (LESS, EQUAL, GREATER))

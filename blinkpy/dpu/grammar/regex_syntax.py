@@ -1,7 +1,8 @@
-"""Regular expressions in the syntax of ECMA-262, as in JSON Schema's `pattern`, as far as they are regular.
+"""Regular expressions in the syntax of ECMA-262, as in JSON Schema's `pattern`, but only regular ones.
 
-Groups are plain brackets, and lazy repetition is repetition: both affect captures, not matches. Lookahead is supported in
-expressions that begin with ^, outside of repetitions. Errors name the unsupported backreferences, lookbehind and word boundaries.
+Capturing groups and lazy quantifiers act as plain ones, since they affect captures and not matches. Lookahead is supported
+outside repetitions in expressions that begin with ^. Backreferences, lookbehind and word boundaries raise an error that names
+them.
 """
 
 import re
@@ -38,7 +39,7 @@ class Regex:
 
     build: its piece, given the encoding of one character of a set.
     looks: lookaheads at the beginning, and whether they are negative.
-    before: for an expression with a lookahead in it, instead of `build`: the strings of it and of an automaton behind it.
+    before: replaces `build` for an expression that contains a lookahead: its strings, followed by those of an automaton.
     """
 
     build: Callable[[Encoding], Piece]
@@ -46,7 +47,7 @@ class Regex:
     before: Callable[[Encoding, ByteAutomaton | None], ByteAutomaton | None] | None = None
 
     def in_front_of(self, character: "Encoding", rest: ByteAutomaton | None) -> ByteAutomaton | None:
-        """The strings of this expression, each with a string of an automaton behind it."""
+        """The strings of this expression, each followed by a string of an automaton."""
         if self.before is not None:
             return self.before(character, rest)
         return automaton_of(byte_nfa.sequence(self.build(character), byte_nfa.embedded(rest)))
@@ -115,7 +116,7 @@ class _Reader:
         return found
 
     def looks(self) -> tuple[tuple[bool, Regex], ...]:
-        """Lookaheads after the ^ at the beginning; without any, nothing is read."""
+        """Read the lookaheads after the ^ at the beginning, if any."""
         if not (self._peek("^(?=") or self._peek("^(?!")):
             return ()
         self.at += 1
@@ -241,7 +242,7 @@ class _Reader:
         return inside
 
     def _look(self, depth: int) -> Regex:
-        """A lookahead: only strings remain behind it that begin with it, or that do not."""
+        """A lookahead: the rest of the string must begin with it, or must not."""
         negative = self._peek("!")
         self.at += 1
         look = self.alternatives(depth + 1)

@@ -1,6 +1,6 @@
-"""From a JSON Schema to a piece: the values that it allows, each in its one form except spaces.
+"""Compiles a JSON Schema to a piece: the values that it allows, each in one form apart from spaces.
 
-The members of an object are in the order of `properties`, then members without a separate name. A schema with names
+The members of an object are in the order of `properties`, followed by members that the schema does not name. A schema with names
 but without `additionalProperties` allows no others. Recursion is unrolled (schema_reader.RECURSION), and unconstrained
 values have nested containers up to FREE_DEPTH.
 
@@ -66,7 +66,7 @@ class SchemaCompiler:
         byte_nfa.nothing if no value does."""
         if depth > MOST_DEPTH:
             path = conjunction[0].path if conjunction else "#"
-            raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} deep.", path)
+            raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} levels deep.", path)
         said = tuple(place for place in conjunction if place.schema is not True and place.schema != {})
         if len(said) == 1 and self.written_out is not None and _is_flat(said[0].schema):
             key = repr(said[0].schema)
@@ -150,7 +150,7 @@ class SchemaCompiler:
                 raise fault(
                     place,
                     "uniqueItems",
-                    "is supported only for items with an enum or const, booleans and null: no automaton compares others.",
+                    "is supported only for items with an enum or const, booleans and null: automata can't compare others.",
                 )
             for value in one.allowed_literals():
                 if not any(same(value, other) for other in values):
@@ -209,7 +209,7 @@ class SchemaCompiler:
     def _others(
         self, shape: Shape, names: dict[str, None], key_rules: list[Any], closed: bool, free: int, depth: int
     ) -> list[Member]:
-        """Members without a separate name, by the patterns that their names match."""
+        """Members that the schema does not name, by the patterns that their names match."""
         patterns = tuple(dict.fromkeys(text for members in shape.members for text in members.patterns))
         if len(patterns) > MOST_PATTERNS:
             raise GrammarError(f"'patternProperties' may have at most {MOST_PATTERNS} patterns.", keyword="patternProperties")

@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: the effect of each on a shape, or the reason of its refusal. docs/structured-output.md
+"""The keywords of JSON Schema: the effect of each on a shape, or the reason why it is refused. docs/structured-output.md
 has a table.
 
 Drafts 4 to 2020-12 are read alike: older spellings of the same keyword are understood, too.
@@ -38,7 +38,7 @@ Demand = Callable[[Shape, Any, Place], None]
 
 
 class Alternatives(NamedTuple):
-    """Alternative schemas: at least one holds; exclusive: exactly one."""
+    """Alternative schemas, of which at least one must hold; exclusive: exactly one."""
 
     places: list[Place]
     exclusive: bool = False
@@ -88,7 +88,7 @@ def _const(shape: Shape, value: Any, place: Place) -> list[Place] | None:
 
 
 def _of_value(value: Any) -> dict[str, Any]:
-    """A schema of this one value."""
+    """A schema that allows only this value."""
     if type(value) is list:
         return {
             "type": "array",
@@ -209,7 +209,9 @@ def _max_properties(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _dependent(keyword: str) -> Callable[[Shape, Any, Place], list[Place]]:
-    """If a member is present, other members must be, or a schema must hold: alternatives without it, and with it."""
+    """If a member is present, other members must be present, or a schema must hold: one alternative without the member, one with
+    it.
+    """
 
     def apply(shape: Shape, value: Any, place: Place) -> list[Place]:
         found = []
@@ -281,7 +283,7 @@ def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
 
 
 def _discriminator(place: Place) -> str | None:
-    """OpenAPI's name of the member by which the schemas of oneOf differ."""
+    """OpenAPI's `discriminator`: the member by which the schemas of oneOf differ."""
     found = place.schema.get("discriminator")
     name = found.get("propertyName") if type(found) is dict else None
     return name if type(name) is str else None
@@ -302,7 +304,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-_CLOSED = "without it, an object that lists its members has no others"
+_CLOSED = "without it, an object that lists its members has no other members"
 KEYWORDS = {
     "type": Keyword(_type),
     "enum": Keyword(_enum, f"up to {MOST_ALTERNATIVES} values"),
@@ -335,7 +337,9 @@ KEYWORDS = {
     "additionalItems": Keyword(_items, "as in draft 7"),
     "minItems": Keyword(_min_items),
     "maxItems": Keyword(_max_items),
-    "uniqueItems": Keyword(_unique_items, "of items with an `enum` or `const`, booleans and null, which come in their order"),
+    "uniqueItems": Keyword(
+        _unique_items, "only for items with an `enum` or `const`, booleans and null; they appear in that order"
+    ),
     "allOf": Keyword(_all_of),
     "anyOf": Keyword(_any_of),
     "oneOf": Keyword(

@@ -1,5 +1,6 @@
-"""From a conjunction of schemas to shapes: references are followed, and alternatives are listed. A value has one of
-the shapes."""
+"""Converts a conjunction of schemas to shapes, one for each alternative; references are followed. A valid value has one of the
+shapes.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The requirements of a JSON Schema, once references are followed and alternatives listed."""
+"""The requirements of a JSON Schema, after references are followed and alternatives listed."""
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -16,7 +16,7 @@ INTEGERS = Fraction(1)  # the step of type integer
 
 
 class Place(NamedTuple):
-    """A schema within the whole one. path: a JSON pointer after '#'; trail: the references that were followed, with
+    """A part of a schema. path: a JSON pointer after '#'; trail: the references that were followed, with
     repetitions."""
 
     schema: Any
@@ -97,7 +97,7 @@ class Shape:
         self.literals = [value for value in known if any(same(value, other) for other in values)]
 
     def allowed_literals(self) -> list[Any]:
-        """The literals that satisfy all rules. Only if there are literals."""
+        """The literals that satisfy all rules. To be called only if there are literals."""
         return [value for value in self.literals or () if self._holds(value)]
 
     def _holds(self, value: Any) -> bool:
@@ -119,8 +119,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 def joined_strings(shapes: list[Shape]) -> list[Shape]:
-    """The alternatives, with strings of several lengths as strings of one length if these meet, so that the engine can count
-    them. Literals that such strings contain are left out."""
+    """The alternatives; strings whose ranges of lengths meet become strings of one range, which the engine can count. Literals
+    that such strings contain are left out.
+    """
     plain = [one for one in shapes if one.literals is None and "string" in one.types and one.strings.of_length_alone]
     plain = [one for one in plain if not any(type(value) is str for value in one.refused)]
     if not plain or len(shapes) < 2:
@@ -145,7 +146,7 @@ def joined_strings(shapes: list[Shape]) -> list[Shape]:
 
 
 def _is_within(text: str, spans: list[list[int]]) -> bool:
-    """Whether the strings of some lengths contain a text, in the characters that the engine counts."""
+    """Whether the strings of some lengths contain a text that has only characters that the engine counts."""
     return any(least <= len(text) <= most for least, most in spans) and are_counted(text)
 
 

@@ -95,7 +95,7 @@ class StringRules:
     formats: names of FORMATS.
     taken: excluded strings.
     avoided: patterns that must not match.
-    form: 0: formats as in FORMATS; n: those of SHORT_FORMATS have their n-th form there."""
+    form: 0: formats as in FORMATS; n: the n-th form for the formats of SHORT_FORMATS."""
 
     least: int = 0
     most: int | None = None
@@ -107,35 +107,35 @@ class StringRules:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The minimum and maximum characters, NO_MOST for no end."""
+        """The minimum and maximum characters; NO_MOST: unlimited."""
         return self.least, NO_MOST if self.most is None else self.most
 
     @property
     def of_length_alone(self) -> bool:
-        """Whether the rules are a least and a most length, or none."""
+        """Whether the only rules, if any, are a minimum and a maximum length."""
         return self == StringRules(self.least, self.most)
 
     def within(self, least: int, most: int | None) -> "StringRules":
-        """Further limits of the length."""
+        """The rules with further limits of the length."""
         both = [length for length in (self.most, most) if length is not None]
         return replace(self, least=max(self.least, least), most=min(both, default=None))
 
     def matching(self, pattern: str) -> "StringRules":
-        """One more pattern that must match."""
+        """The rules with one more pattern that must match."""
         return replace(self, patterns=tuple(dict.fromkeys((*self.patterns, pattern))))
 
     def of_format(self, name: str) -> "StringRules":
-        """One more format."""
+        """The rules with one more format."""
         return replace(self, formats=tuple(dict.fromkeys((*self.formats, name))))
 
     def without(self, texts: tuple[str, ...]) -> "StringRules":
-        """These strings are excluded."""
+        """The rules with these strings excluded."""
         return replace(self, taken=tuple(dict.fromkeys((*self.taken, *texts)))) if texts else self
 
     def piece(self, written_out: WrittenOut = None) -> Piece:
-        """The strings in their one form, with quotes. Raises GrammarError for an unsupported pattern.
+        """The strings in canonical form, with quotes. Raises GrammarError for an unsupported pattern.
 
-        written_out: lengths, as of `lengths`, whose strings are written out instead of counted; None for all.
+        written_out: lengths, in the form of `lengths`, whose strings are written out instead of counted; None for all.
         """
         if self == StringRules():
             return byte_nfa.embedded(ANY_STRING)
@@ -180,8 +180,9 @@ class StringRules:
         return byte_nfa.embedded(_automaton(self._written_out(whole.states, OTHERS)))
 
     def _written_out(self, states: int, where: str) -> "StringRules":
-        """The rules with a most length whose strings can be written out. states: for each character. Raises GrammarError if the
-        least length is too large for that."""
+        """The rules with a maximum length for which all strings can be written out. states: for each character. Raises
+        GrammarError if the minimum length is too large for that.
+        """
         if self.least > MOST_LEAST_WRITTEN_OUT:
             message = (
                 f"'minLength' is {self.least}, but may be at most {MOST_LEAST_WRITTEN_OUT} {where}: lower it, or leave it out."

@@ -35,7 +35,7 @@ class Collector:
     shows_prompt: whether it also has the prompts' log probabilities, as a field.
     done: set when all choices have ended, or one has failed (see `error`).
     awaited: all futures that a task may wait for.
-    dropped: the answer is no longer wanted.
+    dropped: whether the client no longer wants the answer.
     budget: memory limit of all answers of the worker.
     """
 
@@ -80,11 +80,11 @@ class Collector:
 
     @property
     def is_long(self) -> bool:
-        """Whether body() takes longer than one turn of the event loop should."""
+        """Whether body() takes too long for one turn of the event loop."""
         return self._bytes > LONG_BYTES
 
     def _give_up(self, error: ApiError) -> None:
-        """Drop the text for lack of memory. A complete answer stays: it is being written, and is freed soon."""
+        """Drop the text for lack of memory. A complete answer stays, because it is being written and will soon be freed."""
         if not self.done.done():
             self._texts.clear()
             self._logprobs.clear()
@@ -103,7 +103,7 @@ class Collector:
             self.done.set_result(None)
 
     def stop(self) -> None:
-        """Does nothing: see Streamer."""
+        """Do nothing: Streamer needs this call."""
 
     def close(self) -> None:
         """Break reference cycles, and release the memory."""
@@ -137,8 +137,7 @@ class Collector:
 
 
 class PlainText:
-    """Writes the chunks of most tokens directly, for a choice whose text depends only on its tokens, after its first
-    event.
+    """Writes the chunks of most tokens directly: those after the first event of a choice whose text depends only on its tokens.
 
     frame: see Answer.frame; chunks: the stream's chunks.
     """
@@ -164,7 +163,7 @@ class Streamer(Collector):
     """Writes events to the connection, one write per step.
 
     started: set by the first event; an earlier error can still get a status code.
-    usage: the events that have token counts.
+    usage: which events have token counts.
     on_slow: called once, if the client leaves more than max_backlog events or max_bytes unread.
     chunked: use the chunked transfer coding, which HTTP/1.0 lacks.
     """
@@ -191,9 +190,8 @@ class Streamer(Collector):
         self._backlog = 0  # events since the client last had read everything
 
     def open(self, head: bytes) -> None:
-        """Start the response: write its head and the events so far. From now on, each step writes its events.
-
-        If all choices have ended, everything is written at the end.
+        """Start the response: write its head and the events so far. After that, each step writes its events. If all choices have
+        already ended, all is written at the end.
         """
         self._open = not self._connection.disconnected
         if self.done.done():

@@ -57,7 +57,7 @@ class Usage(NamedTuple):
         }
 
     def response_table(self) -> dict[str, Any]:
-        """For /v1/responses. Writes into the cache cost nothing, so they are not counted."""
+        """For /v1/responses. Cache writes are free, so they are not counted."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
@@ -69,7 +69,9 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A finished choice. finish_reason: stop or length. logprobs: those of an echoed prompt and of its tokens, if requested."""
+    """A finished choice. finish_reason: stop or length. logprobs: log probabilities of an echoed prompt and of the output, if
+    requested.
+    """
 
     index: int
     text: str
@@ -99,7 +101,7 @@ class Answer:
     spell: needed for answers with log probabilities.
     request_id: the client's.
     service_tier: its name in the answer; None: omitted.
-    null_usage: all events have a null `usage`, except the last one with token counts.
+    null_usage: every event has a null `usage`, except the last event, which has the token counts.
     """
 
     stop_sequence = ""  # the stop string of the choice that ended last, if any
@@ -152,7 +154,7 @@ class Answer:
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """The bytes before and after the JSON text in each later event of a choice without log probabilities.
 
-        None before the first event, and if events have further fields.
+        None before the first event, or if events have other fields that change.
         """
         head = self._heads.get(index)
         return None if head is None else (head, self._plain_end)
@@ -198,7 +200,7 @@ class Answer:
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}
 
     def _prompt_logprobs(self, choice: Choice) -> Turns[dict[str, Any]]:
-        """The field with the prompts' log probabilities, if requested: of a choice, or of a whole chat."""
+        """The field with the log probabilities of prompts, if requested, for a choice or for a whole chat."""
         scores = choice.prompt_scores
         if scores is None:
             return {}

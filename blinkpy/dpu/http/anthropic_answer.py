@@ -32,7 +32,7 @@ class _Block:
         return {"type": TEXT, "text": ""} if self.kind == TEXT else {"type": THINKING, "thinking": "", "signature": ""}
 
     def table(self) -> dict[str, Any]:
-        """The whole block. Incomplete arguments, and arguments that are not an object, become a text in an object."""
+        """The whole block. Arguments that are incomplete, or not an object, become text in an object."""
         text = "".join(self.texts)
         if self.kind != TOOL_USE:
             return {**self.begun(), DELTAS[self.kind][1]: text}
@@ -44,7 +44,7 @@ class _Block:
 
 
 class AnthropicAnswer:
-    """The envelope of one answer, with one choice. The interface is that of blinkpy.dpu.http.answers.Answer."""
+    """The envelope of one answer with one choice; it has the interface of blinkpy.dpu.http.answers.Answer."""
 
     stop_sequence = ""  # that ended the answer, if any
 
@@ -82,7 +82,7 @@ class AnthropicAnswer:
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def frame(self, index: int) -> None:
-        """None: events depend on the text before."""
+        """None: events depend on earlier text."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """The events of more text; the first call also gives the events that begin the answer."""

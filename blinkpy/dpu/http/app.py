@@ -104,7 +104,7 @@ class App:
         except ApiError as error:
             exchange.refuse(error)
         except Exception:
-            logger.exception("answering a request failed")
+            logger.exception("failed to answer a request")
             exchange.refuse(internal_error())
         if exchange.complete and exchange.logged:
             self._access_log.ended(exchange, exchange.asker.stranger and exchange.status >= 400)
@@ -135,7 +135,7 @@ class App:
         except ClientDisconnected:
             raise
         except Exception:
-            logger.exception("answering a request failed")
+            logger.exception("failed to answer a request")
             await exchange.drained()
             exchange.refuse(internal_error())
 
@@ -229,7 +229,7 @@ class App:
     # ---- POST --------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, kind: str, exchange: Exchange) -> Any:
-        """The result of one of JOBS for the request's body; cancelled when the client disconnects. Raises ApiError."""
+        """Run one of JOBS on the request's body, and return its result. A disconnect cancels it. Raises ApiError."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
         stored, conversation = service.responses, None
@@ -383,10 +383,8 @@ class App:
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
-    """Wait for an event of an answer. Raises ApiError if the answer failed before, and ClientDisconnected.
-
-    The error is a new object: one kept in a future or in the sink would form a reference cycle with this request's
-    frames.
+    """Wait for an event of an answer. Raises ClientDisconnected, and ApiError if the answer fails first. The error is a new
+    object, because an error kept in a future or in the sink would form a reference cycle with this request's frames.
     """
     await point
     if sink.dropped:

@@ -1,5 +1,4 @@
-"""From a chat to the prompt's text: the message formats of the model's template, and its formats of reasoning and
-calls."""
+"""Converts a chat to the prompt's text, by the model's chat template and its formats of reasoning and calls."""
 
 import contextlib
 import logging
@@ -65,7 +64,7 @@ class ChatDialect:
         return self.calls.name if self.calls and self._tools_probe.takes_tools else "none"
 
     def prompt(self, request: Request, specials: SpecialTokens) -> tuple[str, Expected | None]:
-        """The prompt's text, as of chat_text, and the possible parts of the answer; None: only content. Raises
+        """The prompt's text, as chat_text renders it, and the possible parts of the answer; None: only content. Raises
         ApiError and ChatError."""
         if self.template is None:
             message = "This model has no chat template; use /v1/completions, or start with --chat-template."
@@ -113,7 +112,7 @@ class ChatDialect:
             for form in () if continued else probe.plain_forms(fitted):
                 with contextlib.suppress(TemplateRefusalError):
                     text = text_of_form(form)
-                    logger.warning("the chat template refuses a conversation (%s): it is sent as plain texts", error)
+                    logger.warning("the chat template refuses a conversation (%s): it is sent as plain text", error)
                     return text
             place = request.place(*probe.refused_at(fitted, tools))
             raise bad_request(f"'{place}' does not fit this model's chat template: {error}", place, "invalid_messages") from error
@@ -250,7 +249,7 @@ class ChatDialect:
         return values
 
     def _wish(self, request: Request, known: frozenset[str], values: dict[str, Any]) -> None:
-        """Set variables that clients request without knowing the model, if the template has them."""
+        """Set the variables of fields that clients send to any model, if the template has them."""
         switch = next((name for name in SWITCHES if name in known), None)
         if request.thinking is not None and switch is not None:
             values.setdefault(switch, request.thinking)

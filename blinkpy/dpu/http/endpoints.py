@@ -17,7 +17,7 @@ from blinkpy.version import __version__
 
 
 class Endpoint(NamedTuple):
-    """One path. body: model of a POST's body. posted: a POST with any body gets the same answer as this GET."""
+    """One path. body: model of a POST's body. posted: whether a POST with any body gets the same answer as the GET."""
 
     method: str
     path: str
@@ -28,7 +28,7 @@ class Endpoint(NamedTuple):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """All described methods. A HEAD is possible for each GET."""
+        """All documented methods. Each GET also permits a HEAD."""
         return (self.method, "POST") if self.posted else (self.method,)
 
 
@@ -100,7 +100,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 @cache
 def openapi(root: str = "") -> bytes:
-    """The OpenAPI document. root: the path below which a proxy shows the server."""
+    """The OpenAPI document. root: the path under which a proxy exposes the server."""
     document: dict[str, Any] = {"servers": [{"url": root}]} if root else {}
     bodies = dict.fromkeys(one.body for one in ENDPOINTS if one.body is not None)
     paths: dict[str, dict[str, Any]] = {}
@@ -141,7 +141,7 @@ def _marked(text: str) -> str:
 
 
 def _table(heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
-    """A table. On a narrow screen, each line is a block, in which short columns have their head before the value."""
+    """A table. On a narrow screen, each row becomes a block, in which short columns show their heading before the value."""
     head = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in heads)
     titles = [f" data-head='{html.escape(title)}'" if title in _SHORT_HEADS else "" for title in heads]
     cells = ("".join(f"<td{title}>{_marked(cell)}</td>" for title, cell in zip(titles, line, strict=True)) for line in lines)
@@ -162,7 +162,7 @@ def _fields(endpoint: Endpoint) -> str:
 
 @cache
 def page(with_live_page: bool = True) -> bytes:
-    """The same as one HTML page, without scripts and external resources. with_live_page: link to the live page."""
+    """All endpoints as one HTML page, without scripts or external resources. with_live_page: link to the live page."""
     back = "<a href='./'>Back to the chat</a> · " if with_live_page else ""
     parts = [
         f"<p>{back}<a href='openapi.json'>openapi.json</a> has the same for machines.</p><h1>blinkpy {__version__}: API</h1>"

@@ -74,7 +74,7 @@ class Server:
             runner.run(self.serve(sockets))
 
     async def serve(self, sockets: list[socket.socket]) -> None:
-        """The same on a running event loop."""
+        """Serve on listening sockets until shutdown, on a running event loop."""
         with self._signals():
             asyncio.get_running_loop().set_default_executor(started_threads(BLOCKING_CALLS, "blocking"))
             await self._start(sockets)
@@ -125,7 +125,9 @@ class Server:
         self._watched.start("the watch over the last connections", self._end_with_the_last())
 
     async def _end_with_the_last(self) -> None:
-        """Idle connections end by their timeouts, since their clients may be about to send a request."""
+        """Exit after the last request and connection. Idle connections end by their timeouts, since their clients may be about to
+        send a request.
+        """
         while self.connections.open or self.app.running:
             await asyncio.sleep(END_POLL_S)
         self.should_exit = True
@@ -174,7 +176,7 @@ class Server:
         self.app.service.engine.fail_all(unavailable("The server failed and is restarting; try again."))
 
     def _end_stuck(self) -> None:
-        """A function apart from the task, whose frame would keep the last connection alive."""
+        """End stuck connections. A separate function, because the task's frame would keep the last connection alive."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.connections.open):
             connection.end_if_stuck(now)

@@ -100,11 +100,12 @@ class MessageAnswer(Answer):
         return b'data: %b"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]}\n\n' % parts
 
     def frame(self, index: int) -> None:
-        """None: the content of an event depends on the text before."""
+        """None: the content of an event depends on earlier text."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The event of the parts that are certain after more text of a choice; empty if there is no such part. The
-        first event has the role."""
+        """The event for the parts that became certain with more text of a choice; empty without such a part. The first event has
+        the role.
+        """
         message = self._messages.get(index)
         first: dict[str, Any] = {}
         if message is None:

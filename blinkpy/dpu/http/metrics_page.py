@@ -30,7 +30,7 @@ class MetricsPage:
         self._rendering: asyncio.Task[None] | None = None
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer with the page, immediately if it is new enough."""
+        """Answer with the page, immediately if it is recent enough."""
         if time.monotonic() - self._rendered < self.every_s:
             exchange.write(200, TEXT, self._text)
             return

@@ -57,7 +57,7 @@ class Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
     def table(self) -> dict[str, Any]:
-        """The current item; one in progress has no text."""
+        """The item as it is now; an item in progress has no text."""
         text = "" if self.status == "in_progress" else "".join(self.texts)
         head = {"type": self.kind, "id": self.id, "status": self.status}
         if self.kind in CALLS:
@@ -97,7 +97,7 @@ PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc", CUSTOM: "ctc"}  # of id
 
 
 class ResponseAnswer:
-    """The envelope of one answer, with one choice. The interface is that of blinkpy.dpu.http.answers.Answer."""
+    """The envelope of one answer with one choice; it has the interface of blinkpy.dpu.http.answers.Answer."""
 
     stop_sequence = ""
 
@@ -181,8 +181,7 @@ class ResponseAnswer:
         """None: events are numbered."""
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The events of more text; the first call also gives the events that begin the answer. A message alone shows
-        logprobs."""
+        """The events of more text; the first call also gives the events that begin the answer. Only messages show logprobs."""
         begin = b"" if self._events else self._begin()
         if logprobs:
             self._logprobs += chat_logprobs(logprobs, self._spell)["content"]

@@ -17,7 +17,7 @@ class Conversation:
     """The input of a request, with the conversation before it.
 
     items: input items as JSON, separated by commas.
-    stored: the response will be kept.
+    stored: whether the response will be kept.
     """
 
     tenant: str
@@ -101,14 +101,14 @@ class ResponseStore:
             self.delete(next(iter(self._kept[most])), most)
 
     def find(self, response_id: str, tenant: str) -> Kept | None:
-        """A tenant's response, which is then its most recently used one."""
+        """A tenant's response, which becomes its most recently used response."""
         kept = self._kept.get(tenant, OrderedDict())
         if response_id in kept:
             kept.move_to_end(response_id)
         return kept.get(response_id)
 
     def delete(self, response_id: str, tenant: str) -> None:
-        """Delete a tenant's response, if there is one of this id."""
+        """Delete a tenant's response, if it exists."""
         kept = self._kept.get(tenant, OrderedDict()).pop(response_id, None)
         if kept is not None:
             self._count(tenant, -kept.size)

@@ -40,7 +40,7 @@ from blinkpy.queues.words import Int32
 
 class Service:
     """Model name, tokenizer, template, defaults and admission of one worker. secret: the server's secret, for salts of the prefix
-    cache; default: a new one. Raises ConfigError for a folder and for keys that can't be used."""
+    cache; default: a new one. Raises ConfigError for a folder or keys that can't be used."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Service:
         return Answer(kind == "chat", self.model, spell, *shared)
 
     def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
-        """The request's place in its tenant's queue for slots: see Admission.enter. Raises ApiError."""
+        """Put the request into its tenant's queue for slots, and return its ticket: see Admission.enter. Raises ApiError."""
         parameters, choices = request.parameters, request.best_of or request.n
         _, limits = self._check(request, prompts)
         priority = tenant.settle_priority(parameters.priority)

@@ -25,14 +25,14 @@ PREFIXES = {  # of ids
 
 
 class StoredPath(NamedTuple):
-    """A path below /v1/responses. of_input: it names the list of input items."""
+    """A path below /v1/responses. of_input: whether it names the list of input items."""
 
     response_id: str
     of_input: bool
 
     @classmethod
     def of(cls, path: str) -> Self | None:
-        """None for another path."""
+        """Parse a path; None for other paths."""
         if not path.startswith(RESPONSES):
             return None
         response_id = path.removeprefix(RESPONSES)
@@ -93,7 +93,7 @@ def _page(kept: Kept, response_id: str, given: dict[str, list[str]]) -> dict[str
 
 
 def _id(item: dict[str, Any], index: int, response_id: str) -> str:
-    """The client's id of an item, or else an id made from its place."""
+    """The id that the client gave an item, or else an id made from its position."""
     given, prefix = item.get("id"), PREFIXES.get(item.get("type", "message"), "item")
     return given if type(given) is str and given else f"{prefix}_{response_id.removeprefix('resp_')}_in{index}"
 

@@ -190,7 +190,7 @@ class RdmaTransport:
             self._post_words()
 
     def _piece(self, offset: int, length: int) -> WritePiece:
-        """A write of this side's region, from the copy to the engine."""
+        """A write from this side's copy of the region to the engine."""
         return self._copy_at + offset, length, self._front_at + offset
 
     def _post_words(self) -> None:

@@ -1,7 +1,7 @@
 """A front end's queue pair in shared memory: loads and stores in a segment that an engine of this machine
 created.
 
-blinkpy.transport.segment explains the locks that show which process lives and which has a pair.
+blinkpy.transport.segment explains the locks, which show whether a process is alive and which process holds a pair.
 """
 
 import contextlib

@@ -109,8 +109,8 @@ class LinkThread:
         return 0.0 if watched is None else watched.checked
 
     def problem_of(self, pair: QueuePair) -> str | None:
-        """A sentence if, for half a lease, the queue pair had no heartbeat or the event loop did not run;
-        else None.
+        """A sentence about the problem if, for half a lease, the queue pair had no heartbeat or the event loop did not run; else
+        None.
         """
         oldest = time.monotonic() - pair.facts.lease_ms / 2000
         if self.checked(pair) < oldest:

@@ -65,7 +65,7 @@ class InFlightRequest:
         one from the left.
     cached_tokens: prompt tokens found in the prefix cache; known after the first completion, when it is no
         longer `silent`.
-    waited_ns: time in the engine until it began to run, -1 if unknown; known at the same time.
+    waited_ns: time in the engine until it began to run; known after the first completion, before that -1.
     """
 
     __slots__ = (

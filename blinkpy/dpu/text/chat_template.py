@@ -1,4 +1,4 @@
-"""Chat templates render messages to the prompt's text, in a sandbox, with Hugging Face's conventions.
+"""Chat templates: render messages to the prompt's text, in a sandbox, with Hugging Face's conventions.
 
 A template comes from the model or the operator, never from a request. It still reads clients' text, so it
 runs in Jinja's immutable sandbox (no unsafe attributes, bounded `range`), and its output is bounded.

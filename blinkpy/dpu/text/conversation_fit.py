@@ -1,8 +1,8 @@
-"""Conversations in a form that a chat template takes.
+"""Converts conversations to a form that a chat template accepts.
 
 Some templates raise an error for two calls in a message, for a second system message, or for two consecutive messages of a user.
-Others leave such messages out. The probe renders small conversations once, when the server starts. It then changes each
-conversation into an equivalent form if the template would refuse it or omit a part.
+Others omit such messages. The probe renders small conversations once, when the server starts. After that, each conversation that
+the template would refuse, or of which it would omit a part, is changed to an equivalent form.
 """
 
 import json
@@ -45,8 +45,9 @@ _PARTS = [{"type": "text", "text": PART}, {"type": "text", "text": PART}]
 
 
 class _CallForm(NamedTuple):
-    """A form of calls. content: an empty content next to calls. as_objects: arguments are objects, otherwise JSON text. ids: of
-    two calls."""
+    """A form of calls. content: add an empty content next to calls. as_objects: arguments are objects, otherwise JSON text. ids:
+    the ids of two calls.
+    """
 
     content: str | None
     as_objects: bool
@@ -59,7 +60,8 @@ _CALL_FORMS = tuple(
 
 
 class TemplateProbe:
-    """The forms of conversations that a template takes. takes_tools: whether it writes tools, or refuses the probe. takes_calls,
+    """The forms of conversations that a template accepts. takes_tools: whether it writes tools, or refuses the probe.
+    takes_calls,
     takes_results: whether it writes them in some form, perhaps as text."""
 
     def __init__(self, template: ChatTemplate | None):
@@ -102,7 +104,7 @@ class TemplateProbe:
         return text is not None and all(name in text for name in names or (LATE,))
 
     def _fill_parts(self, role: str, others: list[Message]) -> None:
-        """Give the contents of a role as parts from now on, if the template takes no other."""
+        """From now on, pass the contents of a role as parts, if the template accepts nothing else."""
         before, after = (others, [_QUESTION]) if role == "assistant" else ([], others)
         text = [*before, _LATE | {"role": role}, *after]
         if not self._writes(text):
@@ -116,7 +118,7 @@ class TemplateProbe:
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
     def _refuses_empty(self, role: str) -> bool:
-        """Whether the template refuses an empty content of a role, but takes another."""
+        """Whether the template refuses an empty content of a role, but accepts a non-empty content."""
         called = self._called(CALL)
         before = {"tool": called[:2], "assistant": [_QUESTION]}.get(role, [])
         message = called[2] if role == "tool" else {"role": role, "content": "x"}
@@ -126,7 +128,7 @@ class TemplateProbe:
         )
 
     def _called(self, *names: str, form: _CallForm | None = None, arguments: Any = None) -> list[Message]:
-        """A conversation with calls of these names, and a result of each."""
+        """A conversation with calls of these names, each with a result."""
         form = form or self._form or _CALL_FORMS[0]
         given = ({} if form.as_objects else "{}") if arguments is None else arguments
         pairs = list(zip(form.ids, names, strict=False))
@@ -167,7 +169,7 @@ class TemplateProbe:
         )
 
     def _reads_parts(self, role: str) -> bool:
-        """Whether the template goes through the parts of such a message, and does not write them as a list."""
+        """Whether the template iterates over the parts of such a message, instead of printing the list."""
         before = {"assistant": [_QUESTION], "tool": self._called(CALL)[:2]}.get(role, [])
         after = [] if before else [_QUESTION] * (role != "user")
         message = {"role": role, "content": _PARTS, "tool_call_id": (self._form or _CALL_FORMS[0]).ids[0]}
@@ -198,7 +200,7 @@ class TemplateProbe:
     # ---- tools and conversations
 
     def described(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Tools as the template takes them: with empty fields if it insists on them."""
+        """Tools in the form that the template accepts: with empty fields if it requires them."""
         if not self._defaults:
             return list(tools)
         found: list[Mapping[str, Any]] = []
@@ -210,8 +212,9 @@ class TemplateProbe:
         return found
 
     def fitted(self, messages: Sequence[Message]) -> list[Fitted]:
-        """A conversation in a form that the template takes, without changes if it takes any. Raises ChatError for results
-        without a call if each call needs a separate message."""
+        """A conversation in a form that the template accepts; unchanged if the template accepts all forms. Raises ChatError for
+        results without a call if each call needs a separate message.
+        """
         found = [Fitted(i, self._message(message)) for i, message in enumerate(messages)]
         if "assistant" in self._fills:
             found = without_silence(found)
@@ -234,7 +237,7 @@ class TemplateProbe:
         return fitted
 
     def plain_forms(self, fitted: Sequence[Fitted]) -> Iterator[list[Fitted]]:
-        """Forms for a conversation that the template refuses nevertheless: turns of texts, and then one message."""
+        """Fallback forms for a conversation that the template still refuses: alternating turns of text, then one message."""
         for form in (as_turns(fitted), as_one(fitted)):
             yield [Fitted(one.source, dict(self._with_parts(one.message))) for one in form]
 
@@ -283,7 +286,9 @@ class TemplateProbe:
         return "" if self._form is None else self._form.content
 
     def _with_calls(self, message: Message, content: Any) -> Any:
-        """The content next to a message's calls, whose arguments take the template's form. Without a form, calls become text."""
+        """A message with calls: its content, and its calls with arguments in the template's form. Without such a form, calls
+        become text.
+        """
         if self._form is None:
             calls = (written(call["function"]) for call in message.pop("tool_calls"))
             return "\n".join(filter(None, (text_of(content), *calls)))
@@ -300,7 +305,7 @@ class TemplateProbe:
     # ---- instructions
 
     def _instructed(self, messages: list[Fitted]) -> list[Fitted]:
-        """Instructions in one message at the beginning, or in a user's message, where the template takes no others."""
+        """Instructions merged into one message at the beginning, or into a user's message, as far as the template requires it."""
         leading = next((i for i, one in enumerate(messages) if one.message["role"] not in INSTRUCTIONS), len(messages))
         first, later = messages[:leading], messages[leading:]
         if leading > 1 and not self._takes_several:
@@ -319,7 +324,7 @@ class TemplateProbe:
     # ---- calls and results
 
     def _with_results(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
-        """Results as a user's texts, where the template does not write them."""
+        """Results as texts of a user, if the template does not write results."""
         for one in messages:
             if one.message["role"] == "tool" and not self._writes_results:
                 text = f"<tool_response>\n{text_of(one.message['content'])}\n</tool_response>"
@@ -328,7 +333,9 @@ class TemplateProbe:
                 yield one
 
     def _apart(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
-        """Content and calls in separate messages. Without consecutive messages of an assistant, the content is omitted."""
+        """Content and calls in separate messages. If the template refuses consecutive messages of an assistant, the content is
+        omitted.
+        """
         for index, message in messages:
             if "tool_calls" in message and message["content"]:
                 if not self._joins_assistants:
@@ -337,7 +344,7 @@ class TemplateProbe:
             yield Fitted(index, message)
 
     def _one_by_one(self, messages: Sequence[Fitted]) -> Iterator[Fitted]:
-        """Messages with several calls as messages with one each, each before its own results."""
+        """Split messages with several calls into messages with one call each, followed by its results."""
         at = 0
         while at < len(messages):
             (index, message), at = messages[at], at + 1
@@ -352,7 +359,7 @@ class TemplateProbe:
                 name = result.message["tool_call_id"]
                 if known.count(name) != 1:
                     where = f"messages[{result.source}].tool_call_id"
-                    raise ChatError(f"'{where}' must be the id of a call in the message before, not {name[:100]!r}.")
+                    raise ChatError(f"'{where}' must be the id of a call in the previous message, not {name[:100]!r}.")
             for call in calls:
                 yield Fitted(index, message | {"tool_calls": [call]})
                 yield from (one for one in results if one.message["tool_call_id"] == call.get("id"))

@@ -21,7 +21,7 @@ class Fitted(NamedTuple):
 
 
 def without_silence(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Without assistant's messages that have neither text nor calls, except next to instructions."""
+    """Remove assistant messages that have neither text nor calls, except next to instructions."""
     silent = [
         one.message["role"] == "assistant" and not one.message["content"] and not one.message.get("tool_calls")
         for one in messages
@@ -35,7 +35,7 @@ def without_silence(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def with_every_result(messages: Sequence[Fitted]) -> Iterator[Fitted]:
-    """Calls without a result, such as calls that a user has interrupted, get an EMPTY one."""
+    """Add an EMPTY result to each call without a result, such as a call that a user has interrupted."""
     lacking: dict[Any, int] = {}  # the calls so far without a result, and their messages
     for one in messages:
         if one.message["role"] == "tool":
@@ -53,7 +53,7 @@ def empty_results(calls: Mapping[Any, int]) -> Iterator[Fitted]:
 
 
 def named_results(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Results with the names of their calls."""
+    """Add to each result the name of its call."""
     names: dict[Any, str] = {}
     found = []
     for source, message in messages:
@@ -65,7 +65,7 @@ def named_results(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def ordered_results(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Results in the order of their calls."""
+    """Sort results by the order of their calls."""
     found: list[Fitted] = []
     place: dict[Any, int] = {}
     for at, one in enumerate(messages):
@@ -79,7 +79,7 @@ def ordered_results(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def text_of(content: str | list[dict[str, str]] | None) -> str:
-    """Content in one text."""
+    """Content as one text."""
     return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
@@ -104,8 +104,9 @@ def written(function: Mapping[str, Any]) -> str:
 
 
 def as_turns(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Texts of a user and of an assistant in turns, beginning with the user: calls, results and instructions become text. Most
-    templates that refuse another form take this one."""
+    """Alternating texts of a user and an assistant, beginning with the user: calls, results and instructions become text. Most
+    templates that refuse other forms accept this form.
+    """
     turns: list[Fitted] = []
     for source, message in folded([Fitted(source, as_text(message)) for source, message in messages]):
         if not text_of(message["content"]):
@@ -120,7 +121,7 @@ def as_turns(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def as_text(message: Message) -> Message:
-    """A message whose calls or results are text, and without reasoning."""
+    """A message without reasoning, whose calls or results are text."""
     content, role = text_of(message["content"]), message["role"]
     if role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
@@ -129,7 +130,7 @@ def as_text(message: Message) -> Message:
 
 
 def as_one(messages: Sequence[Fitted]) -> list[Fitted]:
-    """The whole conversation in one message of a user, each turn after its role."""
+    """The whole conversation in one user message, in which each turn begins with its role."""
     turns = as_turns(messages)
     if len(turns) < 2:
         return turns
@@ -149,7 +150,7 @@ def joined(first: Message, second: Message) -> Message:
 
 
 def apart_from_turns(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Instructions between two turns of one kind, or after results, in a user's message: these turns are changed together."""
+    """Move instructions between two turns of one kind, or after results, into a user message, since these turns are merged."""
     found: list[Fitted] = []
     begin = 0
     for at, one in enumerate(messages):
@@ -164,7 +165,7 @@ def apart_from_turns(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def folded(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Instructions as the beginning of the next message if a user sent it, otherwise as a separate message of a user."""
+    """Put instructions at the start of the next message if a user sent it, otherwise into a separate user message."""
     found: list[Fitted] = []
     waiting: list[Fitted] = []
     for one in (*messages, None):
@@ -184,8 +185,9 @@ def folded(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def short_ids(messages: Sequence[Fitted]) -> list[Fitted]:
-    """Ids of calls in NINE letters and digits: another id becomes a hash. A call without an id gets the id of the result at its
-    place, otherwise a hash of its place."""
+    """Give each call an id of NINE letters and digits; any other id is replaced by its hash. A call without an id gets the id of
+    the result at its position, or else a hash of its position.
+    """
     found: list[Fitted] = []
     for at, (index, message) in enumerate(messages):
         if message.get("tool_calls"):
@@ -206,7 +208,7 @@ def short_ids(messages: Sequence[Fitted]) -> list[Fitted]:
 
 
 def short_id(given: str) -> str:
-    """An id of NINE letters and digits: the given one if it is of that form, else a hash of it."""
+    """An id of NINE letters and digits: the given id if it has that form, else its hash."""
     if len(given) == NINE and given.isascii() and given.isalnum():
         return given
     return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:NINE]

@@ -2,7 +2,7 @@
 
 In most tokenizers, a token's bytes don't depend on its neighbors. Examples are byte-level BPE (GPT-2, Llama
 3, Qwen, Phi-4), and SentencePiece style with a space mark and byte fallback (Llama 2, Mistral, Phi-3). For
-these, a table of every token's bytes is computed once, and a token costs a look-up. Only the bytes of
+these, a table of every token's bytes is computed once, and each token costs one look-up. Only the bytes of
 incomplete characters pass through a UTF-8 decoder. Any other decoder decodes the last few tokens with and
 without the new one, which costs a few microseconds per token.
 

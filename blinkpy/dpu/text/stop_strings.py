@@ -1,8 +1,8 @@
-"""Stop strings: text that could be the start of a stop string is held back until that is decided.
+"""Stop strings: text that could begin a stop string is held back until more text decides it.
 
-A request ends at the first complete stop string; of several that end at the same character, the longest
-counts. The result depends only on the text, not on its division into tokens. Each stop string is matched by
-Knuth, Morris and Pratt's automaton, so the cost per character does not depend on its length.
+A request ends at the first complete stop string; if several end at the same character, the longest counts. The result depends
+only on the text, not on its division into tokens. Each stop string is matched by Knuth, Morris and Pratt's automaton, so the
+cost per character does not depend on its length.
 """
 
 import re
@@ -52,7 +52,7 @@ class StopStrings:
         """Add text, and return the text that may be sent now. At a stop string, `stopped` and `found` are set,
         and the rest is dropped.
 
-        may_stop: False treats stop strings that end here as ordinary text, because the output must continue.
+        may_stop: False treats stop strings that end in this text as ordinary text, because the output must continue.
         """
         if self.stopped:
             return ""

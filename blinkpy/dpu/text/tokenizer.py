@@ -29,7 +29,7 @@ from blinkpy.queues.words import Int32
 def token_pieces(encoder: Encoder, pieces: Sequence[bytes]) -> list[bytes]:
     """The bytes of each token for grammars.
 
-    pieces: bytes of each token in a text.
+    pieces: the bytes that each token adds to a text.
     Special tokens get the bytes of compile_grammar.token_bytes. Other tokens whose bytes contain TOKEN_BYTE,
     which no text contains, get no bytes.
     """
@@ -44,8 +44,8 @@ COMPOSED = 4  # maximum characters that NFC composes to one (Unicode: longest ca
 
 
 def most_characters(encoder: Encoder, pieces: Sequence[bytes] | None) -> int:
-    """Maximum characters of text per token, or 0 if there is no known bound: the encoder may drop text, or
-    make one token of many unknown characters.
+    """Maximum characters of text per token; 0 without a known bound, because the encoder may drop text, or merge many unknown
+    characters into one token.
 
     pieces: bytes of each token, or None if they depend on neighbors.
     """
@@ -204,8 +204,8 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json. If it lists no added tokens, as older ones, special tokens of
-    special_tokens_map.json override its own, as in transformers. Raises ConfigError.
+    """Read tokenizer_config.json. If it lists no added tokens, as older files do, special tokens of special_tokens_map.json
+    override its own, as in transformers. Raises ConfigError.
     """
     config = read_json(folder, "tokenizer_config.json", optional=True)
     if "added_tokens_decoder" in config:
@@ -231,7 +231,7 @@ def read_encoder(folder: Path) -> Encoder:
 
 
 class Shown(NamedTuple):
-    """Special tokens that have text nevertheless. marks: (name, text to use instead)."""
+    """Special tokens that are shown as text. marks: (name, text to use instead)."""
 
     names: tuple[str, ...] = ()
     marks: tuple[tuple[str, str], ...] = ()
@@ -246,7 +246,7 @@ class Tokenizer:
     Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json and
     config.json. Raises ConfigError.
     config: the result of read_tokenizer_config.
-    vocab_size: number of tokens, including added tokens; the model's may be larger.
+    vocab_size: number of tokens, including added tokens; the model's vocabulary may be larger.
     bos_id: token at the start of a text, or None.
     eos_ids: at most STOP_IDS; each ends a text.
     """
@@ -299,7 +299,7 @@ class Tokenizer:
             raise ConfigError(f"{self.folder}: {error}") from error
 
     def end_with(self, names: Iterable[str]) -> None:
-        """Add tokens that end a text. They have priority if there are too many."""
+        """Add tokens that end a text. If there are too many, the added tokens have priority."""
         own = [token for name in names if (token := self._id(name)) is not None]
         self.eos_ids = tuple(dict.fromkeys((*own, *self.eos_ids)))[:STOP_IDS]
 
@@ -317,14 +317,14 @@ class Tokenizer:
         return self.specials.resolved(np.array(encoding.ids, np.int32))
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the text's number of tokens, found without encoding it; 0 if there is no bound."""
+        """A lower bound of the number of tokens in the text, without encoding it; 0 without a bound."""
         return -(-len(self.specials.unmark(text)) // self._most_characters) if self._most_characters else 0
 
     def detokenizer(self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: Shown = NOTHING) -> Detokenizer:
         """Create a detokenizer for a request's output.
 
-        prompt: its prompt, which few kinds of tokenizers need.
-        showing: special tokens that have text. A table is kept for each value, so there must be few.
+        prompt: its prompt, which only a few kinds of tokenizers need.
+        showing: special tokens that are shown as text. Each value has its own table in memory, so use few values.
         """
         if showing is NOTHING:
             texts = self._texts if skip_special_tokens else self._all_texts

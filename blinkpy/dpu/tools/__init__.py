@@ -1,1 +1,1 @@
-"""Tool calls and reasoning: from a model's text to the parts of a message. One file a call format."""
+"""Tool calls and reasoning: splits a model's text into the parts of a message. Each call format has one file."""

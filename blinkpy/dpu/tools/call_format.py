@@ -1,5 +1,6 @@
-"""The registry of call formats: how models write tool calls. One file each in this folder, NAME_calls.py, found by its name, with
-its formats in FORMATS."""
+"""The registry of call formats: how models write tool calls. Each has a file NAME_calls.py in this folder, found by its name,
+with its formats in FORMATS.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ AUTO, NONE = "auto", "none"
 
 
 class ArgumentText(NamedTuple):
-    """The text around an argument outside of a JSON object: open, name, middle, value, close. between: the text of two arguments.
+    """The text around an argument outside of a JSON object: open, name, middle, value, close. between: the text between two
+    arguments.
 
     raw: strings are unescaped, with `quote` on both sides, or without a quote up to `close`.
     """
@@ -74,7 +76,7 @@ class CallFormat:
 
 @cache
 def call_formats() -> Mapping[str, CallFormat]:
-    """All formats, by name. Also gives their names to Config."""
+    """All formats, by name. Also registers their names as values of the option."""
     modules = modules_of("blinkpy.dpu.tools", "*_calls", "FORMATS")
     formats = {entry.name: entry for module in modules.values() for entry in module.FORMATS}
     TOOL_CALL_PARSERS.update(

@@ -63,8 +63,8 @@ def constrained_calls(
     """An answer with or without valid calls: the text that begins a call is followed by a call.
 
     Tools that are not strict accept any object. content: the grammar of an answer without calls; None: any text, also
-    around calls. tags: tags of reasoning that may come first; a text does not begin with them, otherwise the automaton
-    would track both.
+    around calls. tags: tags of reasoning that may come first. Other text may not begin with them, because the automaton would
+    have to track both cases.
     """
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
@@ -86,7 +86,7 @@ def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Gram
 def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_call: bool, begun: bool) -> Grammar:
     """An answer in channels (blinkpy.dpu.tools.harmony_calls).
 
-    Messages that are neither the answer nor a call are followed by a final message or a call; by a call if one is forced.
+    Messages that are neither the answer nor a call are followed by a final message or a call, or by a call if one is forced.
     content: grammar of the final message; None: any text. begun: the prompt ends within
     the first message. Tools that are not strict accept any object, unless a call is forced.
     """
@@ -102,7 +102,7 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
 
 
 def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
-    """The grammar with special tokens instead of their names. specials: pattern of the names."""
+    """The grammar with the names of special tokens replaced by the tokens. specials: pattern of the names."""
     ((kind, value), *rest) = grammar.items()
     if kind == "text":
         names = specials.findall(value)
@@ -131,7 +131,7 @@ def _calls(
 
 
 def _by_body(heads: Sequence[str], bodies: Sequence[Grammar]) -> list[tuple[list[str], Grammar]]:
-    """Heads with the same remainder, merged: the automaton contains it once."""
+    """Merge the heads that have the same remainder, so that the automaton contains it only once."""
     found: dict[str, tuple[list[str], Grammar]] = {}
     for head, body in zip(heads, bodies, strict=True):
         found.setdefault(json.dumps(body.get("part", body)), ([], body))[0].append(head)
@@ -143,7 +143,7 @@ def _sequence(*parts: str | Grammar) -> Grammar:
 
 
 def _arguments(tool: CallableTool, shape: ArgumentText | None = None) -> Grammar:
-    """The grammar of a call's arguments. shape: shape of each argument, if they are not a JSON object."""
+    """The grammar of a call's arguments. shape: the form of each argument, if they are not one JSON object."""
     schema, part = {"type": "object", **tool.parameters}, [tool.where, tool.name]
     try:
         body = {"schema": schema} if shape is None else _named_arguments(schema, shape)

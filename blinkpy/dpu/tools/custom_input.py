@@ -31,14 +31,14 @@ def input_arguments(text: str) -> dict[str, str]:
 class CustomInput:
     """The input of one call. feed() returns text as soon as it is certain, finish() the rest.
 
-    Without a grammar, a model may write arguments in another form. At the end of the call, an object's only string or the text
-    of a string becomes the input, or else all of the arguments.
+    Without a grammar, a model may write arguments in another form. At the end of the call, the input is the only string of an
+    object, the text of a string, or else all of the arguments.
     """
 
     def __init__(self) -> None:
         self._text = ""  # not decoded yet
         self._inside = False  # of the string
-        self._ended = False  # behind the string
+        self._ended = False  # after the string
 
     def feed(self, text: str) -> str:
         """More text of the arguments. Returns more of the input."""
@@ -69,7 +69,7 @@ class CustomInput:
         return value if isinstance(value, str) else self._text
 
     def _decoded(self) -> str:
-        """All whole characters of the string, and keep an incomplete escape."""
+        """Return all complete characters of the string, and keep an incomplete escape."""
         text, at, parts = self._text, 0, list[str]()
         while at < len(text):
             plain = _PLAIN.match(text, at)

@@ -1,4 +1,4 @@
-"""Gemma 4: <|tool_call>call:NAME{KEY:VALUE, ...}<tool_call|>. Keys have no quotes; those of strings are <|"|>."""
+"""Gemma 4: <|tool_call>call:NAME{KEY:VALUE, ...}<tool_call|>. Keys have no quotes; strings are quoted by <|"|>."""
 
 import json
 import re

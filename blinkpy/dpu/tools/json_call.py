@@ -42,7 +42,7 @@ def json_calls(source: OutputSource, known: Names = None) -> Steps[None]:
 
 
 def _members(source: OutputSource, known: Names, begun: list[str]) -> Steps[None]:
-    """begun: receives the name when the call begins."""
+    """Parse the members of a call. begun: receives the name when the call begins."""
     name, early = "", ""
     yield from source.expect("{")
     while True:

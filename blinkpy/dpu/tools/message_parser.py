@@ -23,7 +23,7 @@ from blinkpy.dpu.tools.reasoning import ReasoningTags, parse_reasoning
 
 
 class ReasoningCounter(Protocol):
-    """Counts the reasoning tokens of one answer. tokens: the number so far."""
+    """Counts the reasoning tokens of one answer. tokens: their number so far."""
 
     tokens: int
 
@@ -32,7 +32,7 @@ class ReasoningCounter(Protocol):
 
 
 class TagCounter:
-    """Counts reasoning between tags at the start. inside: the prompt has opened it."""
+    """Counts reasoning between tags at the start of the answer. inside: whether the prompt has opened it."""
 
     __slots__ = ("_begun", "_open", "_seen", "_tags", "tokens")
 
@@ -123,8 +123,9 @@ class Expected:
 
 
 class MessageParser:
-    """Parts of one answer. All text is in some part, except marks, white space between parts, and calls after the
-    first if only one is allowed."""
+    """Parts of one answer. Every text belongs to a part, except marks, white space between parts, and calls after the first if
+    only one call is allowed.
+    """
 
     def __init__(self, expected: Expected):
         self.calls = 0  # begun so far

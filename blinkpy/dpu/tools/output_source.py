@@ -1,7 +1,7 @@
 """The streamed text of a model, for parsers that are generators: `yield` waits for more text.
 
 A parser sets a mark at the possible start of a call. Until it commits, the text after the mark is kept, and NotACall
-turns it into content. So no text of a model is lost.
+turns it into content. Thus no text of a model is lost.
 """
 
 import json
@@ -90,11 +90,11 @@ class OutputSource:
         self._text += text
 
     def finish(self) -> None:
-        """Note that no more text follows."""
+        """Record that no more text follows."""
         self.ended = True
 
     def take(self) -> list[OutputEvent]:
-        """The events since the last time."""
+        """The events since the previous call."""
         events, self._events = self._events, []
         return events
 
@@ -105,7 +105,7 @@ class OutputSource:
             self._events.append(self.kind(text))
 
     def begin_reasoning(self) -> None:
-        """Treat the following text as reasoning, perhaps empty: white space between it and the content is removed."""
+        """Treat the following text, perhaps empty, as reasoning: white space between it and the content is removed."""
         self.kind = Reasoning
         self._events.append(Reasoning(""))
 
@@ -136,7 +136,7 @@ class OutputSource:
         self._limit = limit
 
     def commit(self) -> None:
-        """Remove the mark: the text is not parsed again."""
+        """Remove the mark: the text after it will not be parsed again."""
         self._mark = None
 
     def back(self) -> None:
@@ -189,7 +189,7 @@ class OutputSource:
         return found
 
     def follows(self, literal: str) -> Steps[int]:
-        """The end of a literal if it is the next visible text; otherwise 0. Takes nothing."""
+        """The end of a literal if it is the next visible text; otherwise 0. Consumes nothing."""
         while True:
             start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if start - self._at > MOST_SPACE:
@@ -206,7 +206,7 @@ class OutputSource:
         return bool(end)
 
     def ends_within(self, literal: str) -> bool:
-        """Whether the text ends within a literal, or before it. White space before it does not count."""
+        """Whether the text ends before a literal is complete. White space before the literal does not count."""
         return self.ended and literal.startswith(self._text[self._at :].strip())
 
     def match(self, pattern: re.Pattern[str]) -> Steps[str]:
@@ -222,8 +222,9 @@ class OutputSource:
                 raise NotACall
 
     def content_until(self, markers: tuple[str, ...]) -> Steps[str]:
-        """Emit text up to a marker as content. Returns the marker, after which the source then is, and marks its
-        start; "" at the end of the text."""
+        """Emit text up to a marker as content, mark the marker's start, and continue after it. Returns the marker; "" at the end
+        of the text.
+        """
         pattern = _starts(markers)
         while True:
             found = pattern.search(self._text, self._at)

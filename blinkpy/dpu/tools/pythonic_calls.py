@@ -102,7 +102,7 @@ def _as_python(text: str) -> str:
 
 
 def _without_breaks(literal: str) -> str:
-    """A string literal with escapes instead of line breaks. Line breaks after a backslash are removed, as Python does."""
+    """A string literal with escapes instead of line breaks. Line breaks after a backslash are removed, as in Python."""
     if literal[0].lower() == "r":  # a raw string: its backslashes are text
         quote, inside = literal[-1], literal[2:-1].replace("\\", "\\\\")
         literal = f"{quote}{inside.replace(quote, chr(92) + quote)}{quote}"

@@ -90,7 +90,7 @@ def _named(source: OutputSource) -> Steps[str]:
 
 
 def _value(source: OutputSource, tags: Tags, types: frozenset[str]) -> Steps[bool]:
-    """Emit a value as JSON. Returns False if the text ends within it."""
+    """Emit a value as JSON. Returns False if the text ends before the value does."""
     text = types == {"string"}
     if text:
         source.arguments('"')
@@ -156,7 +156,7 @@ def types_of(schema: Any) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: unchanged if it is JSON of one of the types (without types: of any type), else as a string."""
+    """A value as JSON: unchanged if it is JSON of one of the types (without types: of any type), otherwise a string."""
     stripped = text.strip()
     written = AS_PYTHON.get(stripped, stripped)
     try:
@@ -171,7 +171,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _cut_off(text: str, types: frozenset[str]) -> str:
-    """The start of a value as the start of JSON: unchanged if it is one, else as an unfinished string.
+    """Convert the start of a value to the start of a JSON value: unchanged if it already is one, else an unfinished string.
 
     Clients parse arguments while they are streamed.
     """

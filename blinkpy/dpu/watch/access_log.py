@@ -110,9 +110,7 @@ class AccessLog:
         self._span = (0.0, 0)  # start of the period, s, and lines for strangers in it
 
     def ended(self, request: EndedRequest, stranger: bool = False) -> None:
-        """Log and measure a request that has just ended. stranger: it was refused because it had no valid
-        key.
-        """
+        """Log and measure a request that has just ended. stranger: whether it was refused because it had no valid key."""
         now = time.monotonic()
         phases = [phases_of(generation) for generation in request.generations]
         for generation, spent in zip(request.generations, phases, strict=True):
@@ -133,8 +131,8 @@ class AccessLog:
             logger.log(level, "%s %s", request.method, path, extra={FIELDS: fields})
 
     def _is_too_much(self, now: float) -> bool:
-        """Count a line for a stranger. Returns whether the period already has MOST_STRANGERS; the next period
-        logs the number of omitted lines.
+        """Count a line for a client without a key. Returns whether the period already has MOST_STRANGERS lines; the next period
+        logs how many were omitted.
         """
         since, lines = self._span
         if now - since >= SPAN_S:

@@ -1,5 +1,5 @@
-"""The text of /metrics for Prometheus: the front end's metrics, and the engine's from shared memory, at no
-cost to it.
+"""The text of /metrics for Prometheus: metrics of the front end, and metrics of the engine, which are read from shared memory
+without its help.
 
 Values with the same meaning in vLLM also appear under vLLM's names, which NAMES_OF_VLLM and `_of_vllm` list.
 """
@@ -115,7 +115,7 @@ class Exposition:
                 yield f"blinkpy_{name} {value:.3f}"
 
     def _of_vllm(self, engine: list[int] | None) -> Iterable[str]:
-        """Metrics under vLLM's names, except those without a true value here."""
+        """Metrics under vLLM's names, except those for which this server has no true value."""
         metrics, labels = self._metrics, self._of_model
         values: dict[str, tuple[str, float]] = {}
         if engine is not None:

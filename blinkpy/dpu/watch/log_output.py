@@ -15,7 +15,7 @@ from typing import NoReturn
 from blinkpy.config import ConfigError
 from blinkpy.process_exit import exit_process
 
-WAITING_LINES = 4096  # lines that wait for their reader; further ones are dropped, and counted in the next line
+WAITING_LINES = 4096  # lines that wait for their reader; further lines are dropped, and counted in the next line
 END_S = 1.0  # time limit for writing the last lines
 MOST_LINES, SPAN_S = 60, 60.0  # limit of lines per log statement and period
 
@@ -65,7 +65,7 @@ class LineBound(logging.Filter):
     """Limits each log statement, also of libraries, to MOST_LINES per SPAN_S, so that clients can't fill the
     disk.
 
-    The last permitted line says that others are omitted, and the first line of the next period says how many.
+    The last permitted line states that more are omitted, and the first line of the next period gives their number.
     The access log has no limit.
     clock: returns s.
     """

@@ -115,13 +115,13 @@ class CpuDevice(HostDevice):
         return whole - rings
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
-        """States get at most a quarter of the machine's memory."""
+        """The number of slots, so that recurrent states take at most a quarter of the machine's memory."""
         from blinkpy.models.delta_states import settled_slots
 
         return settled_slots(config, model, 4, machine_memory() // 4)
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
-        """Snapshots get at most a sixteenth of the machine's memory."""
+        """The number of snapshots, which take at most a sixteenth of the machine's memory."""
         from blinkpy.models.delta_states import settled_snapshots
 
         return settled_snapshots(config, model, 4, machine_memory() // 16)
@@ -187,7 +187,7 @@ class CpuDevice(HostDevice):
         return step, progress
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:
-        """(The model's weights, the progress of their products). piece: multiply-adds between two updates."""
+        """(weights of the model, progress of the matrix products). piece: multiply-adds between two updates of the progress."""
         from blinkpy.engine.devices.cpu_device import torch_dtype_name
 
         invariant = setup.config.engine.batch_invariant

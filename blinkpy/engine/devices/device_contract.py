@@ -147,8 +147,8 @@ class Device(Protocol):
         """Default of --slots. Each slot has a recurrent state, if the model has such layers."""
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
-        """Number of snapshots of recurrent states: --state-snapshots, or its default. 0: the model has no recurrent layers, its
-        prefixes are not cached, or no snapshot fits.
+        """Number of snapshots of recurrent states: --state-snapshots, or its default. 0 if the model has no recurrent layers,
+        prefix caching is off, or no snapshot fits.
         """
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:

@@ -79,7 +79,7 @@ class GpuLoop:
         return LoopGraph(code, table, *graphs, self._graph_of, self.stream, keep, self._trace_rows, copies)
 
     def run(self, budget_s: float) -> int:
-        """As of Runner. After budget_s seconds the loop ends by itself, and the result is TIME_OVER."""
+        """See Runner.run. After budget_s seconds the loop ends, and the result is TIME_OVER."""
         if self.loop is None:
             raise RuntimeError("call attach() before run()")
         self.loop.launch(budget_s)

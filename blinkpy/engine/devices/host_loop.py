@@ -96,7 +96,9 @@ class HostLoop:
             require_integrity(self.check())
 
     def _checks(self) -> bool:
-        """Whether to check while idle. An interpreted check of many pages takes seconds, and front ends would give up."""
+        """Whether to check while idle. An interpreted check of many pages takes seconds, after which front ends would consider
+        the engine lost.
+        """
         return self._when != "never" and self.scheduler.mode == "njit"
 
     def check(self) -> list[str]:

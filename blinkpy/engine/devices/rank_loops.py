@@ -2,8 +2,7 @@
 
 The host launches the loops and checks a few times per second whether they still run, as for one GPU
 (gpu_loop.py). Only rank 0 has the queues of the front ends and the flight recorder. The protocol of the ranks
-is in scheduler/rank_exchange.py. A fault of any rank ends all: the others wait for it no longer than the
-exchange's deadline.
+is in scheduler/rank_exchange.py. A fault of any rank ends all ranks: they wait for it no longer than the exchange's deadline.
 """
 
 import contextlib
@@ -165,7 +164,7 @@ class RankLoops:
         return LoopGraph(code, table, *graphs, parts.graph_of, parts.stream, keep, self._trace_rows, copies)
 
     def run(self, budget_s: float) -> int:
-        """As of Runner. After budget_s seconds the loops end by themselves, and the result is TIME_OVER."""
+        """See Runner.run. After budget_s seconds the loops end, and the result is TIME_OVER."""
         loops = self._loops()
         for rank, loop in zip(self.ranks, loops, strict=True):
             with on_gpu(rank.gpu):

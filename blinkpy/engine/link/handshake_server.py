@@ -1,9 +1,9 @@
 """The TCP port at which front ends on other machines ask for a queue pair: concurrent handshakes, each with
 a deadline.
 
-Until the front end has proved its key, if one is required, a handshake costs only its connection. Beyond
-the limit of connections, per address and in total, the oldest one is closed. So silent clients can't lock
-others out, because a handshake takes milliseconds.
+Until the front end has proved that it has the key, if one is required, a handshake costs only a connection. Beyond
+the limit of connections, per address and in total, the oldest one is closed. So silent clients can't lock out others, whose
+handshakes take only milliseconds.
 """
 
 import asyncio

@@ -135,7 +135,7 @@ class RdmaListener:
         return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
 
     def _free_absent(self) -> None:
-        """Close connections of lost front ends, which frees resources of the card."""
+        """Close the connections of lost front ends, to free resources of the card."""
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):

@@ -1,6 +1,4 @@
-"""The engine's end for front ends on its own machine. They map the segment by its name, so it has nothing to
-do.
-"""
+"""The engine's end for front ends on its own machine. They map the segment by its name, so the engine has nothing to do."""
 
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory

@@ -38,7 +38,7 @@ class QueueMemory(Protocol):
         """
 
     def read_word(self, offset: int) -> int:
-        """An 8-byte word. Slow, because the host seldom needs one."""
+        """An 8-byte word. Slow; the host seldom needs it."""
 
 
 class HostMemory:

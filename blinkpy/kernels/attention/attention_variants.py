@@ -52,7 +52,7 @@ class DecodePlan:
 
 
 def rows_of_group(group: int) -> int:
-    """Rows of a decode program's tile: more than the queries of a group; queries repeat in the other rows."""
+    """Rows of a decode program's tile: more than the queries of a group, which are repeated in the other rows."""
     return max(16, triton.next_power_of_2(group + 1))
 
 
@@ -94,7 +94,7 @@ def plan_decode(
 
     - One row: about one tile per split, because a split's loads are serial. Its first tile is loaded before the
       wait. With at most four key heads 16 splits of up to 40 tiles were faster (Qwen3-30B-A3B, 256 tokens),
-      because unused splits take places of the next layer.
+      because unused splits occupy SMs that the next layer needs.
     - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each,
       because adding splits costs time.
     - Many rows fill the GPU: only long contexts are split, so that they don't delay the step; an unused split
@@ -239,7 +239,7 @@ def to_fp8(x):
 
 @triton.jit
 def as_cached(x, scale, cache_ptr, FP8: tl.constexpr):
-    """The cached value of x, which has its storage dtype. scale: float32 scale of its head (FP8 only)."""
+    """The value of x as the cache stores it. x has its storage dtype. scale: float32 scale of its head (FP8 only)."""
     if FP8:
         cached = to_fp8(x.to(tl.float32) * tl.math.div_rn(1.0, scale))
     else:

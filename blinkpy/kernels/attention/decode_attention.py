@@ -176,7 +176,7 @@ def add_splits(
     G: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The result of a row and key/value head from all of its splits, in order."""
+    """The result of a row and key/value head: the sum of its splits, in order."""
     head = tl.arange(0, BLOCK_G)
     every = tl.arange(0, SPLITS)
     column = tl.arange(0, BLOCK_D)
@@ -223,9 +223,7 @@ def store_split(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     ROW_AXIS: tl.constexpr,  # of the grid
 ):  # fmt: skip
-    """Store the result if there is one split; otherwise this split's share, and in the last program the
-    result.
-    """
+    """With one split, store the result. With several, store this split's share; the last program also stores the result."""
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)

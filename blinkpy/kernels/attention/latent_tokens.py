@@ -13,7 +13,7 @@ from blinkpy.kernels.launch import COUNT_TOKENS, BatchView
 
 
 class Growth(NamedTuple):
-    """Queries are multiplied by 1 + growth * log(1 + (position + start) // period); a period of 0: by nothing."""
+    """Queries are multiplied by 1 + growth * log(1 + (position + start) // period); a period of 0 leaves them unchanged."""
 
     growth: float = 0.0
     period: int = 0
@@ -110,7 +110,7 @@ def turned(
     cos_ptr, sin_ptr,  # float32 [max_len, E / 2]
     position, E: tl.constexpr, NEIGHBOURS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """float32 [ROWS, BLOCK_E]: the first elements of all pairs, turned, then the second ones."""
+    """float32 [ROWS, BLOCK_E]: the rotated pairs, first elements before second elements."""
     HALF: tl.constexpr = E // 2
     column = tl.arange(0, BLOCK_E)[None, :]
     pair = column % HALF
@@ -179,7 +179,7 @@ class LatentTokens(NamedTuple):
 
 
 def rotate_and_cache(tokens: LatentTokens, queries: torch.Tensor, cache: torch.Tensor, batch: BatchView, *, pdl: bool) -> None:
-    """Write the rotated part of the queries, and the new tokens' normed vectors and rotated keys to the cache.
+    """Write the rotated part of the queries, and cache the new tokens' normed vectors and rotated keys.
 
     queries: [T, heads, rank + rotated], of which the last `rotated` are written. cache: [pages, 1, page_size,
     rank + rotated]. Only the first counts[TOKENS] tokens are processed.

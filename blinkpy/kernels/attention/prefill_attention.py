@@ -3,7 +3,7 @@ chunk.
 
 A tile belongs to one row's chunk and one key/value head; the query heads that share it are packed into the
 tile. The device finds the number of tiles, and the row of each, from `query_starts`, without the host. The
-number of programs fits the GPU. Each takes one tile after the other, those with the longest contexts first.
+number of programs fits the GPU. Each processes tiles in order, those with the longest contexts first.
 """
 
 from dataclasses import dataclass
@@ -62,9 +62,9 @@ def plan_prefill(
     """The plan for a dtype and a GPU of `sm_count` SMs.
 
     Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an H200. The measure was the
-    time from the end of the rotary embedding to the start of the next layer. Two small tiles per SM leave
-    space for decode attention, and hide each other's loads. For heads over 128 they are the largest tiles
-    of which two fit (not measured). For heads over 256 they are the largest without spills (not measured).
+    time from the end of the rotary embedding to the start of the next layer. Two small tiles per SM leave space for decode
+    attention, and hide each other's loads. Heads over 128 get the largest tiles of which two fit (not measured), and heads over
+    256 the largest without spills (not measured).
     """
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
     if head_dim > 128:

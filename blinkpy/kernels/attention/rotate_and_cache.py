@@ -124,8 +124,8 @@ def _rope_and_cache(
 
 
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
-    """Rotate the queries in place, and write the rotated keys and the values to the cache. If new.qkv has only queries,
-    [T, heads * head_dim], nothing is cached.
+    """Rotate the queries in place, and write the rotated keys and the values to the cache. If new.qkv has only queries, [T,
+    heads * head_dim], the cache stays unchanged.
 
     The query part of new.qkv is replaced; the rest stays unchanged. The rotary dimension may be less than
     head_dim (partial rotary embedding), and every scaling of the rotary embedding is in cos and sin. Only the
@@ -282,8 +282,8 @@ def _keep_spilled(
 
 
 def keep_spilled(rings: WindowRings, cache: PagedKV, batch: BatchView, *, rows: int, pdl: bool = False) -> None:
-    """Copy a layer's spill pages that later steps may read to their places, after the last launch that reads
-    the replaced pages.
+    """Copy to their places the spill pages of a layer that later steps may read, after the last launch that reads the replaced
+    pages.
 
     Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """

@@ -43,7 +43,7 @@ def decay_of(rate, log_rate):
 
 @triton.jit
 def _recur(
-    mixed_ptr,  # [T, 2 * KEYS * DK + HEADS * DV] queries, keys, values behind their convolution
+    mixed_ptr,  # [T, 2 * KEYS * DK + HEADS * DV] queries, keys, values after their convolution
     gates_ptr,  # [T, HEADS * DV], rows gate_stride apart
     strengths_ptr,  # [T, 2 * HEADS] strengths, then rates of decay
     log_rates_ptr,  # float32 [HEADS]

@@ -74,7 +74,7 @@ def copy_states(
 
     states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the
         convolutions, [R, slots, taps - 1, channels], of R recurrent layers.
-    kept: the same of the snapshots.
+    kept: the corresponding arrays of the snapshots.
     places: int32 [slots], the snapshot of each slot; negative: its state is not copied.
     rows: rows of the step's shape.
     """

@@ -1,4 +1,4 @@
-"""Linear layers of one row, y = x W^T, on the plain arithmetic units: a matrix unit would multiply padding.
+"""Linear layers of one row, y = x W^T, on the plain arithmetic units, because a matrix unit would mostly multiply padding.
 
 Each program takes BLOCK_N outputs and all of K. It loads the weights of its first tile into registers
 before it waits for the previous kernel. Under programmatic dependent launch, the memory is then busy

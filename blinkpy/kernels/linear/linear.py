@@ -144,7 +144,7 @@ def can_fuse(config: LinearConfig, *features: str) -> bool:
 
 
 def can_write_partials(config: LinearConfig) -> bool:
-    """Whether the sums are split over K, and the partial sums may be the result."""
+    """Whether the sums are split over K and the result may be partial sums."""
     return config.split_k > 1 and can_fuse(config, "partials")
 
 
@@ -161,7 +161,7 @@ def without_partials(config: LinearConfig, *, fp8: bool) -> LinearConfig:
 
 
 def take(scratch: torch.Tensor, like: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A contiguous [rows of like, columns] from the scratch memory, and the rest of it."""
+    """Divide scratch memory: a contiguous [rows of `like`, columns], and the remaining memory."""
     rows = like.shape[0]
     if scratch.numel() < rows * columns or scratch.dtype != like.dtype:
         raise ValueError(f"linear workspace: {rows * columns} scratch elements of {like.dtype} needed, {scratch.numel()} left")

@@ -78,7 +78,7 @@ def _fp8_default(shape: LinearShape) -> LinearConfig:
 
 
 def _packed_default(shape: LinearShape) -> LinearConfig:
-    """The default for 4-bit weights. Of few rows: enough programs, each with a few steps over K, to keep the memory busy."""
+    """The default for 4-bit weights. For few rows: enough programs, each with a few steps over K, to keep the memory busy."""
     rows, tiles = shape.rows, -(-shape.n // 64)
     block_k = min(shape.group if shape.group and not shape.fp4 else 128, 128)
     if shape.inputs == torch.float32:

@@ -95,7 +95,7 @@ class LinearShape(NamedTuple):
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """The dtype of a result that is not partial sums."""
+        """The dtype of a complete result, unlike partial sums."""
         return self.result or self.inputs or (self.dtype if self.plain else torch.bfloat16)
 
 

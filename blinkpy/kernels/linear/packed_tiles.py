@@ -195,8 +195,9 @@ def check(config: LinearConfig, shape: LinearShape) -> None:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """The resources of a program: inputs, words and scales in the pipeline's buffers, and sums in registers; of integers also the
-    sums of a step."""
+    """The resources of a program: inputs, words and scales in the pipeline's buffers, and sums in registers; for integers also
+    the sums of a step.
+    """
     halves, inputs = 2 if shape.swiglu else 1, shape.inputs or torch.bfloat16
     x, tf32 = config.block_m * config.block_k * inputs.itemsize, inputs == torch.float32
     words = halves * config.block_n * (config.block_k // 2 + 4 * (config.block_k // 64 if shape.fp4 else 1))
@@ -209,12 +210,14 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
 
 
 def tf32_bytes(block_m: int, block_n: int, block_k: int, warps: int) -> int:
-    """Shared memory of float32 operands, each as two numbers, of tiles whose weights Hopper's matrix unit reads from there."""
+    """Shared memory of float32 operands, each as two numbers, in tiles whose weights Hopper's matrix unit reads from shared
+    memory.
+    """
     return 8 * block_k * (block_m + block_n) if block_n >= MATRIX_UNIT_ROWS and warps % 4 == 0 else 0
 
 
 def supports(shape: LinearShape) -> bool:
-    """4-bit weights whose scales are each for whole words."""
+    """4-bit weights of which each scale covers whole words."""
     if not shape.packed or shape.norm or shape.k % 8:
         return False
     return shape.k % 16 == 0 if shape.fp4 else shape.group % CHUNK == 0 and shape.k % (shape.group or 1) == 0

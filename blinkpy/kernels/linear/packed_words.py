@@ -1,4 +1,4 @@
-"""4-bit weights in the order of a matrix unit's registers: the one inner form of all checkpoints' 4-bit formats.
+"""4-bit weights in the order of a matrix unit's registers: the single internal form of all 4-bit formats of checkpoints.
 
 A word has eight numbers of one row. Words come in fours, for 32 inputs. Pair p is bits 4 p to 4 p + 3 of both halves of a
 word. In word t it has the inputs 8 p + 2 t and, in the upper half, 8 p + 2 t + 1. So a thread that unpacks a word holds the
@@ -71,9 +71,9 @@ class PackedMatrix:
 
     int4: a weight is (number - zero point) * scale. E2M1: number * scale * factor of the row.
 
-    words: int32 [..., N, 4 * ceil(K / 32)], see above; beyond K of any value.
-    scales: int32 [..., groups, N]. int4: a float32 whose lowest four bits are the zero point, of K / groups inputs. E2M1: four
-        scales of 16 inputs each, the first one in the lowest byte; groups is ceil(K / 64).
+    words: int32 [..., N, 4 * ceil(K / 32)], see above; undefined beyond K.
+    scales: int32 [..., groups, N]. int4: the scale of K / groups inputs, a float32 whose lowest four bits are the zero point.
+    E2M1: four scales of 16 inputs each, the first in the lowest byte; groups is ceil(K / 64).
     width: K.
     factors: float32 [..., N], or None for int4.
     columns: int32 [..., K], the input of each column; None: the inputs in their order.
@@ -103,7 +103,7 @@ class PackedMatrix:
 
     @property
     def kind(self) -> str:
-        """The numbers, and of integers the inputs that share a scale, 0 for a row."""
+        """The type of the numbers; for integers also the inputs that share a scale (0: a row)."""
         return "fp4" if self.fp4 else f"int4 {self.group}"
 
     @property
@@ -142,7 +142,7 @@ class PackedMatrix:
 
 
 def kind_of(*matrices: PackedMatrix) -> str:
-    """The kind that matrices share; "" if they differ. A matrix with one scale per row fits the groups of any other."""
+    """The common kind of matrices; "" if they differ. A matrix with one scale per row matches any group size."""
     kinds = {matrix.kind for matrix in matrices}
     if len(kinds) > 1:
         kinds -= {"int4 0"}
@@ -165,7 +165,7 @@ def unpack_words(words: torch.Tensor) -> torch.Tensor:
 
 
 def int4_scales(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """Scales of a PackedMatrix, int32, from float32 scales, rounded to 20 bits, and zero points, 0 to 15, of one shape."""
+    """Scales of a PackedMatrix, int32, from float32 scales (rounded to 20 bits) and zero points (0 to 15) of the same shape."""
     return (scales.float().contiguous().view(torch.int32) + 8 & -16) | zeros.to(torch.int32)
 
 
@@ -190,8 +190,9 @@ def int4_weights(w, zero):
 
 @triton.jit
 def fp4_weights(w, four, next_four):
-    """bfloat16 [N, 8 * W] E2M1 numbers times scales / 256, exact. w: int32 [N, W]. four: int32 [N], scales of 16 inputs each,
-    from the lowest byte on; next_four: those of the words from the ninth on, if W is 16."""
+    """bfloat16 [N, 8 * W] E2M1 numbers times scales / 256, exact. w: int32 [N, W]. four: int32 [N], four scales of 16 inputs
+    each, the first in the lowest byte; next_four: the scales for the ninth and later words, if W is 16.
+    """
     N: tl.constexpr = w.shape[0]
     W: tl.constexpr = w.shape[1]
     two = tl.join(four, four >> 16)
@@ -219,7 +220,7 @@ def _halves(two):
 
 @triton.jit
 def _less(w, zero):
-    """bfloat16 [N, W, 2]: the first number of each half, minus zero. For the interpreter, as the one below."""
+    """bfloat16 [N, W, 2]: the first number of each half, minus zero. Only for the interpreter."""
     return tl.join((w & 15).to(tl.float32) - zero, (w >> 16 & 15).to(tl.float32) - zero).to(tl.bfloat16)
 
 

@@ -2,10 +2,10 @@
 token's experts.
 
 Two kernels: choice of the experts, gate, up and SwiGLU; then down, the weighted sum of the experts, and the
-residual. There is no sorting, and no tile of a matrix unit is filled with padding. Both kernels compute the
-choice from the logits, which costs less than a further kernel; the second one does so while the first still
-runs. Programs are small, most of one warp: many of them on an SM keep more reads in flight than a few that
-wait at barriers. FP8 weights are unpacked; their inputs stay in the storage dtype, as in linear/gemv.py.
+residual. There is no sorting, and no tile of a matrix unit is filled with padding. Both kernels choose the experts from the
+logits, which costs less than another kernel; the second kernel does so while the first still runs. Programs are small, most of
+one warp: many small programs on an SM keep more reads in flight than a few large programs that wait at barriers. FP8 weights are
+unpacked; their inputs stay in the storage dtype, as in linear/gemv.py.
 """
 
 from typing import Any, NamedTuple

@@ -54,14 +54,14 @@ class ExpertConfig:
 class ExpertShape:
     """The shape of an expert layer.
 
-    experts: their number.
+    experts: number of experts.
     top_k: experts of a token.
     hidden: hidden size.
     width: an expert's width.
     mxfp4: the matrices are MXFP4.
-    fp8: the matrices are FP8, with scales for "rows" or "blocks"; "": they are not.
+    fp8: "rows" or "blocks": the matrices are FP8, with scales for rows or blocks; "": not FP8.
     packed: `PackedMatrix.kind` of matrices with 4-bit weights, or "".
-    ordered: each PackedMatrix has its columns in another order than the inputs.
+    ordered: whether the columns of each PackedMatrix are in a different order than the inputs.
     """
 
     experts: int
@@ -152,7 +152,7 @@ def _needs_of_words(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: t
 
 
 def step_over_words(tile: ExpertTile, group: int, *, fp4: bool) -> int:
-    """Inputs of one step over 4-bit weights: within one scale of int4, or one or two words of scales of E2M1.
+    """Inputs of one step over 4-bit weights: they share one scale with int4, or one or two words of scales with E2M1.
 
     group: inputs that share a scale of int4, 0 for a row.
     """
@@ -268,7 +268,7 @@ class ExpertWorkspace:
 
 class Clamp(NamedTuple):
     """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up in [-limit,
-    limit]. A limit of 0 means silu(gate) * up, and one of -1 gelu(gate) * up, with gelu approximated by tanh.
+    limit]. A limit of 0 means silu(gate) * up; a limit of -1 means gelu(gate) * up, with gelu approximated by tanh.
     """
 
     alpha: float
@@ -340,7 +340,7 @@ class ExpertCase(NamedTuple):
     parallel: bool = False  # to an MLP: each expert has a factor, and the sum replaces `out`
 
     def selection(self, bias: torch.Tensor) -> Selection:
-        """The selection. bias: float32 [experts], which the case may ignore, or take as the experts' factors."""
+        """The selection. bias: float32 [experts], which the case may ignore or use as the experts' factors."""
         groups, biased = max(1, self.groups), self.groups and not self.softmax
         if self.scales_inputs:
             return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)

@@ -69,8 +69,8 @@ class ExpertPlan(NamedTuple):
 def plan_experts(
     shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable, name: str | None = None
 ) -> ExpertPlan:
-    """The plan of a bucket of `tokens` tokens, with memory on `device`. name: the variant's name; None: the first
-    that supports it.
+    """The plan of a bucket of `tokens` tokens, with memory on `device`. name: the variant's name; None: the first variant that
+    supports it.
     """
     chosen = name or next(variant.name for variant in VARIANTS.values() if variant.supports(shape, tokens))
     return ExpertPlan(chosen, VARIANTS[chosen].prepare(shape, tokens, dtype, device, table))

@@ -214,7 +214,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
 
 
 def _quantised(call: ExpertCall, index: int, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """The inputs of the first or second matrices in the form that these take, and the scales of both."""
+    """The inputs of the first or second matrices in the form that the matrices need, and the scales of both."""
     if call.fp8 is None:
         return x, None
     matrix, scratch = call.fp8[index], call.workspace.quantised

@@ -134,7 +134,7 @@ def _multiply(w, low, high):
 
 @triton.jit
 def _multiply_exactly(w, x, M: tl.constexpr, WORDS: tl.constexpr):
-    """_multiply in float32, for inputs that need more than 11 bits; also times 2 ** -14, and not scaled."""
+    """`_multiply` in float32, for inputs that need more than 11 bits; the result is multiplied by 2 ** -14, and not scaled."""
     weights = _weight(w[:, :, None] >> (4 * tl.arange(0, WORD))[None, None, :]) * 2.0**-14
     return tl.sum(weights * tl.reshape(x, [x.shape[0], WORDS, WORD]), 2)
 

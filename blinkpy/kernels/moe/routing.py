@@ -70,7 +70,7 @@ def _router(
 
 @triton.jit
 def _keep_groups(
-    rank,  # float32 [BLOCK_E], -inf behind the last expert
+    rank,  # float32 [BLOCK_E], -inf after the last expert
     E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK_E: tl.constexpr,
     PAIRS: tl.constexpr,  # a group counts as the sum of its best two ranks, and not as its best rank
 ):  # fmt: skip

@@ -58,7 +58,7 @@ def distance_key(distance):
 
 @triton.jit
 def measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK: tl.constexpr):
-    """(how many, weight) of the candidates with low < key <= threshold, for each of `thresholds` [THRESHOLDS]."""
+    """(number, weight) of the candidates with low < key <= threshold, for each of `thresholds` [THRESHOLDS]."""
     counts = tl.zeros([THRESHOLDS, BLOCK], tl.int32)
     weights = tl.zeros([THRESHOLDS, BLOCK], tl.float32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):
@@ -281,7 +281,7 @@ def walk(
 
 @triton.jit
 def missing(at, counts, counted, hubs, loops_ptr, mask):
-    """The characters that counted strings lack at positions, those with a begun character excluded; 0 elsewhere."""
+    """The characters that counted strings still lack at positions, except at positions within a character; 0 elsewhere."""
     within = mask & (at >= counted)
     least = tl.load(loops_ptr + (at - counted) * LOOP_WORDS + LOOP_LEAST, mask=within, other=0)
     return tl.maximum(least - counts - (at < hubs).to(tl.int32), 0)

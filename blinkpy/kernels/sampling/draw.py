@@ -17,7 +17,7 @@ DONE = tl.constexpr(5)
 
 @triton.jit
 def first_distances():
-    """[THRESHOLDS] distances of the first pass: 0.4, 1.6, 3.6 ... 19.6, all."""
+    """[THRESHOLDS] distances of the first pass: 0.4, 1.6, 3.6 ... 19.6, infinity."""
     step = tl.arange(0, THRESHOLDS).to(tl.float32)
     return tl.where(step < THRESHOLDS - 1, 0.4 * (step + 1) * (step + 1), 3.0e38)
 

@@ -1,4 +1,4 @@
-"""Log probabilities of the sampled token and of the most likely ones, from the model's own logits."""
+"""Log probabilities of the sampled token and of the most likely tokens, from the model's own logits."""
 
 import torch
 import triton
@@ -52,7 +52,7 @@ def write_record(
     log_sum = tl.log(tl.sum(weight, 0))
     token = tl.load(sampled_ptr + row)
     sampled_value = tl.load(row_ptr + token, mask=token >= 0, other=float("-inf")) - maximum - log_sum
-    # Narrow the bracket until it ends at or behind the last one wanted, with few enough up to there.
+    # Narrow the bracket until it ends at or after the last wanted candidate, with few enough candidates before it.
     nothing = tl.full([], NO_KEY, tl.int64)
     low = nothing
     high = tl.full([], LAST_FINITE, tl.int64)
@@ -121,10 +121,9 @@ def write_logprobs(call: SamplingCall) -> None:
 
     logits: the model's logits.
     sampled: the tokens.
-    records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY. The sampled token is first, then the
-        largest ones, descending, lower id first among equals; token -1 with -inf if fewer tokens have finite
-        logits.
-    Raises ValueError or TypeError if the tensors do not match.
+    records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY. The sampled token is first, then the most likely tokens in
+        descending order, the lower id first among equals; token -1 with -inf if fewer tokens have finite logits. Raises
+        ValueError or TypeError if the tensors do not match.
     """
     logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
     (rows, vocabulary), capacity = logits.shape, scratch.keys.shape[1]

@@ -101,7 +101,7 @@ class SamplingCall:
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """One way to sample. A new one is a file, and its name in VARIANTS of sampler.py."""
+    """One way to sample. A new variant is a file, and an entry in VARIANTS of sampler.py."""
 
     name: str
     launch: Callable[[SamplingCall], None]

@@ -11,7 +11,7 @@ from blinkpy.queues import submission as E
 BATCH_SIZE = fault_code("the batch's size is wrong")
 TWO_ROWS = fault_code("row {}: its request has two rows")
 DRAFT_WRONG = fault_code("row {}: a draft does not follow its request's row, is one too many, or is in a step with prompts")
-DRAFT_ILLEGAL = fault_code("row {}: its request's grammar refuses the draft, or its position behind it is wrong")
+DRAFT_ILLEGAL = fault_code("row {}: its request's grammar refuses the draft, or the position after it is wrong")
 ROW_IDLE = fault_code("row {}: its request does not run")
 ROW_STALLED = fault_code("row {}: its request is stalled")
 ROW_EMPTY = fault_code("row {} has no tokens")
@@ -48,7 +48,7 @@ def drafts_before(b, row):
 
 @device
 def check_draft(limits, state, b, row, decodes):
-    """Check a row: whether it may be a draft, if it is one."""
+    """Check a row: if it is a draft, whether it may be one."""
     if b.emits[row] != S.DRAFT:
         return 0
     ahead = drafts_before(b, row)
@@ -139,7 +139,7 @@ def sensitive_chunk(state, rows, decodes):
 
 @device
 def waiting_tokens(limits, state, rows, best_effort_prompts):
-    """(tokens in the step of best-effort prompts, or of all other requests; tokens that they lack in this step)."""
+    """(tokens in the step, tokens still missing) of best-effort prompts, or of all other requests."""
     b, r, planned, lacking = state.batch, state.requests, 0, 0
     stalled = S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0
     for row in range(rows):
@@ -157,8 +157,7 @@ def waiting_tokens(limits, state, rows, best_effort_prompts):
 
 @device
 def check_space(limits, state, rows, tokens, decodes, yields):
-    """Check that no prompt waits while the step has budget left, and that best-effort prompts keep to their
-    budget.
+    """Check that no prompt waits while the step has budget left, and that best-effort prompts stay within their budget.
 
     yields: whether best-effort prompts get no budget in this step.
     """

@@ -1,9 +1,9 @@
 """Matrix products of the NumPy decoder, compiled by Numba, in float32.
 
 One product is for two or more tokens. It computes four tokens and four outputs at a time, whose sixteen sums
-stay in registers, so each loaded number is used four times. The batch-invariant one computes one token and
-four outputs at a time, so every token passes the same instructions. The weights are read in their stored
-order; a library's product first copies them, which does not pay for few tokens.
+stay in registers, so each loaded number is used four times. The batch-invariant product computes one token and four outputs at a
+time, so every token passes the same instructions. The weights are read in their stored order; a library's product first copies
+them, which does not pay for few tokens.
 """
 
 import functools

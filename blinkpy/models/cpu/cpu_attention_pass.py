@@ -3,8 +3,8 @@ rows.
 
 A pass is compiled for each item type, page size P and head size D. These are constants of a single function,
 attention_pass, which gives them to its arrays as shapes. All other functions are inlined into it before types
-are inferred, so their inner loops have known lengths, too; compiled separately, a function would be made for
-any length. Inlined functions are also compiled with its options, which permit reordering sums.
+are inferred, so their inner loops have known lengths, too; a separately compiled function would have to work for any length.
+Inlined functions are also compiled with its options, which permit reordering sums.
 
 bfloat16 is handled as its bits, int16, and FP8 as its bits, uint8, because Numba has no such types. All
 arithmetic is float32.
@@ -226,7 +226,7 @@ def fetch(page):  # type: ignore[no-untyped-def]
 def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
     """scores[base:base + P] = scale * q . each key of a page. q: float32 [D]; page: items [P, D]; scores: float32 [capacity].
 
-    Four keys at a time keep four independent sums going.
+    Processing four keys at a time gives four independent sums.
     """
     P, D = page.shape
     for t in range(0, P, 4):
@@ -312,7 +312,7 @@ def rounded(x, target):  # type: ignore[no-untyped-def]
 
 
 def kept(item, inverse, target):  # type: ignore[no-untyped-def]
-    """An item as an element of the array `target`: itself, or its product with `inverse` as FP8."""
+    """An item as an element of the array `target`: unchanged, or multiplied by `inverse` and converted to FP8."""
     raise NotImplementedError("for compiled code only")
 
 

@@ -44,7 +44,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 _HIGHEST_BITS, _LOWEST_BITS = 0x3F800000, 0x00800000  # of the weights 1 and 2**-126
-_BUCKET_SHIFT = 19  # float32 has 23 bits behind the exponent: 16 buckets per power of two
+_BUCKET_SHIFT = 19  # float32 has 23 bits after the exponent: 16 buckets per power of two
 _BUCKETS = ((_HIGHEST_BITS - _LOWEST_BITS) >> _BUCKET_SHIFT) + 1
 _TO_UNIT = np.float32(4.6566127342e-10)  # just below 2**-31, so that 1 is never reached
 
@@ -63,7 +63,7 @@ class SamplingParameters(NamedTuple):
 
 
 def read_parameters(entries: NDArray[np.void]) -> SamplingParameters:
-    """From submission entries, SQ_ENTRY [rows]."""
+    """The parameters from submission entries, SQ_ENTRY [rows]."""
     return SamplingParameters(*(entries[name] for name in SamplingParameters._fields))
 
 
@@ -124,10 +124,10 @@ def _members(logits, weights, bucket, count):  # type: ignore[no-untyped-def]
 
 @njit
 def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-untyped-def]
-    """Keep candidates in order: the first, and further ones while fewer than `most` are kept, their mass is
-    below `goal`, and the weight is at least `least`.
+    """Keep candidates in order: the first, and more while fewer than `most` are kept, their mass is below `goal`, and the next
+    weight is at least `least`.
 
-    mass, counts: mass and size of each bucket. Returns (number of kept ones, their mass, the last one or -1).
+    mass, counts: mass and size of each bucket. Returns (number of kept candidates, their mass, the last of them or -1).
     """
     kept, total, token = 0, 0.0, -1
     for bucket in range(_BUCKETS):

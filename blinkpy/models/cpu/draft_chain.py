@@ -4,9 +4,9 @@ The draft layer reads, for each token of the batch, the model's result and the n
 that. So its keys and values at a position depend on the next token, too. It runs over the whole batch; then it runs again
 for each further draft, with its own result and the draft before it.
 
-The keys and values of drafts are written after the request's tokens, up to the end of its last page in the batch. The next
-step writes these places again. The last key of a page from the prefix cache may belong to another next token: that costs a
-right draft at most.
+The keys and values of drafts are written after the request's tokens, up to the end of its last page in the batch. The next step
+overwrites them. The last key of a page from the prefix cache may belong to a different next token, which costs at most one
+correct draft.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def following_tokens(batch: Batch, requests: Requests) -> Int32:
 
 
 def drafting_rows(batch: Batch, requests: Requests) -> tuple[Int64, Int64, Int64]:
-    """(Rows of the requests that may have drafts, ascending; the row of each one's last right draft; that of its last draft).
-    Without such a draft, a request's own row stands for it.
+    """(Rows of the requests that may have drafts, ascending; row of each request's last correct draft; row of its last draft).
+    Without such a draft, it is the request's own row.
     """
     rows = int(batch.counts[S.ROWS])
     emits, slots, sampled = batch.emits[:rows], batch.row_slots[:rows], batch.sampled[:rows]

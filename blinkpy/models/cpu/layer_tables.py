@@ -48,7 +48,7 @@ class LayerTables:
         return table
 
     def end(self, layer: int, *sides: Any) -> None:
-        """Note that the attention of a layer has run. sides: its keys and values."""
+        """To be called after the attention of a layer. sides: its keys and values."""
         if self._rings is not None and layer in self._ringed and layer in self._last_readers:
             self._rings.keep(*sides)
 

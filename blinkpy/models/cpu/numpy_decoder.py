@@ -87,7 +87,7 @@ class NumpyAttention:
         self.tables = LayerTables(model, cache.rings, self.capacity // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
-        """Take over the metadata of one step. page_table: int32 [slots, pages]."""
+        """Read the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
         self.tokens, rows, decode_rows = (int(counts[name]) for name in (S.TOKENS, S.ROWS, S.DECODE_ROWS))
         if self.progress.invariant:

@@ -118,8 +118,8 @@ class TorchDecoder:
         following: int32 [tokens], the token after each token of the batch.
         hidden: [tokens, hidden], the model's normalised result for each of them, or that of the previous draft.
         wanted: int64 [n], indices of tokens.
-        Returns the most probable token after `following` of each wanted one, int32 [n]; and the normalised results of
-        the draft layer, [n, hidden].
+        Returns, for each wanted token, the most probable token after `following`, int32 [n], and the normalised result of the
+        draft layer, [n, hidden].
         """
         weights, index = self.weights, self.model.own_layers
         if weights.draft_projection is None:
@@ -139,8 +139,8 @@ class TorchDecoder:
         return x if factor == 1 else x.mul_(factor)
 
     def _layer_inputs(self, ids: torch.Tensor, layers: range) -> torch.Tensor | None:
-        """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None without them. They depend
-        on the tokens alone, so a step in groups of layers keeps none.
+        """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None without them. They depend only on the
+        tokens, so a step in layer groups recomputes them instead of keeping them.
         """
         width, weights = self.model.layer_inputs, self.weights
         embedding, projection, weight = weights.layer_embedding, weights.layer_projection, weights.layer_projection_norm
@@ -334,7 +334,9 @@ def _biased_softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Te
 
 
 def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
-    """The ranks [tokens, number], with `other` outside of the groups whose sums of `counted` best ranks are largest."""
+    """The ranks [tokens, number], with `other` outside the best groups: those with the largest sums of their `counted` best
+    ranks.
+    """
     grouped = ranks.view(len(ranks), experts.groups, -1)
     sums = grouped.topk(counted, dim=-1).values.sum(-1)
     dropped = sums.topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices

@@ -61,7 +61,7 @@ QUANTISED_ON_LOADING = Quantization(stored=False)
 
 
 def joined(patterns: tuple[str, ...]) -> str:
-    """One regular expression that matches whatever any of these expressions matches."""
+    """One regular expression that matches every text that any of these expressions matches."""
     return "|".join(f"(?:{pattern})" for pattern in patterns)
 
 

@@ -32,8 +32,8 @@ class TensorNames(NamedTuple):
 
     Tensors of several names are stacked along their first dimension.
 
-    {expert}: number of the expert. Expert names without it stand for one tensor with all experts, as in
-    gpt-oss; its rows of gate and up alternate.
+    {expert}: number of the expert. Expert names without it refer to one tensor with all experts, as in gpt-oss; its rows of gate
+    and up alternate.
     gate_first: all rows of gate come before those of up.
     either_order: the shape of a stored expert's matrix decides between [in, out] and [out, in].
     out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
@@ -119,13 +119,13 @@ class DecoderDescription:
     name: the model class.
     max_position: maximum context of its training, tokens.
     layer_inputs: width of a token's vector for each layer, from a second embedding and from the first one; 0: unused.
-        It multiplies a gate made of the layer's output. A projection of the product is normalised and added.
-    dtype: the checkpoint's dtype, except FP8 weights, which `quantization` describes, and 4-bit weights, which
-        `packing` describes.
+        A gate is computed from the layer's output and multiplied by this vector; a projection of the product is normalised and
+        added.
+    dtype: the checkpoint's dtype, apart from FP8 weights (see `quantization`) and 4-bit weights (see `packing`).
     further_layers: the layers after `layers` in the checkpoint. The first one predicts the token after the next one, and so on
         (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
     drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
-    head_rows: rows of the output head, if the description is that of one rank (blinkpy.models.description.split); 0: all.
+    head_rows: rows of the output head in the description of one rank (blinkpy.models.description.split); 0: all.
     """
 
     name: str
@@ -193,9 +193,7 @@ class DecoderDescription:
 
     @property
     def default_context(self) -> int:
-        """The default of the longest sequence, tokens. With a longer one, longrope would rotate short
-        sequences differently, too.
-        """
+        """Default maximum of a sequence, tokens. A longer maximum would change longrope's rotation of short sequences, too."""
         return min([self.max_position, *(rope.original_max_position for rope in self.ropes if rope.kind == "longrope")])
 
     @property
@@ -244,7 +242,7 @@ class DecoderDescription:
 
     @cached_property
     def last_readers(self) -> frozenset[int]:
-        """For each cache of a layer, the last layer that reads it in a step."""
+        """For each layer's cache, the last layer that reads it in a step."""
         return frozenset({self.keys_of(layer): layer for layer in range(len(self.layers))}.values())
 
     @property

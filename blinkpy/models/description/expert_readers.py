@@ -13,7 +13,7 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exper
 
 
 def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool, **more: Any) -> Experts:
-    """The experts of a layer; size: the key of their width. more: fields of Experts."""
+    """The experts of a layer. size: the key in config.json of their width. more: additional fields of Experts."""
     count, top_k = c.integer(*COUNTS, low=0), c.integer("num_experts_per_tok", "moe_k")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")

@@ -1,7 +1,6 @@
 """Typed look-ups in a Hugging Face config.json, with errors that name the key.
 
-It records which keys were read. Of the others, keys that change the computation are refused, and unknown
-ones give a warning.
+It records which keys were read. An unread key that changes the computation is refused; an unknown key causes a warning.
 """
 
 import logging
@@ -157,7 +156,7 @@ class HfConfig(Mapping[str, Any]):
         return section
 
     def having(self, key: str) -> "HfConfig":
-        """The part that has a value of a key: this one, or one of its sections; without any, this one."""
+        """The part that has a value for a key: this object or one of its sections; this object if none has it."""
         parts = [self, *(section for section, _ in self._sections)]
         return next((part for part in parts if part._values.get(key) is not None), self)
 

@@ -26,7 +26,7 @@ class Layout(Enum):
 
 
 class StoredPart(NamedTuple):
-    """A tensor of a matrix. role: words, scales, zeros, order, factor, or "" if it has no effect."""
+    """A stored tensor of a matrix. role: words, scales, zeros, order, factor, or "" if it has no effect."""
 
     role: str
     name: str
@@ -40,8 +40,8 @@ class Packing:
     """4-bit weights of all linear layers; their inputs are not quantised.
 
     group: inputs that share a scale; 0: a whole row. zeros: the checkpoint has a zero point for each scale. ordered: it has the
-    group of each input (`desc_act`, `actorder`). zero_offset: added to stored zero points. ignored: regular expressions, and
-    ignored_ends: ends, of the names of matrices that stay unquantised.
+    group of each input (`desc_act`, `actorder`). zero_offset: added to stored zero points. ignored: regular expressions for the
+    names of unquantised matrices. ignored_ends: suffixes of such names.
     """
 
     layout: Layout
@@ -59,7 +59,7 @@ class Packing:
 
     @property
     def kind(self) -> str:
-        """The numbers, and of integers the inputs that share a scale, 0 for a row: as `PackedMatrix.kind`."""
+        """`PackedMatrix.kind`: the type of the numbers; for integers also the inputs that share a scale (0: a row)."""
         return "fp4" if self.is_float else f"int4 {self.group}"
 
     @property

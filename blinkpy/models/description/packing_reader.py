@@ -24,7 +24,9 @@ INERT_ROUND = """
 
 
 def read_packing(section: Section) -> Packing | None:
-    """The 4-bit form that the section names, None if it names another form. Raises ConfigError for an unsupported form."""
+    """The 4-bit form that the section names; None if it names a form that is not 4-bit. Raises ConfigError for an unsupported
+    form.
+    """
     method = section.values.get("quant_method")
     if method == "awq":
         return _awq(section)
@@ -46,7 +48,7 @@ def _group(section: Section) -> int:
 
 
 def _names(section: Section, *keys: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Patterns and ends of modules that are not quantised."""
+    """Patterns and suffixes of the names of unquantised modules."""
     names = section.names(*keys)
     return tuple(f"(?:.*\\.)?(?:{re.escape(name)}){BOUNDARY}" for name in names), tuple(names)
 

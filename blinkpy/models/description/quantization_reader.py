@@ -1,4 +1,5 @@
-"""Reads the FP8 scheme or the form of 4-bit weights in `quantization_config` of a config.json. Others are refused by name.
+"""Reads the FP8 scheme or the form of 4-bit weights in `quantization_config` of a config.json. Unsupported schemes cause an
+error that names them.
 
 Layouts: compressed-tensors (llm-compressor), transformers' and DeepSeek's "fp8", and NVIDIA's modelopt.
 """

@@ -85,9 +85,7 @@ class Rope:
         return (1 - blend) * plain / np.float32(self.factor) + blend * plain
 
     def _yarn(self, period: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Keep dimensions that turn often within the original context, interpolate slow ones, with a ramp
-        between.
-        """
+        """Keep dimensions that turn often within the original context, interpolate slow dimensions, with a ramp in between."""
         half = self.rotary_dim // 2
 
         def dimension_of(turns: float) -> float:

@@ -38,7 +38,7 @@ WHOLE = Share()
 
 
 def split_model(model: DecoderDescription, share: Share) -> DecoderDescription:
-    """A rank's own description: its heads, widths and rows of the output head; all else as in the model's.
+    """A rank's own description: its heads, widths and rows of the output head; the rest is unchanged.
 
     Raises ConfigError with the layer that can't be split.
     """
@@ -79,7 +79,7 @@ def _unsupported(model: DecoderDescription, layer: Layer) -> str:
 
 
 def _undivided(attention: Attention, mlp: Mlp | Experts, ranks: int) -> str:
-    """The number in a layer that the ranks do not divide, or ""."""
+    """The size in a layer that is not divisible by the number of ranks, or ""."""
     if attention.heads % ranks:
         return f"it has {attention.heads} query heads"
     if attention.kv_heads % ranks and ranks % attention.kv_heads:

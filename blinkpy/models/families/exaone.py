@@ -56,8 +56,8 @@ def exaone_moe(c: HfConfig) -> DecoderDescription:
 
 
 def _windows(c: HfConfig) -> tuple[int, ...]:
-    """The window of each layer. `sliding_window_pattern` is a number n: each n-th layer sees all tokens; or letters L and G for
-    the layers of one period, whose last layer sees all tokens.
+    """The window of each layer. `sliding_window_pattern` is either a number n (every n-th layer sees all tokens), or the letters
+    L and G for the layers of one period, whose last layer sees all tokens.
     """
     pattern = c.get("sliding_window_pattern")
     if c.get("sliding_window") is None:

@@ -113,8 +113,8 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
 
 
 def _check_matrices(model: DecoderDescription) -> None:
-    """Raises ConfigError if a matrix can't be FP8, or have 4 bits. Without names of unquantised matrices, equal layers are equal
-    here, too, and the first of them is checked.
+    """Raises ConfigError if a matrix can't be FP8, or have 4 bits. If no unquantised matrices are named, only the first of
+    several equal layers is checked.
     """
     kind = model.packing or model.quantization
     if kind is None:

@@ -92,10 +92,8 @@ def _rope(c: HfConfig, layer_type: str, head_dim: int) -> Rope:
 
 
 def _sizes(c: HfConfig, full: list[int], sliding: list[int]) -> dict[str, tuple[int, int]]:
-    """(Head size, key and value heads) of layers of each type.
-
-    full, sliding: the layers of each type. transformers saves the sizes of layers that differ in per_layer_config; published
-    configs have other keys.
+    """(head size, key and value heads) for layers of each type. full, sliding: the layers of each type. transformers saves sizes
+    that differ between layers in per_layer_config; published configs use other keys.
     """
     usual = c.integer("head_dim"), c.integer("num_key_value_heads")
     if c.get("per_layer_config") is None:
@@ -125,8 +123,8 @@ def _sizes_of_layers(c: HfConfig, usual: tuple[int, int], layers: int) -> list[t
 
 
 def _keys_of(c: HfConfig, windows: Sequence[int]) -> list[int | None]:
-    """For each layer, the earlier one whose keys and values it reads, or None: the last layers read those of the last other
-    layer of their type.
+    """For each layer, the earlier layer whose keys and values it reads, or None. The last layers read from the last layer of
+    their type that has its own keys and values.
     """
     shared, first = c.integer("num_kv_shared_layers", default=0, low=0), len(windows)
     first -= shared

@@ -1,6 +1,6 @@
-"""The text of models that take images or sound, too: the weights for those are left out.
+"""The text part of models that also take images or sound; weights for images and sound are ignored.
 
-In such a model text positions rotate heads as they do in the text model alone, whatever sections images have (mrope).
+In such a model, text positions rotate heads as in the plain text model, whatever sections images use (mrope).
 """
 
 from collections.abc import Mapping

@@ -29,7 +29,7 @@ class DraftStage:
         self.hidden = zeros(tokens, width)  # normalised results of the model, and then of the draft layer
         self.embedded = zeros(tokens, width)
         self.both = zeros(tokens, 2 * width)
-        self.kept = zeros(rows, width)  # results at the rows' last right tokens
+        self.kept = zeros(rows, width)  # results at the rows' last correct tokens
         self.following = torch.zeros(tokens, dtype=torch.int32, device=device)
         self.own = DraftRows.allocate(rows, device)
         self._run_mlp = run_mlp
@@ -61,7 +61,7 @@ class DraftStage:
         """Launch the draft layer over the decoder's view.
 
         tokens: the tokens after each of its tokens.
-        results: results of the pass before, which this pass replaces.
+        results: results of the previous pass, which this pass replaces.
         """
         model, weights, counts = decoder.model, decoder.weights, decoder.view.counts
         count, index, eps, width = shape.tokens, model.own_layers, model.norm.eps, model.hidden_size

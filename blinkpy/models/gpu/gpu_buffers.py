@@ -96,7 +96,7 @@ class ResidualStream:
 
 
 def stored_experts(model: DecoderDescription, weights: Weights) -> dict[str, Any]:
-    """The fields `fp8`, `packed` and `ordered` of the model's ExpertShape. Raises ConfigError if experts differ in them."""
+    """The fields `fp8`, `packed` and `ordered` of the model's ExpertShape. Raises ConfigError unless all experts agree."""
     layers = [layer for layer, experts in zip(weights.layers, model.expert_layers, strict=True) if experts]
     matrices = [matrix for layer in layers for matrix in (layer.gate_up, layer.down)]
     kinds = {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in matrices}
@@ -111,7 +111,7 @@ def stored_experts(model: DecoderDescription, weights: Weights) -> dict[str, Any
 
 
 def expert_shape(model: DecoderDescription, **stored: Any) -> ExpertShape:
-    """The shape of the expert layers. stored: of `stored_experts`."""
+    """The shape of the expert layers. stored: result of `stored_experts`."""
     block = model.experts
     return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, **stored)
 

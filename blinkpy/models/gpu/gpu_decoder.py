@@ -322,7 +322,7 @@ class GpuDecoder:
         return normed
 
     def _rows_of(self, weight: Fp8Matrix, rows: int) -> Fp8Rows:
-        """The buffer for a matrix's quantised inputs. It is read before the next one is written."""
+        """The buffer for a matrix's quantised inputs. Its content is read before the next inputs are written."""
         if self.fp8 is None:
             raise ValueError("an FP8 matrix needs a buffer for its quantised inputs")
         return Fp8Rows.within(self.fp8, weight, rows)
@@ -334,8 +334,8 @@ class GpuDecoder:
         config: LinearConfig,
         norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
-        """x and the matrix in the form that a configuration's product needs. norm: norm of the residual stream, used instead
-        of x, if x is quantised.
+        """x and the matrix in the form that a configuration's product needs. norm: norm of the residual stream, which replaces x
+        if x is quantised.
         """
         if not isinstance(weight, Fp8Matrix) or not quantises(config, weight):
             if isinstance(x, Fp8Rows):
@@ -368,8 +368,8 @@ class GpuDecoder:
         gelu: bool = False,
         config: LinearConfig | None = None,
     ) -> None:
-        """out = f(norm(x) weight^T + bias). With a norm, x is the residual stream. config: replaces the
-        table's.
+        """out = f(norm(x) weight^T + bias). With a norm, x is the residual stream. config: replaces the configuration of the
+        table.
         """
         config = config or self._config(weight, len(x), swiglu=swiglu)
         config = without_partials(config, fp8=isinstance(weight, Fp8Matrix))

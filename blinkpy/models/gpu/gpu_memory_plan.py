@@ -112,7 +112,7 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 
 def draft_bytes(config: Config, max_model_len: int) -> int:
-    """Upper bound of the index from which drafts come, for all request slots."""
+    """Upper bound of the memory for the index of drafts, for all request slots."""
     return 8 * config.all_slots * max_model_len if config.scheduler.speculative == NGRAM else 0
 
 
@@ -138,7 +138,7 @@ def plan_memory(
     page_bytes: bytes of a page of the KV cache.
     free, total: bytes of the GPU.
     queue_bytes: bytes of queue pairs in the GPU's memory.
-    ranks: GPUs of the model, of which `model` is one's part.
+    ranks: number of GPUs; `model` is the part on one of them.
     """
     scheduler, slots = config.scheduler, config.all_slots
     length = config.model.max_model_len or model.default_context

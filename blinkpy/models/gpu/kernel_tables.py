@@ -63,7 +63,7 @@ class KernelTables:
         return found
 
     def describe(self, model: DecoderDescription, dtype: torch.dtype, *, invariant: bool = False) -> str:
-        """The origin of the configurations of a model's kernels, as text."""
+        """The source of the configurations of a model's kernels, as text."""
         if invariant:
             return "configurations of kernels: defaults for linear layers and experts, because of --batch-invariant"
         words = []
@@ -83,8 +83,8 @@ def named(layer: str) -> Iterator[None]:
 
 
 def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, LinearShape]:
-    """The shapes of a model's products, without rows, by the checkpoint's name. Of equal layers, only the
-    first is included. Experts have a separate table.
+    """The shapes of a model's products, without rows, by the checkpoint's name. Only the first of several equal layers is
+    included. Experts have a separate table.
     """
     found = dict[str, LinearShape]()
     parts = [*outer_parts(model), *(part for layer in first_layers(model) for part in layer_parts(model, layer))]

@@ -1,4 +1,4 @@
-"""Products of a model on several GPUs of which each rank has some columns: its addend, and the sum over the ranks.
+"""Products of matrices whose columns are split over several GPUs: the addend of each rank, and the sum over the ranks.
 
 A rank's products never leave partial sums to a norm, and never add to the residual stream. all_reduce adds to
 it, so every rank has the same stream, bit for bit.
@@ -45,7 +45,7 @@ def add_over_ranks(
 def write_addend(
     decoder: Any, x: torch.Tensor | Fp8Rows, weight: Matrix, bias: torch.Tensor | None, *, add: bool = False
 ) -> None:
-    """This rank's addend = x weight^T + bias. add: add it to the addend. Parameters as in add_over_ranks."""
+    """This rank's addend = x weight^T + bias. add: add it to the present addend. Parameters as in add_over_ranks."""
     stream, out = decoder.stream, decoder.addend_of(decoder.stream.hidden)
     config = decoder._config(weight, len(out))
     rows, matrix, scales = decoder._operands(x, weight, config)

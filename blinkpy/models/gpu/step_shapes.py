@@ -86,8 +86,8 @@ def step_shapes(
     drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
 
     Batches of decode rows and of drafts have equal numbers of tokens and rows, so they never need more tokens
-    than the largest number of rows. A bucket without a graph for some kind of batch has the index of another of its
-    graphs, or 0 if no batch is cut.
+    than the largest number of rows. If a bucket has no graph for a kind of batch, the table has the index of another graph of
+    the bucket, or 0 if no batch is cut.
     """
     most_rows = buckets[-1][1]
     shapes: list[StepShape] = []

@@ -108,7 +108,7 @@ class StoredScales(NamedTuple):
 
 
 class _Reader:
-    """Reads the numbers of small tensors. stored: from open_checkpoint."""
+    """Reads small tensors as numbers. stored: result of open_checkpoint."""
 
     def __init__(self, stored: dict[str, StoredTensor], closing: ExitStack):
         self._stored = stored

@@ -59,7 +59,7 @@ def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, 
 
 
 def _renamed(model: DecoderDescription, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the names of a model with its head; a checkpoint without a head may omit the first part of names."""
+    """The tensors by the names of a model with its head; a checkpoint without a head may omit the first part of names."""
     result: dict[str, Tensor] = {}
     for stored, tensor in found.items():
         name = next((new + stored[len(old) :] for old, new in model.tensors.renamed if stored.startswith(old)), stored)
@@ -88,9 +88,8 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description with the changes that a checkpoint causes regardless of config.json. Raises ConfigError.
-
-    They are for a head other than the embedding, for one tensor of all experts, and for the order of its dimensions.
+    """The description with the changes that a checkpoint requires whatever config.json states: a head that differs from the
+    embedding, one tensor for all experts, and the order of its dimensions. Raises ConfigError.
     """
     tensors = model.tensors
     if not (model.tied_embeddings or tensors.either_order or tensors.one_for_experts):
@@ -101,7 +100,7 @@ def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescripti
 
 
 def _with_shared_tensors(model: DecoderDescription, names: Container[str]) -> DecoderDescription:
-    """With the names of tensors that hold all experts, if a checkpoint has these."""
+    """The description with the names of tensors that hold all experts, if the checkpoint has such tensors."""
     if not model.tensors.one_for_experts or True not in model.expert_layers:
         return model
     gate_up, down = model.tensors.one_for_experts
@@ -152,7 +151,7 @@ def _check_names(
     further: Container[str],
     where: str | Path,
 ) -> None:
-    """scales: name of each needed scale -> its stored name, "" if it is missing. further: names that may be there."""
+    """scales: name of each needed scale -> its stored name, "" if it is missing. further: other permitted names."""
     expected = expected_tensors(model)
     silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see as_stored
 

@@ -72,7 +72,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
 
 
 def _hint(name: str, folder: Path, fetched: bool) -> str:
-    """A hint about a missing file. fetched: the folder was downloaded without files of other formats."""
+    """A hint about a missing file. fetched: whether the folder was downloaded, which leaves out files of other formats."""
     hints = [hint.format(folder=str(folder)) for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
     if not hints and fetched:
         hints = [f"another format of it on the hub ({', '.join(OTHER_FORMS[name])}) must be converted first (docs/models.md)"]

@@ -20,10 +20,10 @@ SYMMETRIC = 8  # the zero point of stored integers if the checkpoint has no zero
 
 
 class StoredMatrix(NamedTuple):
-    """One matrix. A weight is (number - zero) * scale; of E2M1: number * scale * factor.
+    """One matrix. A weight is (number - zero) * scale; with E2M1: number * scale * factor.
 
     words: numbers as stored: int32, or uint8 of E2M1.
-    scales: float32 [rows, groups]; of E2M1 numbers of E4M3.
+    scales: float32 [rows, groups]; for E2M1, values of E4M3.
     zeros: uint8 [rows, groups]; None: E2M1.
     columns: int64 [width], the input of each column, or None.
     """
@@ -42,7 +42,7 @@ class PackedReader:
         self._packing, self._stored = packing, stored
 
     def check(self, model: DecoderDescription) -> None:
-        """Read everything but the numbers. Raises ConfigError for scales that are not finite, and for an impossible order."""
+        """Read everything except the numbers. Raises ConfigError for scales that are not finite, and for an impossible order."""
         for part in all_parts(model):
             for name, (rows, width), _, _ in part.sources if part.packing is not None else ():
                 found = self._found(name, rows, width)
@@ -51,7 +51,7 @@ class PackedReader:
 
     @property
     def layout(self) -> Layout:
-        """Of all matrices."""
+        """The layout of all matrices."""
         return self._packing.layout
 
     def read(self, name: str, rows: int, width: int) -> StoredMatrix:
@@ -61,7 +61,7 @@ class PackedReader:
         return StoredMatrix(self._array(found["words"]), scales, self._zeros(found, scales), self._columns(found, width), factor)
 
     def is_ordered(self, name: str, rows: int, width: int) -> bool:
-        """Whether a matrix has its inputs in another order than their own."""
+        """Whether a matrix stores its inputs in a different order."""
         return self._columns(self._found(name, rows, width), width) is not None
 
     def _zeros(self, found: dict[str, StoredPart], scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
@@ -108,7 +108,7 @@ class PackedReader:
         return np.ascontiguousarray(scales), float(factor)
 
     def _columns(self, found: dict[str, StoredPart], width: int) -> NDArray[np.int64] | None:
-        """The inputs, by their group; None if that is their own order."""
+        """The inputs sorted by their group; None if that is their natural order."""
         packing = self._packing
         if "order" not in found:
             return None

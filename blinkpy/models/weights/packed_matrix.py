@@ -1,4 +1,4 @@
-"""4-bit matrices of the decoder, in the one inner form of blinkpy.kernels.linear.packed_words, from those of a checkpoint."""
+"""Converts 4-bit matrices of a checkpoint to the internal form of the decoder (blinkpy.kernels.linear.packed_words)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> Packed
         if expert in orders and not _same(orders[expert], order):
             other = part.sources[0][0].removesuffix(".weight")
             own_name = name.removesuffix(".weight")
-            raise ConfigError(f"{own_name} has its inputs in another order (g_idx) than {other}, with which it is fused")
+            raise ConfigError(f"{own_name} and {other} have their inputs in different orders (g_idx), so they can't be fused")
         orders[expert] = order
     by_row = [result.words, result.scales.mT, *([] if result.factors is None else [result.factors])]
     for tensor in by_row if part.pairs_of else ():
@@ -96,14 +96,15 @@ def arrange_runs(weight: torch.Tensor, runs: Sequence[tuple[int, int]], unit: in
     """Put runs of rows into this order, in place.
 
     weight: a tensor of any shape.
-    runs: (first row, rows) of each, in a matrix of which a row of `weight` stands for `unit` rows.
+    runs: (first row, rows) of each run. A row of `weight` represents `unit` rows of the matrix.
     """
     stored = weight.view(torch.uint8) if weight.itemsize == 1 else weight
     stored.copy_(torch.cat([stored[first // unit : (first + rows) // unit] for first, rows in runs]))
 
 
 def arrange_heads(weight: torch.Tensor, rows: int, head: int, rotated: int) -> None:
-    """From heads whose neighbouring rows are rotated together to ours, in which row i is with i + rotated // 2, in place. weight:
-    of any shape; its first rows are heads of `head` rows, of which the first `rotated` are rotated."""
+    """Reorder heads whose neighbouring rows are rotated together, so that row i is rotated with row i + rotated // 2, in place.
+    weight: of any shape; its first rows are heads of `head` rows, of which the first `rotated` are rotated.
+    """
     turned = weight[:rows].unflatten(0, (rows // head, head))[:, :rotated]
     turned.copy_(turned.unflatten(1, (rotated // 2, 2)).transpose(1, 2).flatten(1, 2))

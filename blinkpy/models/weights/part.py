@@ -36,13 +36,13 @@ class Part:
     transposed: the only source has each expert's matrix as [columns, rows].
     interleaved: the only source has alternating rows of gate and up; the decoder's weight has all rows of
         gate first.
-    pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, neighbours within a head are
-        rotated together. The decoder's weight has the first rows of all pairs, then the second ones.
+    pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, the checkpoint rotates neighbouring rows of a
+    head together. The decoder's weight has the first rows of all pairs, then the second rows.
     runs: (first stored row, rows) of each run of rows; the decoder's weight has them in this order. Empty: as stored.
     packed: bytes of MXFP4, blocks or scales, not numbers.
     quantization: quantization of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
     packing: packing of a 4-bit matrix (a PackedMatrix).
-    dequantised: quantization and packing are those of the checkpoint alone; the decoder's weight is a tensor.
+    dequantised: quantization and packing describe only the checkpoint; the decoder's weight is a plain tensor.
     """
 
     field: str

@@ -31,7 +31,7 @@ def rank_description(model: DecoderDescription, share: Share) -> DecoderDescript
 
 
 def _misfit(whole: Part, part: Part, sections: Sections) -> str:
-    """Why the border of a rank's part of a matrix is within numbers that share a scale or a word, or ""."""
+    """Why a rank's part of a matrix would divide numbers that share a scale or a word, or ""."""
     rows = [own for all_rows, own in sections if own != all_rows]
     columns = [part.shape[-1]] if whole.shape[-1] != part.shape[-1] and not rows else []
     packing = whole.packing
@@ -92,7 +92,7 @@ def rank_checkpoint(
 
 
 def _of_rank(tensor: StoredTensor, shape: tuple[int, ...], sections: Sections, share: Share) -> StoredTensor:
-    """A rank's part of a tensor. shape: the part's shape. sections: rows of the decoder's weight."""
+    """A rank's part of a tensor. shape: shape of the part. sections: numbers of rows in the decoder's weight."""
     split = [axis for axis, size in enumerate(tensor.shape) if size != shape[axis]]
     if not split:
         return tensor
@@ -104,7 +104,7 @@ def _of_rank(tensor: StoredTensor, shape: tuple[int, ...], sections: Sections, s
 
 
 def _runs(sections: Sections, share: Share, unit: int) -> list[tuple[int, int]]:
-    """(First, count) of a rank's rows of each section, in a tensor of which one row stands for `unit` rows."""
+    """(first, count) of a rank's rows of each section. One row of the tensor represents `unit` rows."""
     runs, start = list[tuple[int, int]](), 0
     for all_rows, own in sections:
         runs.append(((start + share.first(all_rows, own)) // unit, own // unit))
@@ -134,7 +134,7 @@ def _tensors(whole: Part, part: Part, stored: dict[str, StoredTensor]) -> Iterat
 
 
 def _drop_orders(whole: Part, part: Part, stored: dict[str, StoredTensor], found: dict[str, StoredTensor]) -> None:
-    """Remove the groups of inputs of a matrix whose columns are split. Raises ConfigError if they are not in their own order."""
+    """Remove the groups of inputs of a matrix whose columns are split. Raises ConfigError if the inputs are reordered."""
     packing = whole.packing
     if packing is None or whole.shape[-1] == part.shape[-1]:
         return
@@ -143,5 +143,5 @@ def _drop_orders(whole: Part, part: Part, stored: dict[str, StoredTensor], found
             if tensor.role == "order" and tensor.name in found:
                 if PackedReader(packing, stored).is_ordered(name, rows, width):
                     path = stored[tensor.name].path
-                    raise ConfigError(f"{path}: {tensor.name} has the inputs in another order, so its columns can't be split")
+                    raise ConfigError(f"{path}: {tensor.name} reorders the inputs, so the columns can't be split")
                 del found[tensor.name]

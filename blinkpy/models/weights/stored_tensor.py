@@ -93,7 +93,7 @@ class StoredTensor:
         return item_bytes(self.dtype)
 
     def read(self, memory: memoryview, file: FileIO, position: int, name: str) -> None:
-        """Fill memory, bytes, from `position` of the tensor or its part on. Raises ConfigError as read_into."""
+        """Fill memory, bytes, from `position` in the tensor or its part. Raises ConfigError like read_into."""
         for start, size in [(position, len(memory))] if self.part is None else self.part.pieces(position, len(memory)):
             read_into(memory[:size], file, self.offset + start, name)
             memory = memory[size:]

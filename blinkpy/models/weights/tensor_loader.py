@@ -31,7 +31,7 @@ class QuantisedRows(NamedTuple):
     scales: torch.Tensor  # float32 [rows]
 
     def fill(self, source: torch.Tensor) -> None:
-        """Quantise the source. It has as many numbers as the target, of any type."""
+        """Quantise the source, which has as many numbers as the target, of any type."""
         values, scales = quantised_rows(source.view(self.values.shape))
         self.values.copy_(values)
         self.scales.copy_(scales)
@@ -40,7 +40,7 @@ class QuantisedRows(NamedTuple):
         """Pieces of whole rows, with at most `numbers` numbers each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
-            raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long for quantization while loading")
+            raise ConfigError(f"can't quantize while loading: a row of {self.values.shape[1]} numbers is too long")
         return [QuantisedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
 
 

@@ -53,7 +53,7 @@ def _assemble(
 
     make, make_fp8, make_packed: build the weight of a part.
     cache_scales: scales of each layer's cache.
-    share: whose output head it is, if that is a part of the embedding.
+    share: the rank's share, if its output head is a part of the embedding.
     """
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
@@ -192,8 +192,7 @@ def dummy_weights(
     """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1;
     equal for equal seeds. With a share, they have the sizes of a rank; weights that are whole on all ranks are equal there.
 
-    MXFP4: random bits, with a scale that keeps them within the spread. FP8: uniform, too; all scales are
-        equal.
+    MXFP4: random bits, with a scale that keeps values within the spread. FP8: uniform values and equal scales.
     """
     model = rank_description(model, share)
     generator, of_head = (torch.Generator(device).manual_seed(int(np.int64(seed))) for _ in range(2))

@@ -70,7 +70,7 @@ def _of_all_experts(
 ) -> list[Part]:
     """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias.
 
-    interleaved: the stored rows, see Part. out_first: the numbers are stored as [rows, width], else as [width, rows].
+    interleaved: order of the stored rows, see Part. out_first: whether numbers are stored as [rows, width], not [width, rows].
     """
     number, blocks = mlp.number, width // MXFP4_BLOCK
 
@@ -91,7 +91,7 @@ def _of_all_experts(
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    """The weights of one layer. The residual stream's factor is applied here instead of in each step."""
+    """The weights of one layer. The factor of the residual stream is applied here, instead of in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
     parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") and p.field != "delta_norm" else p for p in parts]
@@ -117,7 +117,7 @@ def _as_packed(part: Part, model: DecoderDescription, packing: Packing) -> Part:
 
 
 def _is_quantised(part: Part, model: DecoderDescription, keeps: Callable[[str], bool]) -> bool:
-    """Whether a matrix is quantised. keeps: by name. Raises ConfigError if only some of its sources are."""
+    """Whether a matrix is quantised. keeps: by name. Raises ConfigError if only some of its sources are quantised."""
     names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
     kept = [name for name in names if any(keeps(spelling) for spelling in model.tensors.spellings(name))]
     if kept and len(kept) < len(names):
@@ -159,7 +159,7 @@ def _vector(field: str, name: str, size: int) -> Part:
 
 
 def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
-    """A projection and its bias. rows: rows of the tensors, which the checkpoint may store as one tensor."""
+    """A projection and its bias. rows: rows of each tensor; the checkpoint may also store them as one tensor."""
     sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
     parts = [joined(field, [(f"{name}.weight", count) for name, count in sizes], width)]
     if bias:
@@ -230,7 +230,7 @@ def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list
 
 
 def _gates_last(model: DecoderDescription) -> tuple[tuple[int, int], ...]:
-    """Runs of a projection of queries whose heads are each stored as queries, then gate."""
+    """Runs of a projection of queries in which each head is stored as queries, then gate."""
     size, starts = model.head_dim, range(0, 2 * model.q_size, 2 * model.head_dim)
     queries, gates = ([(start + offset, size) for start in starts] for offset in (0, size))
     return (*queries, (2 * model.q_size, 2 * model.kv_size), *gates)
@@ -352,7 +352,7 @@ def packed_tensors(model: DecoderDescription) -> Iterator[StoredPart]:
 
 
 def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTensor]]:
-    """Scales of an FP8 cache that a checkpoint may have: layer, field of LayerWeights, tensor."""
+    """Scales of an FP8 cache that a checkpoint may have: (layer, field of LayerWeights, tensor) of each."""
     for layer in range(len(model.layers)):
         if model.layers[layer].attention.keys_of is not None:
             continue

@@ -20,7 +20,7 @@ PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 _COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
 _COUNT_MASK = 0xFFFF
 # Results for a waiting request: preempt a stalled one for it; it can run; its class has used its pages; it
-# blocks those behind it.
+# blocks those after it.
 NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 
 
@@ -28,9 +28,9 @@ NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 def admit(limits, queues, state, budget, yields, lane, lanes):
     """Admit waiting requests, best rank first, while rows, token budget and pages last.
 
-    No request overtakes a better request that does not fit, which could otherwise wait forever. Stalled
-    requests are skipped, and running ones are preempted. If best effort has used its share of the step or
-    of the pages, all best-effort requests are skipped.
+    No request overtakes a better request that does not fit, which could otherwise wait forever. Waiting requests that stall are
+    skipped; stalled running requests are preempted. If best effort has used its share of the step or of the pages, all
+    best-effort requests are skipped.
 
     yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are
         admitted,

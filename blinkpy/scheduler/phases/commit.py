@@ -87,8 +87,8 @@ def commit(limits, queues, state, lane, lanes):
 
 @device
 def commit_row(limits, state, row, slot):
-    """One lane: append a row's token to its request, and write its completion word; then those of its right drafts. A draft
-    is right if it equals the token before it. Returns (generated tokens, right drafts).
+    """One lane: append a row's token to its request, and write its completion word; then do the same for its correct drafts. A
+    draft is correct if it equals the token sampled before it. Returns (generated tokens, correct drafts).
 
     All rows of a step with drafts have one token, so a draft has the number of its row.
     """
@@ -171,8 +171,8 @@ def mark_ending(state, lane, lanes):
 
 @device
 def mark_in_list(state, slots, n, lane, lanes):
-    """Mark the ending requests of slots[0:n]. Returns this lane's count. The cancel of a request in flight
-    waits; no verdicts exist at that time.
+    """Mark the ending requests of slots[0:n]. Returns this lane's count. The cancel of a request in flight has to wait; no
+    verdicts exist at that time.
     """
     requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0

@@ -1,17 +1,17 @@
-"""Drafts: tokens that may come next, checked in one step (speculation; prompt lookup: Saxena, 2023).
+"""Drafts: guesses of the next tokens, checked in one step (speculation; prompt lookup: Saxena, 2023).
 
-A draft is a row of one token behind its request's row, and each row samples. A request's random numbers depend on
-its seed and position only. So a draft is right if it equals the token that is sampled at its position, and the
-output is the same with and without drafts.
+A draft is a row of one token after its request's row, and each row samples. A request's random numbers depend only on its seed
+and position. So a draft is correct if it equals the token that is sampled at its position, and the output is the same with and
+without drafts.
 
 Drafts are the request's own tokens that followed the same tokens earlier. overlap looks for the earlier place
 while the step runs (`find_drafts`): there, the last draft_match - 1 tokens must repeat. If the token that the step
-samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and of equal ones the latest.
+samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and the latest of equally long matches.
 
 With Limits.step_drafts, a draft layer of the model runs in the step and returns the drafts of each row instead
 (Batch.drafted). They follow the token that the step samples, so `propose_drafts` takes them unchanged.
 
-The drafts of a request with a grammar end before the first that the grammar refuses. The sampler
+If a request has a grammar, its drafts end before the first draft that the grammar refuses. The sampler
 masks the tokens of each draft's row by the position of the automaton there (Requests.draft_states).
 
 The index is a hash table of n-grams for each slot, with chains. It is never cleared: each entry that a lookup finds
@@ -64,8 +64,8 @@ def begin_drafts(limits, drafts, slot):
 
 @device
 def find_drafts(limits, state, lane, lanes):
-    """Part of overlap: keep the index, and look for drafts after the token that the step samples. Returns whether a
-    request may get some.
+    """Part of overlap: keep the index, and look for drafts after the token that the step samples. Returns whether any request
+    may get drafts.
     """
     if limits.draft_tokens == 0 or not step_ended(state.batch):
         return False
@@ -85,7 +85,7 @@ def find_drafts(limits, state, lane, lanes):
             drafts.source[slot] = source
             found = 1 if source >= 0 else found
         elif batch.emits[row] != S.DRAFT:
-            found = 1  # all of its drafts may be right
+            found = 1  # all of its drafts may be correct
     return block_max(found, lane, lanes) > 0
 
 
@@ -120,7 +120,7 @@ def bucket_of(limits, requests, slot, position):
 
 @device
 def index_tokens(limits, requests, drafts, slot):
-    """One lane: put known tokens into the index, by the n-grams before them."""
+    """One lane: add known tokens to the index, by the n-grams before them."""
     first = drafts.known[slot]
     last = min(requests.length[slot], first + INDEXED_AT_ONCE)
     for position in range(first, last):
@@ -185,8 +185,8 @@ def returned_drafts(limits, batch, row, slot):
 
 @device
 def write_drafts(limits, state, slot, wanted):
-    """One lane: write a request's first drafts behind its tokens. Returns their number: those of a request with a grammar end
-    before the first that the grammar refuses. Keeps the position of its automaton after each.
+    """One lane: write a request's drafts after its tokens, up to the first draft that its grammar refuses. Returns their number,
+    and stores the position of its automaton after each.
     """
     requests, source, length = state.requests, state.drafts.source[slot], state.requests.length[slot]
     constrained, position = requests.entry[slot, WORD_GRAMMAR_WORDS] != 0, requests.grammar_state[slot]
@@ -206,10 +206,10 @@ def write_drafts(limits, state, slot, wanted):
 @device
 def propose_drafts(limits, state, lane, lanes):
     """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], and take
-    their pages. The drafts are written behind its tokens.
+    their pages. The drafts are written after its tokens.
 
-    No request has drafts if a prompt needs a chunk, or a step is suspended. Rows that are left over go to the requests
-    in the order of `running`, and so do pages (see share_out).
+    No request has drafts if a prompt needs a chunk, or a step is suspended. The remaining rows and pages go to the requests in
+    the order of `running` (see share_out).
     """
     if limits.draft_tokens == 0:
         return
@@ -237,11 +237,11 @@ def propose_drafts(limits, state, lane, lanes):
 
 @device
 def share_out(limits, state, running, rows, lane, lanes):
-    """Give `rows` rows to drafts: scratch.first[i] of running[i], and scratch.page[i] further pages for them. Returns
-    (drafts, further pages, drafts that grammars refused).
+    """Give `rows` rows to drafts: scratch.first[i] of running[i], and scratch.page[i] further pages for them. Returns (drafts,
+    additional pages, drafts that grammars refused).
 
-    A request keeps only the drafts that its own pages hold if further ones are not available without preemption. One page
-    for each running request, at most an eighth of the pool, is left. Best effort gets no further pages if its pages are
+    If more pages are not available without preemption, a request keeps only the drafts that fit into its pages. One page for
+    each running request, at most an eighth of the pool, stays free. Best effort gets no additional pages if its pages are
     limited.
     """
     requests, scratch = state.requests, state.scratch
@@ -300,8 +300,8 @@ def learn_from_drafts(limits, drafts, slot, length, given, accepted):
     """One lane: adapt a request's number of drafts to its own acceptance, after a step.
 
     length: tokens of the request after the step. given, accepted: its drafts in the step.
-    The number doubles if all of them were right. Otherwise it becomes one more than the number of right drafts. If
-    the first draft was wrong, it is halved, and the request rests.
+    The number doubles if all drafts were correct. Otherwise it becomes one more than the number of correct drafts. If the first
+    draft was wrong, the number is halved, and the request pauses its drafts.
     """
     most = drafts.most[slot]
     if accepted == given:

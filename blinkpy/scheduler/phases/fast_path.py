@@ -1,7 +1,7 @@
 """The fast path from a step's tokens to the next batch: every request decodes, and no request enters.
 
 `overlap` has prepared everything except the tokens (State.forecast), so one pass over the rows commits the
-tokens and writes the next batch. Requests may end in it, if no request waits for their place. Their
+tokens and writes the next batch. Requests may end in it if no request waits for their slots. Their
 completions are published after the next step has begun (completions.py), so that no kernel waits for the slow
 writes to the host's memory. Both paths leave the same state, bit for bit; tests compare them.
 """

@@ -62,7 +62,7 @@ def draft_rows(batch, rows, lane, lanes):
 
 @device
 def is_last_token(limits, requests, slot):
-    """Whether the next token ends a request, whatever it is."""
+    """Whether any next token ends a request."""
     length = requests.length[slot] + 1
     generated = length - requests.prompt_length[slot]
     return generated >= requests.entry[slot, WORD_MAX_TOKENS] or length >= limits.max_model_len

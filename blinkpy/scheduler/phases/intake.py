@@ -36,7 +36,7 @@ def intake(limits, queues, state, lane, lanes):
     """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked
     yet.
 
-    No entries are taken from a pair that changes its owner: those of the old owner are skipped.
+    No entries are taken from a pair that changes its owner; the entries of the old owner are skipped.
     """
     pairs, counts = state.pairs, state.counts
     pending = 0

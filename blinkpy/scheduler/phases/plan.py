@@ -1,8 +1,8 @@
 """The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
 
-The budget is that of the largest batch, or a smaller one if requests decode; see step_budget (chunked
-prefill: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI
-2024; the choice by waiting and decoding requests is our own: docs/tuning.md).
+The budget is the size of the largest batch, or less if requests decode; see step_budget (chunked prefill: Agrawal et al.,
+"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024; the choice by waiting and decoding requests
+is new here: docs/tuning.md).
 """
 
 from blinkpy.device.expect import expect
@@ -203,9 +203,8 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
     """Plan chunks of the other requests, in order, while the budget lasts.
 
     Best-effort prompts get no chunk if they yield, else at most the tokens that
-    limits.best_effort_step_tokens leaves after decodes. If they yield, prompts that end in this step come
-    first. A further prompt gets at most half of limits.sensitive_step_tokens, so that the step is short
-    for them and for the next arrival.
+    limits.best_effort_step_tokens leaves after decodes. If they yield, prompts that end in this step come first. Another prompt
+    gets at most half of limits.sensitive_step_tokens, so that the step is short for the first prompts and for the next arrival.
 
     Returns (rows, tokens, emitting rows, context, rows of best-effort prompts).
     """

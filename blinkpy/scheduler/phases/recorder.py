@@ -8,10 +8,10 @@ Layout, int64 words:
 
     head      RECORD_HEADER words: length in words | RECORD_MARK << 32; number of the turn; now, ns; the host's command;
               rows of the step that the turn commits | rows that it plans << 32; words of the notes | groups << 32 (see
-              step_words); free pages | cached << 32 after the turn; bucket, or -1 where it plans no rows
+              step_words); free pages | cached << 32 after the turn; bucket, or -1 if it plans no rows
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
-    drafted   with Limits.step_drafts: so many words for each of these rows
+    drafted   with Limits.step_drafts: that number of words for each of these rows
     notes     rare events, each after a word: kind | words << 8
                   RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read | of the token rules << 32;
                       the entry, 32 words; the prompt, two tokens a word; its page hashes; the automaton and the rules, two

@@ -17,7 +17,7 @@ from blinkpy.scheduler.tenant_service import settle_services
 
 @device
 def release_slots(limits, state, ended, lane, lanes):
-    """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
+    """Release the pages and slots of the requests scratch.slot[0:ended], one request after another. Ends with a barrier."""
     requests, scratch = state.requests, state.scratch
     settle_services(state, ended, lane, lanes)
     for i in range(ended):
@@ -56,8 +56,8 @@ _HALF = 32
 
 @device
 def update_stalls(limits, state, lane, lanes):
-    """Set Requests.stalled. If a queue has fewer free entries than its pair has running requests, the first
-    ones in `running` get them. Pairs.unclaimed_entries gets the number of unclaimed entries.
+    """Set Requests.stalled. If a queue has fewer free entries than its pair has running requests, the first requests in
+    `running` get them. Pairs.unclaimed_entries gets the number of unclaimed entries.
     """
     requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
     tight = 0
@@ -99,7 +99,7 @@ FAULT_MASK = (1 << FAULT_SHIFT) - 1
 
 
 def make_rank_of(policy: Policy) -> Callable[..., int]:
-    """The device function rank_of(request, faults, at) of a policy: the rank. A user's leaves a fault in faults[at]."""
+    """The device function rank_of(request, faults, at) of a policy. A user's policy stores a fault in faults[at]."""
     if is_shipped(policy):
         shipped = device(policy)
         return device(lambda request, faults, at: shipped(request))

@@ -35,8 +35,8 @@ prompt's next token; otherwise the request ends with an error. A scored token do
 nothing else ends the request. In other cases, a token ends its request in three cases: it is a stop id after
 min_tokens; the request reaches max_tokens or the model's context; its grammar allows no further token,
 whatever min_tokens is. It ends the request with an error if it is outside the vocabulary or illegal in the
-grammar. A stop id is legal where the output may end. Let d be the fewest bytes to an output that may end. While d
-is at most the tokens that are left, a token is legal only if d is still at most the tokens left after it. There
+grammar. A stop id is legal if the output may end. Let d be the minimum number of bytes to an output that may end. While d is at
+most the number of remaining tokens, a token is legal only if this still holds after it. There
 are three exceptions: a request has token rules; its grammar has no distances; or the output may end, but no stop
 id can end it.
 
@@ -64,9 +64,9 @@ available, plus one for each running request, at most an eighth of the pool. Sta
 for a request that does not fit. A request without a free entry in its completion ring is skipped. The tokens
 that best-effort prompts lack use no more of the budget than R19 allows. While they lack that many tokens, or best
 effort holds all its pages (R20), all waiting best effort is skipped. While best-effort prompts yield, only
-latency-sensitive requests are admitted, in order; best-effort requests are overtaken as in R16. For such a
-request, the used budget consists of decodes and of tokens that latency-sensitive prompts with a lower (rank,
-arrival) lack: it overtakes a prompt that has begun.
+latency-sensitive requests are admitted, in order; best-effort requests are overtaken as in R16. For such a request, the used
+budget is the decodes plus the missing tokens of latency-sensitive prompts with a lower (rank, arrival), so it overtakes prompts
+that have begun.
 
 R13. Hits are indexed pages of the request's first tokens, each following the previous page and with the same
 salt. At least one token is computed. The number of hits is published when the request first begins to run.
@@ -150,31 +150,30 @@ several tokens. Drafts follow an earlier place in the request's own tokens at wh
 tokens occurred. The place may reach into the drafts. With a draft layer, the committed step returned the drafts for
 the request's own row; they end before the first number outside of the vocabulary. A request has no drafts in three
 cases: its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts and
-one token do not exceed max_tokens and the model's context. With a grammar, drafts end before the first with which no
-output continues; the rest are counted as refused. A request begins with `speculative_tokens` drafts per step. The
-number doubles, up to this maximum, after a step in which all were right. After other steps it becomes one more than
-the number of right drafts. If the first one was wrong, it is halved, and without a draft layer the request rests for
-16 tokens. The rows that R15 leaves go to the requests in the order of `running`, one for each draft. So do pages,
-while one remains for each running request, at most an eighth of the pool. From the first request that finds too few,
-requests keep only the drafts for which they have pages. Best effort takes no pages for drafts if R20 limits it.
+one token do not exceed max_tokens and the model's context. With a grammar, drafts end before the first draft that no output
+allows; the rest are counted as refused. A request begins with `speculative_tokens` drafts per step. The number doubles, up to
+this maximum, after a step in which all were correct. After other steps it becomes one more than the number of correct drafts. If
+the first draft was wrong, it is halved, and without a draft layer the request rests for 16 tokens. The rows that R15 leaves go
+to the requests in the order of `running`, one for each draft. So do pages, while one remains for each running request, at most
+an eighth of the pool. From the first request for which they do not suffice, requests keep only the drafts for which they have
+pages. Best effort takes no pages for drafts if R20 limits it.
 
-R26. A draft has a row of one token, behind its request's row, which is behind all rows without drafts. Its row
-samples a token, too. A draft is right if it equals the token sampled before it and all drafts before it are right. R6
-applies to the token of the request's row, and then to the tokens of right drafts, until the request ends. These
-drafts count as computed (R4) when their tokens are appended; wrong drafts have no effect. R17 measures no step with
-drafts.
+R26. A draft has a row of one token after its request's row; requests with drafts have the last rows. A draft's row samples a
+token, too. A draft is correct if it equals the token sampled before it and all drafts before it are correct. R6 applies to the
+token of the request's row, and then to the tokens of correct drafts, until the request ends. These drafts count as computed (R4)
+when their tokens are appended; wrong drafts have no effect. R17 measures no step with drafts.
 
 R27. A model with recurrent layers has `state_snapshots` snapshots of states. Then hits (R13) end at the last page with a
 snapshot that leaves at least two tokens to compute. The end of the other found pages is the request's branch. When the
 request begins to run, it uses the snapshot of its last hit. Its first step starts from a copy of it. Until that step has
 ended, or the request stops running, the snapshot is pinned. A snapshot is invalid once its page is evicted.
 
-R28. With snapshots, a chunk of a request that uses the prefix index ends at the latest at the first of three
-positions behind its computed tokens: the last page border that leaves two tokens to compute; its branch; a multiple
-of `snapshot_tokens`. The first two count from a sixteenth of `snapshot_tokens` on. A request whose last indexed page
-was evicted has no such positions. R15 treats the tokens up to there as all that the prompt lacks. If such a chunk is
-in the batch and does not end its prompt, the step copies the state into a snapshot that is not pinned. That is the
-first invalid or unused one, or else the least recently used, by turns, then by number. It is pinned until the step
-has ended. Then, before R6, it belongs to the request's last indexed page, if that page ends there and is not evicted.
-If the page has a snapshot already, that one counts as used instead.
+R28. With snapshots, a chunk of a request that uses the prefix index ends at the latest at the first of three positions after its
+computed tokens: the last page border that leaves two tokens to compute; its branch; a multiple of `snapshot_tokens`. The first
+two count from a sixteenth of `snapshot_tokens` on. A request whose last indexed page was evicted has no such positions. R15
+treats the tokens up to there as all that the prompt lacks. If such a chunk is in the batch and does not end its prompt, the step
+copies the state into a snapshot that is not pinned. That is the first invalid or unused snapshot, or else the least recently
+used, by turn and then by number. It is pinned until the step has ended. Then, before R6, it belongs to the request's last
+indexed page, if that page ends there and is not evicted. If the page already has a snapshot, that snapshot counts as used
+instead.
 """

@@ -106,7 +106,7 @@ def admit(state: OracleState, budget: int, yields: bool) -> None:
             return
         if state.pairs[request.pair].unclaimed > 0:
             if request.best_effort and (space <= 0 or not best_effort_fits(state, request)):
-                space = state.passed = 0  # all waiting best effort behind it is skipped too
+                space = state.passed = 0  # all waiting best-effort requests after it are skipped, too
                 continue
             if not starts_if_it_fits(state, request):
                 return

@@ -1,4 +1,4 @@
-"""Rules of drafts (R25, R26): which requests have some, how many, and which of them are right."""
+"""Rules of drafts (R25, R26): which requests have drafts, how many, and which drafts are correct."""
 
 from collections.abc import Iterator
 from itertools import takewhile
@@ -20,7 +20,7 @@ def decode_rows(state: OracleState) -> list[Row]:
 
 
 def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, list[int]]:
-    """R25: the drafts of each request that has some; takes their pages."""
+    """R25: the drafts of each request that has any; takes their pages."""
     size, limits = state.limits.page_size, state.limits
     rows = limits.rows - len(decoding)
     if not limits.draft_tokens or state.prompts() or state.suspended or not rows:
@@ -74,7 +74,7 @@ def continuation(state: OracleState, request: Request, count: int) -> list[int]:
 
 
 def right_drafts(state: OracleState, first: int) -> int:
-    """R26: how many drafts behind row `first` equal the tokens sampled before them."""
+    """R26: the number of drafts after row `first` that equal the tokens sampled before them."""
     right = 0
     for i, row in enumerate(state.rows[first + 1 :], first):
         if row.ahead != right + 1 or int(state.sampled[i]) != row.draft:
@@ -84,7 +84,7 @@ def right_drafts(state: OracleState, first: int) -> int:
 
 
 def returned(state: OracleState, i: int, request: Request) -> list[int]:
-    """R25: the drafts that the step returned with row i, its request's own, before the step's token is appended."""
+    """R25: the drafts that the step returned for row i, the request's own row, before the step's token is appended."""
     if len(request.tokens) < request.prompt_length:
         return []
     drafts = state.drafted[i, : state.limits.step_drafts].tolist()

@@ -1,4 +1,4 @@
-"""Rules of grammars (R6, R25): which tokens are legal, and which drafts."""
+"""Rules of grammars (R6, R25): which tokens and which drafts are legal."""
 
 from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.verify.oracle.oracle_state import OracleState, Request
@@ -30,8 +30,9 @@ def ends_later(request: Request, before: int) -> bool:
 
 
 def can_end(request: Request, position: int, tokens: int) -> bool:
-    """R6: whether some bytes lead from a position in the request's grammar to an accepting one, no more than its tokens that are
-    left after some more. They are searched breadth first."""
+    """R6: whether bytes, at most as many as the tokens left after some more, lead from a position in the request's grammar to an
+    accepting position. The search is breadth first.
+    """
     grammar = request.grammar
     assert grammar is not None
     left = request.max_tokens - (len(request.tokens) - request.prompt_length) - tokens

@@ -69,7 +69,7 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
 
 def read_grammar(limits: Limits, queues: EngineViews, pair: int, entry: Any, name: str) -> ByteAutomaton | TokenRules | None:
     """The automaton (name "grammar") or token rules ("rules") of an entry, or None if they are invalid.
-    Offset and length of their words must be in range.
+    The offset and length of their words must be in range.
     """
     words = queues.prompt[pair, int(entry[f"{name}_offset"]) :][: int(entry[f"{name}_words"])].copy()
     try:

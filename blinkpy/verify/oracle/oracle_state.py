@@ -213,7 +213,7 @@ class Request:
         return -(-len(self.tokens) // page_size) - len(self.pages)
 
     def unpin(self) -> None:
-        """R27: it no longer needs the snapshot from which it started, or was to start."""
+        """R27: release the snapshot from which the request started, or was to start."""
         if self.source is not None:
             self.source.pins -= 1
         self.source = None

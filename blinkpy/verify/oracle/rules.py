@@ -106,7 +106,7 @@ def plan(state: OracleState, budget: int, yields: bool) -> int:
 
 
 def plan_sensitive(state: OracleState, left: int) -> None:
-    """R15: add chunks of latency-sensitive prompts only. The last chunk may leave its prompt incomplete."""
+    """R15: add chunks of latency-sensitive prompts only. The last chunk may leave a prompt incomplete."""
     taken = 0
     for request in sorted([r for r in state.prompts() if not r.best_effort], key=Request.order):
         count = min(wanted(state, request), left - taken)

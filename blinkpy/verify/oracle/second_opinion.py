@@ -136,8 +136,8 @@ class SecondOpinion:
             yield f"positions after drafts of slot {request.slot}", own, positions_after(self.oracle, request, drafts)
 
     def _may_have_drafts(self, request: Request) -> bool:
-        """R25: whether nothing excludes drafts; and without a draft layer, whether a request's last tokens occurred earlier
-        where the scheduler says.
+        """R25: whether a request may have drafts; without a draft layer, also whether its last tokens occurred at the earlier
+        position that the scheduler names.
         """
         if self.oracle.limits.step_drafts:
             return len(request.tokens) > request.prompt_length

@@ -4,7 +4,7 @@ from blinkpy.verify.oracle.oracle_state import OracleState, Page, Request, Snaps
 
 
 def next_end(state: OracleState, request: Request) -> int:
-    """R28: the position at which the request's next chunk ends at the latest."""
+    """R28: the last position at which the request's next chunk may end."""
     length, limits = len(request.tokens), state.limits
     ends = [length]
     if limits.snapshots and request.cacheable and not request.orphaned:

@@ -144,8 +144,8 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
-    """Whether tenants are served by weight. If not, this is an error for a policy that reads their
-    service.
+    """Whether tenants are served by weight. If not, the finding is an error for a policy that reads the service of tenants,
+    and otherwise a note.
     """
     more = [request._replace(tenant_service=request.tenant_service + MUCH_SERVICE) for request in requests]
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()

@@ -1,5 +1,4 @@
-"""How long can a policy let a request wait? The answer comes from its ranks alone, and is then shown on the
-scheduler.
+"""How long can a policy let a request wait? The answer follows from its ranks, and is then demonstrated on the scheduler.
 
 A request's rank is fixed while it waits, so under endless load it is served only if new requests have greater
 ranks. The *overtaking window* is the longest time after which a new request can still get a lower rank than a

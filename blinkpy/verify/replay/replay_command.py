@@ -257,7 +257,7 @@ def run_record(options: RecordOptions) -> int:
             raise ConfigError(
                 f"several engines are recording; give the name of one: {'; '.join(map(_described, sorted(names)))}"
                 if names
-                else "no engine records on this machine"
+                else "no engine on this machine is recording"
             )
         name = names[0]
     capture = RecordingReader(name).capture()

@@ -256,7 +256,7 @@ class Replay:
         state.batch.drafted[: len(turn.drafted), : self.limits.step_drafts] = turn.drafted
 
     def _planned(self) -> Int64:
-        """Turn.planned of the last turn as replayed."""
+        """Turn.planned of the last turn, as it was replayed."""
         batch = self.state.batch
         rows = int(batch.counts[S.ROWS]) if batch.counts[S.GROUP] == 0 else 0
         planned = np.empty((rows, 2), np.int64)

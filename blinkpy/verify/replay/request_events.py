@@ -195,7 +195,9 @@ class EventTracer:
             yield Event(-1, "suspended", f"{text}, for latency-sensitive prompts")
         elif self._suspended and not kept[S.ROWS]:
             steps = int(self.state.counts[S.INTERRUPTIONS])
-            yield Event(-1, "resumed", f"the suspended step, with group {turn.group} of its {turn.groups}, behind {steps} others")
+            yield Event(
+                -1, "resumed", f"the suspended step, with group {turn.group} of its {turn.groups}, after {steps} other steps"
+            )
 
     # ---- reasons to wait ------------------------------------------------------------------------------------------------
 

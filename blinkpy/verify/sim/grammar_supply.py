@@ -124,7 +124,8 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
 
 class WrittenOut(NamedTuple):
     """An automaton without counts: a state for each of P positions that the start leads to. The start has number 0. If a string
-    has no most characters, counts above the least ones are one position."""
+    has no maximum length, all counts above its minimum are one position.
+    """
 
     table: Int32  # [P, classes] number of the next position, DEAD
     accepting: NDArray[np.bool_]  # [P]
@@ -138,7 +139,7 @@ def written_out(automaton: ByteAutomaton) -> WrittenOut:
     next_state = automaton.next_state.tolist()
 
     def after(state: int, target: int, count: int) -> int:
-        """The count after a step, or -1: a string has between its least and its most characters."""
+        """The count after a step, or -1 if the step would violate the minimum or maximum length of a string."""
         if state not in lengths:
             return 0
         least, most = lengths[state]
@@ -188,8 +189,9 @@ def _random_automaton(draw: np.random.Generator, dead_end: bool, dead: float) ->
 def with_a_string(
     draw: np.random.Generator, class_of: NDArray[np.uint8], table: Int64, accepting: NDArray[np.bool_], loop: int
 ) -> ByteAutomaton:
-    """The automaton with a counted string of `loop` states, which begins behind a random state; half of the time it starts in the
-    string."""
+    """The automaton with a counted string of `loop` states, which begins after a random state; half of the time, the automaton
+    starts within the string.
+    """
     (states, classes), inside = table.shape, np.full((loop, table.shape[1]), DEAD)
     hub = states + loop - 1
     for body in range(loop - 1):

@@ -66,7 +66,7 @@ Block = tuple[float, list[tuple[int, Outcome]]]  # CPU seconds of some worlds, a
 
 
 class Storm(NamedTuple):
-    """Options of the simulated worlds. A world depends on nothing except its seed and these.
+    """Options of the simulated worlds. A world depends only on its seed and these options.
 
     policies: used in rotation.
     turns: stormy turns of each world.

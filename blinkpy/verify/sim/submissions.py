@@ -38,7 +38,7 @@ def owns(queues, pair, epoch):
 
 @device
 def forget(limits, fronts, pair):
-    """Give up the pair and all its requests."""
+    """Release the pair and drop all its requests."""
     first = pair * limits.slots_per_pair
     for slot in range(first, first + limits.slots_per_pair):
         fronts.request_id[slot] = 0
@@ -157,9 +157,9 @@ def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
     """Give a slot's request a valid or damaged grammar or token rules, or neither.
 
     ids: the number chosen for each slot (of a grammar or of token rules), set here.
-    good, damaged: numbers of valid ones and of the damaged ones after them.
+    good, damaged: numbers of valid grammars (or token rules), and of the damaged ones after them.
     left: unused part of the share.
-    Returns (whether a damaged one was chosen, the unused part of the share now).
+    Returns (whether the choice is damaged, the unused part of the share now).
     """
     wanted, first = draw(sim.draws, good), pair * limits.slots_per_pair
     spoiled = chance(sim.draws, sim.odds.bad)
@@ -194,7 +194,7 @@ def draw_grammar(limits, sim, pair, slot):
 
 @device
 def leads_to_an_end(sim, slot, entry, state, generated):
-    """Whether the token after `generated` ones must lead to where the output may end."""
+    """Whether the token after `generated` tokens must lead to a position at which the output may end."""
     own, left, stops = sim.fronts.grammar[slot], entry[submission.WORD_MAX_TOKENS] - generated, False
     for i in range(submission.STOP_IDS):
         stops = stops or (entry[submission.WORD_STOP_IDS + i] >= 0 and generated >= entry[submission.WORD_MIN_TOKENS])

@@ -3,14 +3,14 @@
 The "keys and values" of a token are one number, computed from the previous token's number and written to the
 token's cache slot. The next token is a hash of the request's seed and of all numbers that the page table
 reaches. So a wrong page, slot, position, row, prefix or request yields a wrong token. A front end computes
-the right tokens from the prompt alone.
+the correct tokens from the prompt alone.
 
 The first group of a cut step writes marks to the cache, and the last group replaces them by the numbers. If a
 mark was overwritten, another step wrote to the cache meanwhile; a step that read a mark computes wrong
 tokens. Every group must see the same input.
 
 In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
-copies it from and to snapshots as the scheduler says. The copies from snapshots are part of the first group.
+copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group.
 """
 
 from blinkpy.device.expect import fault_code
@@ -205,7 +205,7 @@ def compute_group(limits, state, sim):
 
 @device
 def failed_choice(limits, requests, slot):
-    """The token of a row for which the model fails: not the scored prompt's, or outside the vocabulary."""
+    """The token of a row for which the model fails: wrong for a scored prompt, otherwise outside the vocabulary."""
     length = requests.length[slot]
     if length < requests.prompt_length[slot]:
         return (requests.tokens[slot, length] + 1) % limits.vocab_size

@@ -1,7 +1,7 @@
 """Turn invariants: conditions between one turn and the next, checked after each turn.
 
-Statuses change only in legal ways, cancels and leases take effect, published words equal the state, intake
-keeps to its bound, and the request with the lowest rank makes progress.
+Statuses change only in legal ways, cancels and leases take effect, published words equal the state, intake respects its bound,
+and the request with the lowest rank makes progress.
 """
 
 from blinkpy.device.expect import fault_code

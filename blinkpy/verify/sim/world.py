@@ -264,7 +264,7 @@ def make_world(
     check_every: turns between two checks of the state.
     tight: the arenas hold little more than one prompt, instead of one prompt for each entry of the ring.
     chosen: sizes instead of random ones, with the default buckets.
-    odds: instead of random odds.
+    odds: replace the random odds.
     checked: see make_state.
     records: enable the recorder, with the smallest ring.
     hostile: HONEST, HOSTILE or HOSTILE_WITHOUT_HASHES. A hostile front end has at least one neighbor.

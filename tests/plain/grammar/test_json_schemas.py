@@ -257,7 +257,7 @@ def test_what_is_too_deep_is_refused() -> None:
         if depth < 40:
             assert automaton_of_schema(schema).accepts(b"[" * depth + b"]" * depth)
         else:
-            with pytest.raises(GrammarError, match="nested more than 40 deep"):
+            with pytest.raises(GrammarError, match="nested more than 40 levels deep"):
                 automaton_of_schema(schema)
 
 

@@ -121,7 +121,7 @@ def test_an_order_that_only_the_file_has(tmp_path: Path, rng: np.random.Generato
     file.write_text(file.read_text().replace('"desc_act": true', '"desc_act": false'))
     model = describe_model(tmp_path)
     load_weights(model, tmp_path, torch.float32)
-    with pytest.raises(ConfigError, match=r"o_proj\.g_idx has the inputs in another order, so its columns can't be split"):
+    with pytest.raises(ConfigError, match=r"o_proj\.g_idx reorders the inputs, so the columns can't be split"):
         ranks_of(model, tmp_path, 2)
 
 

@@ -98,7 +98,9 @@ class MessageParam(SentBack):
     content: str | list[Block]
 
     def messages(self, where: str) -> list[Message]:
-        """The messages for chat templates: results of calls are separate ones. Raises ApiError for a block of another role."""
+        """The messages for chat templates; each result of a call becomes a separate message. Raises ApiError for a block that
+        its role can't have.
+        """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         for i, block in enumerate(self.content):
@@ -140,7 +142,7 @@ class CustomTool(Body):
     allowed_callers: Annotated[Any, only(["direct"], why="no code runs here that could call a tool")] = None
 
     def tool(self, where: str) -> Tool:
-        """The tool. Raises ApiError for a schema that is not an object's."""
+        """The tool. Raises ApiError for a schema that does not describe an object."""
         schema = {key: value for key, value in self.input_schema.items() if value is not None}
         function = Function(name=self.name, description=self.description, parameters=schema, strict=self.strict)
         return function.tool(where, field="input_schema")
@@ -154,7 +156,7 @@ class AnthropicChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
     def choice(self) -> ToolChoice:
-        """The choice in the words of chats. Raises ApiError for a function without a name."""
+        """The choice in the form of /v1/chat/completions. Raises ApiError for a function without a name."""
         if self.type == "tool":
             if self.name is None:
                 raise missing("tool_choice.name")
@@ -174,7 +176,7 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema: Schema
@@ -200,7 +202,7 @@ class ContextManagement(Body):
 
 
 class AnthropicMetadata(Body):
-    """A remark for the operator of a service. Nothing is stored here."""
+    """Metadata for the operator of a service; nothing is stored."""
 
     user_id: str | None = None
 
@@ -297,7 +299,9 @@ def parse_count(body: bytes | bytearray, defaults: RequestParameters) -> Request
 
 
 def _loaded(body: bytes | bytearray) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The fields of a body, without tools that Anthropic's service runs by itself, and the kinds of these. Raises ApiError."""
+    """The fields of a body without the tools that Anthropic's service runs itself, and the kinds of these tools. Raises
+    ApiError.
+    """
     fields = load(body)
     tools = fields.get("tools")
     if type(tools) is list:
@@ -310,7 +314,7 @@ def _loaded(body: bytes | bytearray) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _hosted(tool: Any) -> str:
-    """The kind of a tool that Anthropic's service runs by itself, else ""."""
+    """The kind of a tool that Anthropic's service runs itself, else ""."""
     kind = tool.get("type") if type(tool) is dict else None
     return next((start.rstrip("_") for start in HOSTED if type(kind) is str and kind.startswith(start)), "")
 

@@ -121,7 +121,7 @@ def _broken_rule(node: Any, value: Any, where: str) -> tuple[str, str] | None:
 
 
 def _kind(node: Any) -> str:
-    """A declared type for people: its words, or its kind of JSON."""
+    """A declared type in words, for error messages: its `kind`, or else its JSON type."""
     if isinstance(node, inspect.LiteralType):
         return _listed([repr(word) for word in node.values])
     return KINDS[PYTHON_TYPES[type(node)][0]]
@@ -133,7 +133,7 @@ def _wrong_kind(where: str, kinds: str, value: Any, shown: str = "") -> ApiError
 
 
 def scalars_field(where: str) -> str:
-    """The field whose entries are scalars, for one of them."""
+    """The path of the field whose entries are scalars, given the path of one entry."""
     return re.sub(r"(\[\d+\])+$", "", where)
 
 

@@ -30,7 +30,7 @@ class SentBack(Body):
 
 
 class Part(SentBack):
-    """A part of a message's content. Fields that repeat one of the message are accepted: OpenAI's agents for Node copy them."""
+    """A part of a message's content. It may repeat fields of the message, as OpenAI's agents for Node do."""
 
 
 def doc(values: str, default: str = "") -> msgspec.Meta:
@@ -42,7 +42,7 @@ def doc(values: str, default: str = "") -> msgspec.Meta:
 
 
 def only(*harmless: Any, why: str = "") -> msgspec.Meta:
-    """A field of type Any without support: values that ask for nothing are accepted, others refused with the reason."""
+    """An unsupported field of type Any: values without an effect are accepted; any other value is refused with the reason."""
     shown = [orjson.dumps(value).decode() for value in harmless]
     values = (f"`{'`, `'.join(shown)}`; " if shown else "") + why
     schema: dict[str, Any] = {"enum": [*harmless, None]}
@@ -52,17 +52,17 @@ def only(*harmless: Any, why: str = "") -> msgspec.Meta:
 
 
 def rule(text: str = "", kind: str = "") -> msgspec.Meta:
-    """The rule for a value in errors: "must be TEXT". kind: the rule in errors about values of another JSON type."""
+    """The rule for a value, as errors state it: "must be TEXT". kind: the text for values of another JSON type."""
     return msgspec.Meta(extra={"rule": text, "kind": kind})
 
 
 def hints(**texts: str) -> msgspec.Meta:
-    """Advice that errors about some values give: texts by value."""
+    """Advice in errors about certain values: texts by value."""
     return msgspec.Meta(extra={"hints": texts})
 
 
 class Row(NamedTuple):
-    """A line of docs/api.md. supported: False accepts only values that ask for nothing."""
+    """A line of docs/api.md. supported: False accepts only values without an effect."""
 
     values: str
     default: str
@@ -122,7 +122,7 @@ def declared(kind: type) -> Mapping[str, Any]:
 
 @cache
 def limited_fields(kind: type) -> Mapping[str, tuple[tuple[Any, ...], str]]:
-    """Harmless values and reason of each field of a model that is declared with `only`, by name."""
+    """The accepted values, and the reason for refusing others, of each field declared with `only`, by name."""
     extras = {name: extra_of(field.type) for name, field in declared(kind).items()}
     return {name: (extra["harmless"], extra["why"]) for name, extra in extras.items() if "harmless" in extra}
 

@@ -109,7 +109,7 @@ class OutputTextPart(_ResultText, tag="output_text"):
 
 
 class PlainTextPart(_ResultText, tag="text"):
-    """A text, in the form of chats."""
+    """A text in the form of /v1/chat/completions."""
 
 
 ItemPart = InputTextPart | OutputTextPart | PlainTextPart

@@ -169,7 +169,7 @@ Tools = Annotated[
     ChatTools | None,
     doc(
         f'up to {MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
-        f"or of custom tools (docs/tools.md), together {MAX_TOOLS_BYTES >> 10} KiB, nested {MAX_DEPTH} deep"
+        f"or of custom tools (docs/tools.md), together {MAX_TOOLS_BYTES >> 10} KiB, nested {MAX_DEPTH} levels deep"
     ),
 ]
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def parse_chat(body: bytes | bytearray, defaults: RequestParameters) -> Request:
 
 
 def chat_request(content: Mapping[str, Any], defaults: RequestParameters) -> Request:
-    """The request of a body's fields as Python's values, as parse_chat makes it."""
+    """The request that parse_chat would make, from a body that is already parsed into Python objects."""
     refuse_nul(content)
     return _request(content, defaults)
 

@@ -56,7 +56,7 @@ class ChatFunctionChoice(Body, tag_field="type", tag="function"):
 
 
 class AllowedTools(Body):
-    """Functions that may be called; the model sees the others, too."""
+    """The functions that the model may call; it also sees the other functions."""
 
     mode: Mode
     tools: Annotated[list[NamedFunction | NamedCustom], Meta(min_length=1, max_length=MAX_TOOLS)]
@@ -94,7 +94,7 @@ FlatChoice = Word | FlatFunctionChoice | FlatCustomChoice | FlatAllowedChoice
 
 
 def tool_choice(given: ChatChoice | FlatChoice) -> ToolChoice:
-    """The choice. The same function named twice counts once."""
+    """The choice. A function that is named twice counts once."""
     match given:
         case ChatFunctionChoice():
             return ToolChoice("required", given.function.name)

@@ -137,7 +137,7 @@ class DetokenizeBody(Body):
 
 
 def parse_tokenize(body: bytes | bytearray) -> tuple[Request, bool]:
-    """The request of a body of /tokenize, and whether the tokens' strings are asked for. Raises ApiError."""
+    """The request of a body of /tokenize, and whether it asks for the tokens' strings. Raises ApiError."""
     fields = load(body)
     given = read(fields, TokenizeBody)
     refuse_unsupported(given)

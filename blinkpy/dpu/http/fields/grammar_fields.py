@@ -24,7 +24,7 @@ Choices = Annotated[list[str], Meta(min_length=1, max_length=MOST_CHOICES)]
 
 
 class GrammarField(NamedTuple):
-    """A grammar, and the field that it came in."""
+    """A grammar, and the name of its field."""
 
     param: str
     grammar: Grammar
@@ -62,13 +62,13 @@ class NamedSchema(Body):
 
 
 class SchemaFormat(_Format, tag="json_schema"):
-    """JSON of a schema, in the form of chats."""
+    """JSON that follows a schema, in the form of /v1/chat/completions."""
 
     json_schema: NamedSchema
 
 
 class FlatSchemaFormat(NamedSchema, tag_field="type", tag="json_schema"):
-    """JSON of a schema, in the form of /v1/responses."""
+    """JSON that follows a schema, in the form of /v1/responses."""
 
 
 ResponseFormat = AnyText | JsonObject | SchemaFormat
@@ -92,7 +92,7 @@ STRUCTURES = ("json", "regex", "choice", "json_object")
 
 
 def format_grammar(name: str, given: ResponseFormat | FlatFormat) -> GrammarField | None:
-    """The grammar of a format; None for any text. name: the field that it came in."""
+    """The grammar of a format; None for any text. name: the name of its field."""
     if isinstance(given, AnyText):
         return None
     if isinstance(given, JsonObject):
@@ -104,7 +104,7 @@ def format_grammar(name: str, given: ResponseFormat | FlatFormat) -> GrammarFiel
 
 
 def schema_grammar(name: str, schema: Any) -> GrammarField:
-    """The grammar of a JSON Schema, or of the text of one. Raises ApiError for a text that is not one."""
+    """The grammar of a JSON Schema, given as an object or as text. Raises ApiError for a text that is not a schema."""
     if type(schema) is str:
         try:
             schema = orjson.loads(schema)

@@ -75,7 +75,7 @@ class Request:
     prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
 
     def place(self, index: int, name: str) -> str:
-        """The path of a message's field in the body. A message made of other items has the path of the first one."""
+        """The path of a message's field in the body. A message made from several items has the path of the first item."""
         if not self.places:
             return (
                 f"{self.conversation_field}[{index}].{name}" if self.conversation_field == "messages" else self.conversation_field

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a model of it. One declaration gives the check, its errors, the schema and the line in docs/api.md.
+"""Reads the bytes of a body into its model. One declaration gives the check, its errors, the schema and the line in docs/api.md.
 
 msgspec checks and converts. `null` counts as absent. If a key occurs twice, the last value counts, as in most JSON parsers.
 """
@@ -21,7 +21,7 @@ _building = threading.Lock()
 
 
 def load(body: bytes | bytearray) -> dict[str, Any]:
-    """The object that a body is. Raises ApiError for other bodies, and for NUL characters."""
+    """Parse a body that is a JSON object. Raises ApiError for any other body, and for NUL characters."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -74,7 +74,9 @@ def read(content: Any, kind: type[Model], where: str = "") -> Model:
 
 
 def refuse_unsupported(model: msgspec.Struct, where: str = "", names: Iterable[str] = ()) -> None:
-    """Raise ApiError for a field declared with `only` that asks for something. names: fields that the client sent, if known."""
+    """Raise ApiError for a field declared with `only` whose value would have an effect. names: fields that the client sent, if
+    known.
+    """
     limited = limited_fields(type(model))
     if names and limited.keys().isdisjoint(names):
         return
@@ -91,12 +93,12 @@ def refuse_unsupported(model: msgspec.Struct, where: str = "", names: Iterable[s
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is null, an empty list, or an object with nothing but nulls."""
+    """Whether a value is null, an empty list, or an object that contains only nulls."""
     return value is None or value == [] or (type(value) is dict and all(entry is None for entry in value.values()))
 
 
 def without_empty(value: Any, node: Any, parent: dict[str, Any] | None) -> Any:
-    """The value without unknown fields, below the top level, that are empty, or that in a part repeat one of its message."""
+    """The value without unknown fields below the top level that are empty, or that repeat a field of the message in a part."""
     chosen = chosen_type(node, value)
     if type(value) is list and isinstance(chosen, inspect.ListType):
         return [without_empty(entry, chosen.item_type, parent) for entry in value]

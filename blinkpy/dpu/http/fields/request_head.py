@@ -37,7 +37,7 @@ def _invalid(message: str) -> ApiError:
 
 
 def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    """Raise ApiError for a head that is not served. version: such as "1.1"; headers: their names in small letters."""
+    """Raise ApiError for a head that the server does not accept. version: such as "1.1"; headers: names in lower case."""
     if version not in ("1.0", "1.1"):
         raise _invalid("The version must be HTTP/1.1 or HTTP/1.0.")
     if method == b"CONNECT":  # the following bytes would not be HTTP
@@ -68,7 +68,7 @@ HTTP2_REFUSAL = struct.pack(">IBBI", 0, 4, 0, 0)[1:] + struct.pack(">IBBI", len(
 
 
 def check_protocol(head: bytes) -> None:
-    """Raise ApiError for a request of RTSP or ICE, which the parser takes, too. head: a request from its first line on."""
+    """Raise ApiError for a request of RTSP or ICE, which the parser also accepts. head: a request, from its first line."""
     if b" HTTP/" not in head.lstrip(b"\r\n").partition(b"\n")[0]:
         raise not_http()
 
@@ -79,8 +79,9 @@ def not_http() -> ApiError:
 
 
 def others_within(data: bytes) -> set[tuple[bytes, bytes]]:
-    """Methods and targets of possible requests of RTSP and ICE in bytes in which the begin of requests is unknown. The time
-    is that of reading the bytes once or twice, whatever they are. Raises ApiError for more than MOST_OTHERS."""
+    """Methods and targets of possible requests of RTSP and ICE, in bytes where the starts of requests are unknown. It reads the
+    bytes at most twice. Raises ApiError for more than MOST_OTHERS.
+    """
     found = set()
     for number, match in enumerate(OTHER_PROTOCOL.finditer(data)):
         if number == MOST_OTHERS:

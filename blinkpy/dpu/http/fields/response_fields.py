@@ -51,7 +51,7 @@ class MessageItem(SentBack, tag_field="type", tag="message"):
     phase: Any = None
 
     def message(self, where: str) -> Message:
-        """The item as a message. Raises ApiError for a refusal of anybody but an assistant."""
+        """The item as a message. Raises ApiError for a refusal that is not an assistant's."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
         if self.role != "assistant":
@@ -95,7 +95,7 @@ Items = Annotated[
 
 
 def messages(items: Any) -> list[Message]:
-    """Items as messages: consecutive output items of a model become one message of an assistant. Raises ApiError."""
+    """Items as messages: consecutive output items of a model become one assistant message. Raises ApiError."""
     found: list[Message] = []
     open_turn = False  # the last message is an assistant's
     for i, item in enumerate(items):

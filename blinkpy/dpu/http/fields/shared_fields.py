@@ -187,7 +187,7 @@ class Generation(_Sampling):
     prompt_cache_key: str | None = None
 
     def parameters(self, defaults: RequestParameters, names: Iterable[str]) -> RequestParameters:
-        """The sampling parameters: those of the request, else the defaults."""
+        """The sampling parameters of the request, or else the defaults."""
         given: dict[str, Any] = {}
         for name in _OF_TABLE.intersection(names):
             value = getattr(self, name)
@@ -198,7 +198,7 @@ class Generation(_Sampling):
         return defaults.changed(**given) if given else defaults
 
     def generation(self, defaults: RequestParameters, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a Request from these fields. given: the fields as they came. Raises ApiError."""
+        """Arguments of a Request from these fields. given: the fields as the client sent them. Raises ApiError."""
         refuse_unsupported(self, names=given)
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
         return {
@@ -219,7 +219,7 @@ class Generation(_Sampling):
         }
 
     def grammar(self) -> GrammarField | None:
-        """The grammar that a field asks for. Raises ApiError if two fields do."""
+        """The grammar that a field asks for. Raises ApiError if two fields ask for one."""
         found = []
         if self.structured_outputs is not None:
             found.append(structures_grammar("structured_outputs", self.structured_outputs))
@@ -253,7 +253,7 @@ class Completing(Generation):
     ] = None
 
     def completing(self, defaults: RequestParameters, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a Request from these fields. given: the fields as they came. Raises ApiError."""
+        """Arguments of a Request from these fields. given: the fields as the client sent them. Raises ApiError."""
         values = self.generation(defaults, given)
         values["max_tokens"], values["n"] = self.max_tokens, self.n or 1
         if self.stream_options is not None:
@@ -272,7 +272,7 @@ class Completing(Generation):
 
 
 def one_grammar(found: Sequence[GrammarField | None]) -> GrammarField | None:
-    """The grammar among the fields'. Raises ApiError for two."""
+    """The only grammar among the fields. Raises ApiError if two fields give one."""
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
         message = f"'{grammars[0].param}' and '{grammars[1].param}' contradict each other: keep one of them."
@@ -304,12 +304,12 @@ def template_values(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _salt(value: str) -> int:
-    """Requests share cached prefixes only with requests of the same salt; 0, no salt, is never the hash of one."""
+    """Hash a salt: requests share cached prefixes only with requests of the same salt. It is never 0, which means no salt."""
     return max(1, int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "little") >> 1)
 
 
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
-    """The output tokens of a request, at least 1: max_tokens, else what the prompt leaves of the context.
+    """The maximum output tokens of a request, at least 1: max_tokens, or else the rest of the context after the prompt.
 
     prompt_length, context: in tokens. Raises ApiError if the context is too short.
     """

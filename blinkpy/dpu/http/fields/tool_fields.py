@@ -1,6 +1,6 @@
 """The fields about tools and templates: tools, and reasoning effort.
 
-Chats and /v1/responses spell them differently: /v1/responses has no `function` around a tool's description ("flat" here), and has
+Chats and /v1/responses differ: /v1/responses has no `function` object around a tool's description ("flat" here), and has
 namespaces and hosted searches.
 """
 
@@ -25,7 +25,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
-# `$` alone would accept a line's end behind the name.
+# `$` alone would accept a line break after the name.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]
 
 
@@ -123,18 +123,18 @@ class PlainInput(Body, tag_field="type", tag="text"):
 
 
 class InputGrammar(Body):
-    """A regular expression that the whole input matches."""
+    """A regular expression that must match the whole input."""
 
     syntax: Annotated[Literal["regex"], _NO_LARK]
     definition: Annotated[str, Meta(min_length=1)]
 
 
 class FlatInputGrammar(InputGrammar, tag_field="type", tag="grammar"):
-    """The same in /v1/responses."""
+    """InputGrammar in the form of /v1/responses."""
 
 
 class ChatInputGrammar(Body, tag_field="type", tag="grammar"):
-    """The same in chats."""
+    """InputGrammar in the form of /v1/chat/completions."""
 
     grammar: InputGrammar
 
@@ -232,7 +232,7 @@ FlatTools = Annotated[
 
 
 def chat_tools(given: Sequence[ChatTool | ChatCustomTool]) -> tuple[Tool, ...]:
-    """The tools of a chat. Raises ApiError for a broken rule that the types do not hold."""
+    """The tools of a chat. Raises ApiError for a broken rule that the types can't express."""
     found = []
     for i, tool in enumerate(given):
         refuse_unsupported(tool, f"tools[{i}]")
@@ -267,7 +267,7 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
 
 
 def distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
-    """The tools. found: each with its path. Raises ApiError for two of one name."""
+    """The tools without their paths. found: (tool, path in the request). Raises ApiError for two tools with one name."""
     names = set[str]()
     for where, tool in found:
         if tool.name in names:
@@ -295,12 +295,12 @@ def check_size(name: str, value: Any, most_bytes: int) -> None:
 def depth_checked(name: str, value: Any) -> Any:
     """The value, unless it is nested too deep. Raises ApiError."""
     if depth_of(value) > MAX_DEPTH:
-        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
+        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} levels deep.", name, "invalid_value")
     return value
 
 
 def depth_of(value: Any) -> int:
-    """How many containers are inside of each other; at most MAX_DEPTH + 1 are counted."""
+    """The nesting depth of containers, counted up to MAX_DEPTH + 1."""
     layer, depth = [value], 0
     while depth <= MAX_DEPTH:
         inner = [item for item in layer if type(item) in (dict, list)]

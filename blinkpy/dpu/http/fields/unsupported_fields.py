@@ -1,4 +1,4 @@
-"""Fields of the APIs of OpenAI and vLLM that have no support here, with the values that ask for nothing.
+"""Unsupported fields of OpenAI's and vLLM's APIs, with the values that have no effect.
 
 Clients send such a value by default, so it is accepted. Any other value causes a 400 with the reason. A field outside
 all tables is unknown, and refused with any value. tests/plain/front_end/test_api_fields.py compares with the official
@@ -18,7 +18,7 @@ ALL = (*GENERATING, RESPONSES)
 
 
 class Unsupported(NamedTuple):
-    """One field. harmless: values other than null that ask for nothing, often an empty list or object."""
+    """One field. harmless: values other than null without an effect, often an empty list or object."""
 
     name: str
     endpoints: tuple[str, ...]
@@ -101,7 +101,7 @@ UNSUPPORTED = (
 
 
 def unsupported_fields(name: str, endpoint: str, base: type[Body]) -> Any:
-    """A model that adds the fields without support of an endpoint."""
+    """A model that adds the unsupported fields of an endpoint."""
     fields: list[Any] = [
         (row.name, Annotated[Any, only(*row.harmless, why=row.why)], None) for row in UNSUPPORTED if endpoint in row.endpoints
     ]

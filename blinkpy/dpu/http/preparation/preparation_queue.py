@@ -56,13 +56,14 @@ AT_ONCE = max(1, min(4, os.cpu_count() or 1))  # threads, and processes
 
 
 def body_budget(options: FrontendOptions) -> int:
-    """Bytes of bodies that may arrive at a time, and again wait in a queue: half the option, but at least one body."""
+    """Maximum bytes of arriving bodies, and of bodies in each queue: half the option, but at least one body."""
     return max(options.body_budget_mib << 19, options.max_body_bytes)
 
 
 class PreparationQueue:
-    """Runs JOBS. Large and small bodies have separate queues, each bounded in number and bytes. Cancelling run()
-    leaves the queue immediately, and kills the process that works for it."""
+    """Runs JOBS. Large and small bodies have separate queues, each bounded in number and bytes. Cancelling run() removes the job
+    from the queue immediately, and kills its process.
+    """
 
     def __init__(self, reader: RequestReader, config: Config, folder: Path, metrics: Metrics):
         options = config.frontend
@@ -119,7 +120,7 @@ class PreparationQueue:
             self._metrics.gauge("preparing", self.waiting)
 
     async def _in_thread(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
-        """A cancelled caller keeps its place until the thread is free."""
+        """Run a job in a thread. A cancelled caller keeps its place until the thread is free."""
         running = self._threads.submit(JOBS[kind], self._reader, body, limits)
         waiter = asyncio.wrap_future(running)
         waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be cancelled

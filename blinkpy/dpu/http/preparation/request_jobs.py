@@ -51,7 +51,7 @@ def check_shape(body: bytes | bytearray, max_values: int, max_depth: int) -> Non
     brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
     steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
     if steps.size and int(np.cumsum(steps, dtype=np.int64).max()) > max_depth:
-        raise ApiError(400, f"The body is nested more than {max_depth} deep.", code="too_deep", limit="max_body_depth")
+        raise ApiError(400, f"The body is nested more than {max_depth} levels deep.", code="too_deep", limit="max_body_depth")
 
 
 # Of bodies that are prepared on the event loop, within a millisecond (benchmarks/parts/request_costs.py). The most expensive
@@ -162,7 +162,7 @@ class RequestReader:
         return np.array(prompt, np.int32)
 
     def _check_length(self, text: str, param: str, limits: EngineLimits | None) -> None:
-        """Reject a text that must exceed the context however it is split, before any tokenization."""
+        """Before tokenization, reject a text that exceeds the context however it is split into tokens."""
         if limits is None or len(text) <= limits.context:
             return
         if (least := self.tokenizer.least_tokens(text)) > limits.context:

@@ -48,7 +48,7 @@ class Connection(RequestReader):
         self._set_timer(self.options.header_timeout_s, self._give_up_headers)
 
     def client_ended(self) -> None:
-        """The client has closed its side. If a request is open, the client has left."""
+        """Handle the end of the client's data. If a request is open, the client has disconnected."""
         if self.pending:
             self.transport.abort()
 
@@ -117,7 +117,7 @@ class Connection(RequestReader):
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def _ask_turn(self) -> None:
-        """Ask the gate for a turn to answer the next request, if one is complete."""
+        """Ask the gate for a turn to answer the next request, if its head is complete."""
         if not self._asked and not self.disconnected and self.pending and self._served is None:
             self._asked = True
             self.all.gate.ask(self.asker, self._turn, later=True)
@@ -171,7 +171,7 @@ class Connection(RequestReader):
         self.transport.close()
 
     def hold_unread(self) -> None:
-        """Count the written data that the client has not read: it stays in this process until then."""
+        """Count the written data that the client has not read yet, and that this process therefore holds."""
         unread = self.transport.get_write_buffer_size()
         if unread:
             self.all.unread.hold(self, unread, self._give_up_bytes, self.asker.name)
@@ -199,8 +199,7 @@ class Connection(RequestReader):
             self.pending[-1].keep_alive = False
 
     def end_if_stuck(self, now: float) -> None:
-        """Abort a connection whose client does not read the rest of an answer. now: the loop's time; call it
-        often."""
+        """Abort a connection whose client does not read the rest of an answer. To be called often. now: the loop's time."""
         unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
         streaming = self._served is not None and not closing  # streams have a separate limit
         if not unread:
@@ -234,7 +233,7 @@ class Connection(RequestReader):
             self._timer = None
 
     def _give_up_headers(self) -> None:
-        """The headers did not arrive in time: answer a client that has sent a part of them."""
+        """Close after headers that did not arrive in time; a client that has sent a part of them gets an answer."""
         self.all.metrics.refused("header_timeout_s")
         if self.in_headers and self.header_bytes:
             seconds = self.options.header_timeout_s

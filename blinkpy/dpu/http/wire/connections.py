@@ -24,7 +24,7 @@ GRACE_S = 0.4  # for the first bytes of a new connection, before it may be close
 
 
 class Application(Protocol):
-    """What answers requests."""
+    """The handler of requests."""
 
     def begin(self, exchange: Exchange) -> None:
         """Answer a request whose head has arrived, immediately or by a task. Must not raise."""
@@ -56,7 +56,7 @@ def too_many_answers() -> ApiError:
 
 
 class Connections:
-    """The connections of a server, counted from accept on: a TLS handshake counts, too."""
+    """The connections of a server, counted from their acceptance, so a TLS handshake counts."""
 
     def __init__(
         self,
@@ -88,12 +88,13 @@ class Connections:
         self.set_date()
 
     def set_date(self) -> None:
-        """Note the time for the header Date; to be called each second."""
+        """Store the time for the header Date; to be called every second."""
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
 
     def may_enter(self) -> bool:
-        """Whether another connection may be accepted. If there are too many, close a connection without a request. While too many
-        new connections have unread bytes, the next one has to wait."""
+        """Whether another connection may be accepted. If there are too many, close a connection without a request. While too
+        many new connections have unread bytes, the next connection waits.
+        """
         newest = islice(reversed(self.fresh), 2 * MOST_NEW)
         if sum(connection.transport.asked for connection in newest) >= MOST_NEW:
             return False
@@ -106,13 +107,14 @@ class Connections:
         self._owned[connection.asker.name] += 1
 
     def trim(self) -> None:
-        """Close connections without a request, as long as there are too many; call it each second."""
+        """Close connections without a request while there are too many; to be called every second."""
         while len(self.open) > self.options.max_connections and self._close_one():
             pass
 
     def too_many_requests(self) -> bool:
-        """Whether more connections than allowed have a request. A connection without a request only occupies one
-        of the SPARE_CONNECTIONS until its headers arrive, or it is closed for the next one."""
+        """Whether more connections than allowed have a request. A connection without a request occupies one of the
+        SPARE_CONNECTIONS until its headers arrive or it is evicted.
+        """
         without = len(self.fresh) + len(self.waiting) + len(self.lingering)
         return len(self.open) - without > self.options.max_connections
 
@@ -158,7 +160,7 @@ class Connections:
         self.waiting.pop(connection, None)
 
     def linger(self, connection: Connection) -> None:
-        """The last answer has been written. The client may have to read it."""
+        """Handle the end of the last answer, which the client may not have read yet."""
         if connection in self.open:
             self.lingering[connection] = None
 
@@ -176,7 +178,7 @@ class Connections:
             del self._owned[name]
 
     def remove(self, connection: Connection) -> None:
-        """A connection has ended, or is about to."""
+        """Remove a connection that has ended, or is about to end."""
         if connection in self.open:
             del self.open[connection]
             self._disown(connection)

@@ -1,4 +1,4 @@
-"""Cross-origin requests: which pages of other origins a browser lets read the answers (CORS, as in the Fetch standard)."""
+"""Cross-origin requests: which other origins' pages may read answers in a browser (CORS, as in the Fetch standard)."""
 
 from blinkpy.config import AccessOptions, listed
 

@@ -71,12 +71,12 @@ class Exchange:
         return size
 
     def end_body(self) -> None:
-        """All of the body has arrived."""
+        """Handle the end of the body."""
         self.body_arrived = True
         self._wake()
 
     def disconnect(self) -> None:
-        """The client is gone."""
+        """Handle the disconnect of the client."""
         self._disconnected = True
         self._wake()
 
@@ -145,7 +145,7 @@ class Exchange:
         return not self.body_arrived
 
     async def _read_slowly(self, body: bytearray, limit: int) -> None:
-        """Append the whole body within a time limit, while others arrive too. Raises ApiError and ClientDisconnected."""
+        """Append the whole body within a time limit, while other bodies also arrive. Raises ApiError and ClientDisconnected."""
         budget, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
         refused, owner = list[ApiError](), self.asker.name
 
@@ -167,7 +167,9 @@ class Exchange:
             budget.release(self)
 
     async def unless_disconnected(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of work, which is cancelled when the client disconnects. Raises ClientDisconnected in that case."""
+        """Wait for work and return its result. If the client disconnects, the work is cancelled, and this raises
+        ClientDisconnected.
+        """
         connection, task = self.connection, asyncio.ensure_future(work)
         connection.on_lost = task.cancel
         try:
@@ -186,7 +188,7 @@ class Exchange:
     # ---- the answer -------------------------------------------------------------------------------------------------
 
     def head(self, status: int, headers: Headers) -> bytes:
-        """The head of the answer, which begins here and is counted."""
+        """Begin the answer and count it. Returns its head."""
         every = self.connection.all
         every.metrics.response(status)
         self.status, self.started = status, True
@@ -202,7 +204,7 @@ class Exchange:
         return b"".join(lines)
 
     def stream_head(self, headers: Headers) -> bytes:
-        """The head of a stream: its body is chunked, or ends when the connection closes for a client of HTTP/1.0."""
+        """The head of a stream. Its body is chunked; with HTTP/1.0, it ends when the connection closes."""
         if self.http_version == "1.0":
             return self.head(200, headers)
         return self.head(200, [*headers, (b"transfer-encoding", b"chunked")])

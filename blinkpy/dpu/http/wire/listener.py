@@ -82,7 +82,7 @@ class Listener:
         self._listen(sock)
 
     def _refuse(self, sock: socket.socket, error: OSError) -> None:
-        """Accept and close the next connection: without a free descriptor, it would only wait."""
+        """Accept and close the next connection, which would only wait for a free descriptor."""
         if not self._logged:
             logger.warning("connections are refused: %s", error.strerror)
             self._logged = True

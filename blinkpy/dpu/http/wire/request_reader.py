@@ -135,7 +135,7 @@ class RequestReader:
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:
-        """Whether the request may be of another protocol. Its start in the bytes may be unknown."""
+        """Whether the request may belong to another protocol; its start in the bytes may be unknown."""
         if self._others is None:
             self._others = others_within(bytes(self._last_line) + self._data)
         return self._is_other or (self.parser.get_method(), self._url) in self._others
@@ -218,8 +218,7 @@ class RequestReader:
         self._complete += 1
 
     def _read_on_behind_headers(self) -> None:
-        """Read the body of a request that offers another protocol (an upgrade), as some clients always do. The offer
-        is ignored.
+        """Read the body of a request that offers an upgrade to another protocol, as some clients always do. The offer is ignored.
 
         The parser leaves the bytes after the headers to the new protocol, so a second parser reads the body.
         """
@@ -255,7 +254,7 @@ class RequestReader:
 
 
 class BehindHeaders:
-    """Reads a body after headers that another parser has read.
+    """Reads the body of a request whose headers another parser has read.
 
     The second parser first gets a request with the same framing, whose events are not forwarded.
     """
