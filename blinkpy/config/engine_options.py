@@ -81,8 +81,8 @@ class CacheOptions:
     )
     snapshot_tokens: int = option(
         4096,
-        "prompt tokens between two snapshots of recurrent states, rounded up to a power of two; further snapshots are taken at "
-        "the end of prompts and of common prefixes",
+        "prompt tokens between two snapshots of recurrent states, rounded up to a power of two; further snapshots are at the "
+        "end of prompts and common prefixes",
         low=1,
         high=1 << 22,
     )

@@ -289,7 +289,8 @@ def most_distance(grammars, requests, slot, position, generated):
     position: position of its automaton before that token.
     generated: tokens of its output, that one included.
 
-    NO_LIMIT in these cases: the remaining tokens suffice for every end, or for none; the output may end here, but no stop id can
+    NO_LIMIT in these cases: the remaining tokens suffice for every end, or
+    for no end; the output may end here, but no stop id can
     end it; the request has token rules, which may exclude the tokens of an end.
     """
     entry, own = requests.entry, requests.grammar[slot]

@@ -170,8 +170,8 @@ class SamplingFields:
     frequency_penalty: -2 to 2, subtracted for each occurrence in the output.
     seed: seed of the random choices; None: random.
     priority: lower first, under the policy `priority`.
-    logprobs: log probabilities of the generated tokens and of this many (0 to 20) most likely tokens, from the model's
-    distribution before penalties and temperature; None is off.
+    logprobs: log probabilities of the generated tokens and of this many (0 to 20) most likely tokens, from the
+        distribution before penalties and temperature; None: off.
     """
 
     max_tokens: int | None = 16

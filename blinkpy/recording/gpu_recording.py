@@ -22,8 +22,8 @@ CURSOR_BYTES = 64
 
 
 def place_state(state: State, offsets: Mapping[str, int], memory: torch.Tensor) -> State:
-    """A state as tensors on the device of `memory`, uint8: arrays with an offset share this memory; the others have separate
-    memory.
+    """A state as tensors on the device of `memory`, uint8: arrays with an offset share this memory; all other
+    arrays have separate memory.
     """
     tensors = iter(
         [

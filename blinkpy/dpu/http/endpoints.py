@@ -153,7 +153,7 @@ def _fields(endpoint: Endpoint) -> str:
     if endpoint.body is None:
         return ""
     parts = [f"<h2 id='{endpoint.path}'>{endpoint.path}</h2>"]
-    for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):
+    for supported, title in ((True, "fields"), (False, "unsupported fields, and their accepted values")):
         lines = [(name, row.values, row.default) for name, row in rows(endpoint.body).items() if row.supported == supported]
         opened = " open" if supported else ""
         parts.append(f"<details{opened}><summary>{title}</summary>{_table(_FIELD_HEADS, lines)}</details>" if lines else "")

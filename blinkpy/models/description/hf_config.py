@@ -156,7 +156,7 @@ class HfConfig(Mapping[str, Any]):
         return section
 
     def having(self, key: str) -> "HfConfig":
-        """The part that has a value for a key: this object or one of its sections; this object if none has it."""
+        """The part that has a value for a key: this object or one of its sections, and otherwise this object."""
         parts = [self, *(section for section, _ in self._sections)]
         return next((part for part in parts if part._values.get(key) is not None), self)
 

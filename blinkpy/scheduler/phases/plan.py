@@ -1,8 +1,8 @@
 """The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
 
-The budget is the size of the largest batch, or less if requests decode; see step_budget (chunked prefill: Agrawal et al.,
-"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024; the choice by waiting and decoding requests
-is new here: docs/tuning.md).
+The budget is the size of the largest batch, or less if requests decode: see step_budget. Chunked prefill: Agrawal et al.,
+"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024. The choice by waiting and decoding requests
+is new here (docs/tuning.md).
 """
 
 from blinkpy.device.expect import expect
