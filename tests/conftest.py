@@ -4,9 +4,11 @@ import gc
 import os
 import secrets
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -14,6 +16,9 @@ import pytest
 # many tests.
 gc.disable()
 YOUNG = 20_000  # objects until a collection; Python's own number is 700
+
+# Each HTTP client would load the machine's certificates: 30 ms of CPU time, at each look of a test that waits for a server.
+vars(import_module("httpx._transports.default"))["create_ssl_context"] = cache(httpx.create_ssl_context)
 
 SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) + 1
 os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too

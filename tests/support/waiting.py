@@ -8,15 +8,16 @@ from collections.abc import Callable
 import httpx
 
 BUSY_S = 60.0  # a machine may be busy
+LOOK_S = 0.005, 0.1  # from one look to the next: at first, and at most, since looks take time from the thing that is waited for
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: Callable[[], str] | str = "it") -> float:
     """Seconds until the condition held. Raises AssertionError when it does not in time."""
     began = time.monotonic()
     while not condition():
-        missed = time.monotonic() - began > timeout_s
-        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
-        time.sleep(0.005)
+        waited, (first, most) = time.monotonic() - began, LOOK_S
+        assert waited <= timeout_s, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(min(most, first + waited / 20))
     return time.monotonic() - began
 
 
