@@ -4,7 +4,8 @@ import contextlib
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import httpx
 from support.commands import START_S, Command
@@ -65,22 +66,38 @@ def counter(name: str, counted: str) -> int:
 
 
 @contextlib.contextmanager
-def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
-    """For each transport an engine and a front end, which all start at the same time."""
+def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict[str, httpx.Client]]]]:
+    """A front end for each transport, with these options, and a function. It starts an engine for each, with its own options, and
+    yields the clients."""
     address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
         "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
-    engines = [Command("engine", *transport, *engine_options) for transport, _ in ways.values()]
-    fronts = {name: Command("frontend", "--port", "0", *transport, *frontend_options) for name, (_, transport) in ways.items()}
-    try:
-        with contextlib.ExitStack() as stack:
-            clients = {}
-            for transport, command in fronts.items():
-                clients[transport] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
-                wait_for(lambda client=clients[transport]: health(client) == 200, START_S, f"engine over {transport}")
+    fronts = {name: Command("frontend", "--port", "0", *transport, *options) for name, (_, transport) in ways.items()}
+    clients = dict[str, httpx.Client]()
+
+    def wait_until(served: bool) -> None:
+        for transport, client in clients.items():
+            wait_for(lambda c=client: (health(c) == 200) == served, START_S, f"over {transport}, an engine serves: {served}")
+
+    @contextlib.contextmanager
+    def engines(*own: str) -> Iterator[dict[str, httpx.Client]]:
+        commands = [Command("engine", *transport, *own) for transport, _ in ways.values()]
+        try:
+            for transport, front in fronts.items():
+                if transport not in clients:
+                    clients[transport] = opened.enter_context(httpx.Client(base_url=front.find(URL)[1], timeout=120))
+            wait_until(True)
             yield clients
+        finally:
+            for command in commands:
+                command.end()
+        wait_until(False)
+
+    try:
+        with contextlib.ExitStack() as opened:
+            yield engines
     finally:
-        for command in (*fronts.values(), *engines):
+        for command in fronts.values():
             command.end()
