@@ -22,7 +22,7 @@ from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_READY
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_NAMES, STATE_READY
 
 ANY: Any = None
 THREAD: Any = SimpleNamespace(add=lambda *_: None, remove=lambda _: None)
@@ -70,6 +70,27 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
                 *(3, spare, waiting, running, free, meter.outstanding, unseen, spare > 0)
             ]
             words[:] = [0] * BLOCK_WORDS
+
+
+def test_words_of_all_engines_are_sums_and_the_best_state(seed: int) -> None:
+    """Ready before draining before starting; of others, that of the first engine. An engine without a link counts nowhere."""
+    draw, best = random.Random(seed), ["ready", "draining", "starting"]
+    for _ in range(300):
+        blocks = [[draw.randrange(1 << 20) for _ in range(BLOCK_WORDS)] for _ in range(draw.randint(0, 4))]
+        names = [draw.choice(STATE_NAMES) for _ in blocks]
+        for block, name in zip(blocks, names, strict=True):
+            block[ENGINE_STATE] = STATE_NAMES.index(name)
+        known = [*blocks, *[None] * draw.randrange(3)]
+        draw.shuffle(known)
+        order = [STATE_NAMES[block[ENGINE_STATE]] for block in known if block is not None]
+        links = [SimpleNamespace(engine_words=lambda block=block: block) for block in known]
+        found = Engines.engine_words(cast(Engines, SimpleNamespace(links=links)))
+        if not blocks:
+            assert found is None
+            continue
+        assert found is not None and STATE_NAMES[found[ENGINE_STATE]] == next((one for one in best if one in order), order[0])
+        for word in range(BLOCK_WORDS):
+            assert word == ENGINE_STATE or found[word] == sum(block[word] for block in blocks)
 
 
 def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -10,6 +10,7 @@ from support.front_end.anthropic_shapes import ERROR, has_shape, is_message, mes
 from support.front_end.scripted_model import ARGUMENTS, CALL, SECOND, Served, served_with
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.endpoints import ENDPOINTS
 from blinkpy.dpu.http.fields.anthropic_fields import parse_anthropic
 from blinkpy.queues.request_parameters import RequestParameters
 
@@ -184,9 +185,19 @@ def test_errors_have_anthropics_form(thinking: Served) -> None:
         assert error["type"] == ("not_found_error" if "model" in fields else "invalid_request_error")
         assert words in error["message"], fields
         assert answer.json()["request_id"] == answer.headers["x-request-id"]
-    get = thinking.server.client.get("/v1/messages")
-    assert get.status_code == 405
-    has_shape(get.json(), ERROR)
+
+
+def test_an_error_has_the_form_of_its_client(thinking: Served) -> None:
+    """Anthropic's by its path or by its header, at each path; else OpenAI's."""
+    for path in sorted({endpoint.path for endpoint in ENDPOINTS} | {"/nothing"}):
+        for header in (False, True):
+            answer = thinking.server.client.request("PATCH", path, headers={"anthropic-version": "2023-06-01"} if header else {})
+            assert answer.status_code in (404, 405), path
+            if header or path.startswith("/v1/messages"):
+                has_shape(answer.json(), ERROR)
+                assert answer.json()["request_id"] == answer.headers["x-request-id"]
+            else:
+                assert set(answer.json()) == {"error"} and "param" in answer.json()["error"], path
 
 
 def test_the_key_may_come_in_either_header(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -403,6 +403,32 @@ def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np
         queue.close()
 
 
+def test_in_processes_one_owner_leaves_places_to_others(folder: Path) -> None:
+    """However many large bodies it sends: their preparation takes long."""
+    queue = preparation_queue.PreparationQueue(ANY, Config(), folder, Metrics())
+    limits, inside, free = EngineLimits(1000, 1000), list[str](), asyncio.Event()
+
+    async def job(kind: str, body: bytearray, limits: EngineLimits) -> None:
+        inside.append(kind)
+        await free.wait()
+
+    async def main() -> None:
+        queue._forks.run = job  # type: ignore[method-assign,assignment]
+        body = bytearray(preparation_queue.THREAD_BYTES + 1)
+        owners = ["greedy"] * 3 * queue._large._count + ["honest"] * 2
+        tasks = [asyncio.ensure_future(queue.run(name, body, limits, Asker(name))) for name in owners]
+        await asyncio.sleep(0.01)
+        half = queue._large._count // 2
+        assert inside.count("greedy") == half and inside.count("honest") == min(2, half)
+        free.set()
+        await asyncio.gather(*tasks)
+
+    try:
+        asyncio.run(main())
+    finally:
+        queue.close()
+
+
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
     """The slowest request is dropped, and clients that send whole requests are served."""
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"

@@ -118,19 +118,31 @@ def test_a_request_that_lacks_something_is_a_503_and_streams_go_on(folder: Path,
 
 @pytest.mark.parametrize("name", ["EAGAIN", "ENOMEM"])
 def test_a_fork_that_fails_is_tried_once_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answers(monkeypatch, [name, 0, 10.0], b"0 0", b"0 0.0") == [b"done: 0 0", b"done: 0 0.0"]
+    assert answers(monkeypatch, [name, 1, 10.0], b"0 0", b"0 0.0") == [b"done: 0 0", b"done: 0 0.0"]
+    with pytest.raises(ApiError) as caught:
+        answers(monkeypatch, [name, 2, 10.0], b"0 0")
+    assert (caught.value.status, caught.value.code) == (503, "out_of_resources")
+
+
+def test_a_job_may_wait_and_has_a_limit_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a job waits: its limit is CPU time."""
+    jobs = [b"1.0 0", b"0 0.2", b"0.6 0.2", b"0 30"]
+    assert answers(monkeypatch, ["", 0, 0.5], *jobs) == [*(b"done: " + job for job in jobs[:3]), b""]
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, order: list[object], *jobs: bytes) -> list[bytes]:
+    """The answers of support.front_end.forkless_jobs."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
 
-    async def ask(failing: int) -> list[bytes]:
-        forks = ForkServer("support.front_end.forkless_jobs", [name, failing], 60.0)
+    async def ask() -> list[bytes]:
+        forks = ForkServer("support.front_end.forkless_jobs", order, 60.0)
         try:
-            return [await forks.run(b"a"), await forks.run(b"b")]
+            return [await forks.run(job) for job in jobs]
         finally:
             forks.close()
 
-    assert asyncio.run(ask(0)) == asyncio.run(ask(1)) == [b"done: a", b"done: b"]
-    with pytest.raises(ApiError) as caught:
-        asyncio.run(ask(2))
-    assert (caught.value.status, caught.value.code) == (503, "out_of_resources")
+    return asyncio.run(ask())
 
 
 def test_a_worker_starts_no_thread_after_its_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The config tree and its file."""
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 import blinkpy.dpu.link.connectors  # noqa: F401  the options of transports are those of their files
-from blinkpy.config import Config, ConfigError, as_table, help_text, load_file, options, step_sizes
+from blinkpy.config import Config, ConfigError, as_table, help_text, load_file, options, split_address, step_sizes
+from blinkpy.config.engine_options import DEFAULT_SLOTS
 
 
 def read(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
@@ -120,3 +122,36 @@ def test_a_size_for_bursts_needs_a_smaller_one() -> None:
 def test_integers_are_fine_where_a_float_is_wanted() -> None:
     with pytest.raises(ConfigError, match="gpu_memory_utilization"):
         Config().with_options({"gpu_memory_utilization": 1})  # over the bound, but the type is fine
+
+
+def accepted(**values: Any) -> bool:
+    try:
+        return bool(Config().with_options(values))
+    except ConfigError:
+        return False
+
+
+def test_an_option_that_is_left_open_is_checked_as_its_value() -> None:
+    """With each size of the options that are compared with it."""
+    results = set()
+    for power in range(1, 17):
+        beside = {"sq_entries": 1 << power}
+        results.add(accepted(**beside))
+        assert accepted(**beside) == accepted(**beside, slots=DEFAULT_SLOTS), beside
+    assert results == {False, True}
+
+
+def test_an_address_is_what_was_written(seed: int) -> None:
+    """Each kind of host with each kind of port, the first and the last one too."""
+    draw = random.Random(seed)
+    hosts = ["localhost", "a", "10.0.0.1", "node-1.example.org", "::1", "fe80::1%eth0", "0.0.0.0"]
+    for host in hosts:
+        written = f"[{host}]" if ":" in host else host
+        for port in (0, 1, 65535, draw.randrange(65536)):
+            assert split_address(f"{written}:{port}", "listen") == (host, port)
+        for wrong in ("65536", "-1", "", "1.5", "\u0661", " 1", "0x1", str(draw.randrange(65536, 1 << 40))):
+            with pytest.raises(ConfigError, match="listen must be HOST:PORT"):
+                split_address(f"{written}:{wrong}", "listen")
+    for wrong in ("", "80", "a", ":80", "::1:80", "[]:80", "a:"):
+        with pytest.raises(ConfigError, match="listen must be HOST:PORT"):
+            split_address(wrong, "listen")

@@ -1,15 +1,27 @@
-"""A process for jobs whose first forks fail. Its order: the error of these forks, and how many there are."""
+"""A process for jobs whose first forks fail. Its order: the error of these forks, their number, and the CPU time of a job, s.
+
+A job is two numbers: seconds to wait, and seconds to compute."""
 
 import errno
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from blinkpy.dpu.fork_server.forked_jobs import ForkBudget, serve_jobs
 
+
+def work(job: bytes) -> bytes:
+    waits, computes = map(float, job.split())
+    time.sleep(waits)
+    while time.process_time() < computes:
+        pass
+    return b"done: " + job
+
+
 if __name__ == "__main__":
-    error, failing = json.load(sys.stdin)
+    error, failing, cpu_s = json.load(sys.stdin)
     fork: Any = os.fork
     left = [None] * failing
 
@@ -20,4 +32,4 @@ if __name__ == "__main__":
         return int(fork())
 
     os.fork = fork_or_fail
-    serve_jobs(int(sys.argv[1]), lambda job: b"done: " + job, ForkBudget(10.0, 1 << 30, 0.0))
+    serve_jobs(int(sys.argv[1]), work, ForkBudget(cpu_s, 1 << 30, 0.0))
