@@ -593,6 +593,22 @@ async def test_what_another_worker_gives_free_is_found_by_a_look(tmp_path: Path)
     watch.cancel()
 
 
+def test_the_latest_state_of_a_bucket_counts(rng: np.random.Generator) -> None:
+    """Of all workers, and only under the same limit."""
+    memory = memoryview(bytearray(3 * TABLE_BYTES))
+    tables, states = [TenantTable(worker, 3, memory) for worker in range(3)], dict[int, tuple[int, float, float]]()
+    for table in tables:
+        table.keep([5])
+    for now in rng.permutation(200).tolist():
+        worker = int(rng.integers(3))
+        states[worker] = int(rng.choice([60, 600])), float(rng.normal(0, 100)), float(now)
+        per_minute, level, seen = states[worker]
+        tables[worker].set_bucket(5, per_minute, level, seen)
+        for limit in (60, 600):
+            same = [(level, seen) for known, level, seen in states.values() if known == limit]
+            assert tables[int(rng.integers(3))].bucket(5, limit) == max(same, key=lambda state: state[1], default=None)
+
+
 def test_rows_of_removed_tenants_are_used_again_once_they_are_idle(rng: np.random.Generator) -> None:
     table = TenantTable()
     busy = [int(number) for number in rng.choice(10**6, 300, replace=False)]

@@ -22,6 +22,7 @@ import orjson
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
+from support.front_end.tenants import write_keys
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
 from support.waiting import wait_for
 from tokenizers import Tokenizer as Encoder
@@ -451,6 +452,27 @@ def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
         for sock in socks:
             sock.close()
         wait_for(lambda: budget.used == 0)
+
+
+def test_bodies_of_one_key_leave_room_to_the_oldest_body_of_another(engine, folder, tmp_path: Path) -> None:
+    """Each byte counts for its key, and the key with the most bytes loses a body."""
+    keys, options = write_keys(tmp_path / "keys.toml", greedy={}, honest={}), {"body_budget_mib": 2, "max_body_bytes": 1 << 20}
+    with serving(engine, folder, api_keys=str(keys), body_timeout_s=600, **options) as server, contextlib.ExitStack() as stack:
+        budget = server.server.connections.bodies
+
+        def send(name: str, size: int) -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            head = COMPLETIONS_HEAD + f"authorization: Bearer key-of-{name}\r\ncontent-length: 400000\r\n\r\n".encode()
+            sock.sendall(head + b" " * size)
+            return sock
+
+        honest = send("honest", 200_000)
+        wait_for(lambda: budget.used == 200_000)
+        for _ in range(4):
+            send("greedy", 300_000)
+        wait_for(lambda: (budget.given_up, budget.used) == (2, 800_000))
+        honest.sendall(b" " * 200_000)
+        assert honest.recv(65536).startswith(b"HTTP/1.1 400"), "it has arrived: an empty body"
 
 
 @pytest.mark.parametrize("fate", ["too large", "no JSON", "too many"])
