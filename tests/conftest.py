@@ -52,7 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     count = metafunc.config.getoption("seeds")
-    if count > 1 and "seed" in metafunc.fixturenames:
+    parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if count > 1 and "seed" in metafunc.fixturenames and "seed" not in parametrized:
         metafunc.parametrize("seed", range(SEED, SEED + count), indirect=True)
 
 
