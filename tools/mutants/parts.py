@@ -29,6 +29,7 @@ def _front(*names: str) -> tuple[str, ...]:
 PARTS = {
     "http": Part(
         ("dpu/http/fields", "dpu/http/answers.py", "dpu/http/answer_sinks.py", "dpu/http/chat_dialect.py", "dpu/http/service.py",
+         "dpu/http/request_handler.py",
          "dpu/http/message_answer.py", "dpu/http/response_answer.py", "dpu/http/anthropic_answer.py",
          "dpu/http/response_store.py", "dpu/http/stored_responses.py", "dpu/generation.py",
          "dpu/banned_words.py", "dpu/api_errors.py"),

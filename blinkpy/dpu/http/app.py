@@ -1,12 +1,10 @@
 """The HTTP API: handles each request by its path and method.
 
 blinkpy.dpu.http.endpoints has the table of paths. Requests decided by their head are answered immediately, within the
-gate's turn for the connection. A request that generates has a task: it reads and checks the body, tokenizes, submits,
-and writes the answer, whole or as server-sent events.
+gate's turn for the connection. A request with a body has a task; blinkpy.dpu.http.request_handler handles those that generate.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,15 +13,12 @@ from typing import Any
 import orjson
 
 from blinkpy.config import Config
-from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError, internal_error, overloaded, shutting_down
-from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.answers import at_once
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
-from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below, without_slash
 from blinkpy.dpu.http.metrics_page import PAGE_HEADERS, MetricsPage, live_page
+from blinkpy.dpu.http.request_handler import RequestHandler
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.stored_responses import StoredPath, stored_answer
 from blinkpy.dpu.http.wire.connections import too_many_connections
@@ -32,20 +27,13 @@ from blinkpy.dpu.http.wire.exchange import JSON, ClientDisconnected, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.dpu.watch.traces import make_tracer
-from blinkpy.queues.words import Int32
 from blinkpy.version import __version__
 
-EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
+TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 HTML = b"text/html; charset=utf-8"
-OF_RESPONSES = ("response", "input_tokens")  # kinds of JOBS
-STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered also at the connection limit
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # operators' paths; other paths are answered 503
-CONVERSIONS = ("tokenize", "detokenize", "input_tokens", "message_tokens")
-BYTES_OF_TOKEN = 4  # bytes of a body that are charged as one token if the engine generates none
-OBJECT_COST = 8  # bytes of Python objects per byte of JSON
-LONG_SCORES = 64  # tokens of scored prompts whose answer takes more than a millisecond to write
 
 VERSION = orjson.dumps({"version": __version__})
 
@@ -55,12 +43,13 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class App:
-    """The routes of one worker, and the handling of requests that generate."""
+    """The routes of one worker."""
 
     def __init__(self, service: Service, config: Config):
         self.service, self.options = service, config.frontend
+        self._requests = RequestHandler(service, config.frontend)
+        self._prepare = self._requests.prepare
         self.draining = False
-        self._logged_tools = set[str]()  # types of hidden tools that were already logged
         self.running = 0  # requests with a body and an incomplete answer
         self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
@@ -82,11 +71,11 @@ class App:
             self._gets["/"] = lambda: (HTML, live_page())
         self._later: dict[str, Callable[[Exchange], None]] = {"/metrics": self.metrics_page.answer}  # answered by a task
         self._posts: dict[str, Handler] = {
-            "/v1/chat/completions": partial(self._generate, "chat"),
-            "/v1/completions": partial(self._generate, "completion"),
-            "/v1/responses": partial(self._generate, "response"),
+            "/v1/chat/completions": partial(self._requests.generate, "chat"),
+            "/v1/completions": partial(self._requests.generate, "completion"),
+            "/v1/responses": partial(self._requests.generate, "response"),
             "/v1/responses/input_tokens": partial(self._count_input, "input_tokens", {"object": "response.input_tokens"}),
-            "/v1/messages": partial(self._generate, "message"),
+            "/v1/messages": partial(self._requests.generate, "message"),
             "/v1/messages/count_tokens": partial(self._count_input, "message_tokens", {}),
             "/tokenize": partial(self._convert, "tokenize"),
             "/detokenize": partial(self._convert, "detokenize"),
@@ -228,35 +217,6 @@ class App:
 
     # ---- POST --------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, kind: str, exchange: Exchange) -> Any:
-        """Run one of JOBS on the request's body, and return its result. A disconnect cancels it. Raises ApiError."""
-        service = self.service
-        body = await exchange.read_body(self.options.max_body_bytes)
-        stored, conversation = service.responses, None
-        if stored is not None and kind in OF_RESPONSES:
-            conversation = await service.gate.run(exchange.asker, partial(stored.resolve, body, exchange.tenant.name))
-        if kind in CONVERSIONS:
-            service.admission.convert(exchange.tenant, len(body) // BYTES_OF_TOKEN)
-
-        def prepare() -> Any:
-            if exchange.connection.disconnected:
-                raise ClientDisconnected
-            return service.prepare_short(kind, body, service.limits())
-
-        try:
-            if service.is_short(body):
-                prepared = await service.gate.run(exchange.asker, prepare)
-            else:
-                prepared = await exchange.unless_disconnected(service.prepare(kind, body, service.limits(), exchange.asker))
-            if stored is not None and conversation is not None:
-                request = prepared[0]
-                request.previous_response_id = conversation.previous
-                request.keep = partial(stored.keep, conversation) if conversation.stored else None
-            return prepared
-        finally:
-            with contextlib.suppress(BufferError):  # another task still reads it, and frees it soon
-                body.clear()  # the error keeps this frame alive until it is collected
-
     async def _convert(self, kind: str, exchange: Exchange) -> None:
         converted = await self._prepare(kind, exchange)
         await exchange.drained()
@@ -269,125 +229,3 @@ class App:
             await exchange.unless_disconnected(self.service.compile_grammar(request, exchange.asker))
         await exchange.drained()
         exchange.write(200, JSON, orjson.dumps({**head, "input_tokens": count}))
-
-    async def _generate(self, kind: str, exchange: Exchange) -> None:
-        """Answer a request that generates. kind: of JOBS."""
-        service = self.service
-        request, prompts = await self._prepare(kind, exchange)
-        for hidden in set(request.hidden_tools) - self._logged_tools:
-            self._logged_tools.add(hidden)
-            logger.warning("clients list tools of type %s, which are not functions: they are hidden from the model", hidden)
-        if exchange.own_id and request.request_id is None:
-            request.request_id = exchange.request_id
-        elif not exchange.own_id:
-            request.request_id = exchange.request_id = request.request_id or exchange.request_id
-        if service.needs_automaton(request):
-            await exchange.unless_disconnected(service.compile_grammar(request, exchange.asker))
-        admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
-        if request.tools or request.metadata or request.grammar is not None:  # memory kept for a body until the answer ends
-            connection = exchange.connection
-            connection.all.answers.hold(
-                exchange, OBJECT_COST * exchange.size, lambda error: connection.abort(), exchange.asker.name
-            )
-        try:
-            if not ticket.inside:
-                await exchange.unless_disconnected(admission.wait(ticket))
-            await self._answer(request, prompts, kind, exchange, ticket)
-        finally:
-            admission.remove(ticket)
-            exchange.connection.all.answers.release(exchange)
-
-    async def _answer(self, request: Request, prompts: list[Int32], kind: str, exchange: Exchange, ticket: Ticket) -> None:
-        """Submit an admitted request, and write its answer."""
-        service, connection = self.service, exchange.connection
-
-        def drop(counter: str) -> None:
-            service.metrics.count(counter)
-            self._drop(sink)
-            if counter == "slow_clients":
-                connection.abort()
-
-        if connection.disconnected:  # since the last wait; a later submission could not be cancelled
-            raise ClientDisconnected
-        answer = service.answer(request, kind)
-        if request.stream:
-            options, slow = self.options, partial(drop, "slow_clients")
-            most, most_bytes = options.max_output_backlog, options.max_output_backlog_mib << 20
-            chunked = exchange.http_version != "1.0"
-            sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes, chunked)
-        else:
-            budget = connection.all.answers
-            sink = Collector(
-                answer,
-                request.n,
-                request.parameters.logprobs >= 0,
-                request.prompt_logprobs is not None,
-                budget,
-                exchange.asker.name,
-            )
-        service.submit(request, prompts, sink, exchange.arrival, ticket)
-        exchange.generations = sink.generations
-        connection.on_lost = partial(drop, "disconnects")
-        try:
-            if isinstance(sink, Streamer):
-                await self._stream(sink, exchange)
-            else:
-                await _reached(sink.done, sink)
-                scored = sum(map(len, prompts)) if request.scores_prompts else 0
-                is_long = sink.is_long or scored > LONG_SCORES
-                body = await self._written(sink, exchange) if is_long else at_once(sink.body())
-                await exchange.drained()
-                exchange.write(200, JSON, body)
-        finally:
-            self._drop(sink)  # does nothing unless something failed
-            sink.close()
-
-    async def _written(self, sink: Collector, exchange: Exchange) -> bytes:
-        """The body of a long answer, built in turns of the gate. Raises ClientDisconnected."""
-        turns, body = sink.body(), list[bytes]()
-
-        def build_more() -> None:
-            try:
-                next(turns)
-            except StopIteration as end:
-                body.append(end.value)
-
-        while not body:
-            if exchange.connection.disconnected:
-                raise ClientDisconnected
-            await self.service.gate.run(exchange.asker, build_more)
-        return body.pop()
-
-    def _drop(self, sink: Collector) -> None:
-        """Cancel the running generations, and wake all tasks that wait for the answer."""
-        sink.stop()
-        sink.dropped = True
-        for generation in sink.generations:
-            if generation.open:
-                generation.open = False
-                self.service.engine.cancel(generation)
-        for future in sink.awaited:
-            if not future.done():
-                future.set_result(None)
-
-    async def _stream(self, sink: Streamer, exchange: Exchange) -> None:
-        await _reached(sink.started, sink)
-        await exchange.drained()
-        sink.open(exchange.stream_head(STREAM_HEADERS))
-        await sink.done
-        if sink.dropped:
-            raise ClientDisconnected
-        if sink.error is not None:
-            exchange.keep_alive = False
-        exchange.finish(sink.end())
-
-
-async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
-    """Wait for an event of an answer. Raises ClientDisconnected, and ApiError if the answer fails first. The error is a new
-    object, because an error kept in a future or in the sink would form a reference cycle with this request's frames.
-    """
-    await point
-    if sink.dropped:
-        raise ClientDisconnected
-    if sink.error is not None:
-        raise sink.error.again()

@@ -25,7 +25,7 @@ from blinkpy.dpu.http.fields.choice_fields import ToolChoice
 from blinkpy.dpu.http.fields.completion_fields import parse_completion
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
-from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.http.request_handler import RequestHandler
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry
 
@@ -408,22 +408,22 @@ def test_limit_within_the_context() -> None:
 
 def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
     """Another request may have come while it waited, with less space: the earlier result does not count."""
-    draw, service = random.Random(seed), cast(Any, object.__new__(Service))
-    service.tokenizer = SimpleNamespace(eos_ids=(2,))
+    draw, handler = random.Random(seed), cast(Any, object.__new__(RequestHandler))
+    handler.service = SimpleNamespace(tokenizer=SimpleNamespace(eos_ids=(2,)))
     prompt, found = [1] * 20, set[bool]()
     request = completion(prompt=prompt, n=3)
     for _ in range(100):
         pair = SimpleNamespace(
             sizes=SimpleNamespace(slots=draw.randint(2, 5)), context=draw.randint(18, 40), longest_prompt=draw.randint(18, 40)
         )
-        service.engine = SimpleNamespace(require=lambda pair=pair: pair)
+        handler.service.engine = SimpleNamespace(require=lambda pair=pair: pair)
         fits = pair.sizes.slots >= 3 and pair.context > 20 and pair.longest_prompt >= 20
         for _ in range(2):  # the second time by what is known
             if fits:
-                assert service._check(request, [prompt]) == ((2,), [pair.context - 20])
+                assert handler._check(request, [prompt]) == ((2,), [pair.context - 20])
             else:
                 with pytest.raises(ApiError):
-                    service._check(request, [prompt])
+                    handler._check(request, [prompt])
         found.add(fits)
     assert found == {False, True}
 

@@ -42,7 +42,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("each event names the role", '(b\'"delta":{"content":\' if self.chat',
          '(b\'"delta":{"role":"assistant","content":\' if self.chat'),
     ],
-    "service": [
+    "request_handler": [
         ("every class is latency-sensitive", "TIERS[tier], names)", "0, names)"),
         ("weights are whole numbers", "round(tenant.weight * WEIGHT_ONE)", "max(1, round(tenant.weight)) * WEIGHT_ONE"),
         ("ignore_eos drops the request's own stop ids", "dict.fromkeys((*request.stop_ids, *(",
