@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from blinkpy.dpu.banned_words import MOST_BAD_WORDS, banned_sequences
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters, SamplingFields
 from blinkpy.queues.submission import STOP_IDS
-from blinkpy.queues.token_rules import HIGHEST_BIAS, TokenRules
+from blinkpy.queues.token_rules import HIGHEST_BIAS, MOST_BAD_WORDS, TokenRules, banned_sequences
 from blinkpy.queues.words import TOP_LOGPROBS, Int32
 
 OFFLINE = tuple(p for p in PARAMETERS if p.offline)

@@ -10,7 +10,7 @@ from typing import Any
 from published_models import MODELS
 
 from blinkpy.models.families.family import describe_config
-from blinkpy.serving.tried_models import FILE, Tried, widths_of
+from blinkpy.serving.model_facts import FILE, Tried, widths_of
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "published_widths.json"
 

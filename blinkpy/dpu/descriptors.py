@@ -1,4 +1,4 @@
-"""Limits of file descriptors, Unix sockets, and watched tasks of a front end."""
+"""Resources of a front end that a machine limits: file descriptors, Unix sockets and threads; and watched tasks."""
 
 import asyncio
 import logging
@@ -6,7 +6,9 @@ import os
 import resource
 import socket
 import stat
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,25 @@ class WatchedTasks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self.failed(task.get_name(), task.exception())
+
+
+START_S = 30.0  # for all threads to run, s
+
+
+def started_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool of `count` threads that all run from the start: later, a machine may have no process id or memory for one more.
+
+    name: prefix of its threads' names, before their numbers.
+
+    Raises RuntimeError if the machine can't start that many threads.
+    """
+    pool, running = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count + 1)
+    try:
+        for _ in range(count):  # each waits for all others, so none can take the place of two
+            pool.submit(running.wait, START_S)
+        running.wait(START_S)
+    except BaseException:
+        running.abort()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    return pool

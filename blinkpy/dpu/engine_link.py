@@ -3,7 +3,7 @@
 blinkpy.dpu.fleet.engines has the links of a worker. It owns the streams, and takes back a stream that a link
 can't continue. Heartbeats and checks of the engine run in the link thread (blinkpy.dpu.link.link_thread).
 
-While requests are in flight, a timer polls the completion ring at the pace of blinkpy.dpu.poll_pace. One poll
+While requests are in flight, a timer polls the completion ring at the pace of blinkpy.dpu.token_feed. One poll
 takes all tokens of a step, which makes them cheap. It takes at most MOST_COMPLETIONS, or the ends of
 MOST_FINAL requests, before the event loop runs other work. Without requests it does not poll.
 """
@@ -23,8 +23,7 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.link_thread import CHECK_S, LinkThread
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoSpaceError, QueuePair
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.poll_pace import POLL_S, PollPace
-from blinkpy.dpu.token_feed import feed, note_flights
+from blinkpy.dpu.token_feed import POLL_S, PollPace, feed, note_flights
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY, Int32

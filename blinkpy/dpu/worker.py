@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from blinkpy.config import Config
+from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES, TenantTable
-from blinkpy.dpu.descriptors import allowed_connections
+from blinkpy.dpu.descriptors import SPARE_CONNECTIONS, allowed_connections
 from blinkpy.dpu.engine_starts import EngineEntry, EngineStarts, map_starts
 from blinkpy.dpu.fleet.engine_list import EnginesFile, engine_configs
 from blinkpy.dpu.fleet.engines import Engines
@@ -23,8 +24,9 @@ from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.fleet.placement_rules import load_rule
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.http_server import Server
-from blinkpy.dpu.http.memory_bound import worker_memory_bytes
+from blinkpy.dpu.http.preparation.preparation_queue import body_budget
 from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.http.wire.request_reader import BODY_SLICE, HIGH_WATER
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.link.link_thread import WORDS_BYTES, LinkThread
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
@@ -34,6 +36,31 @@ from blinkpy.process_exit import end_within, exit_process
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.contract import WorkerIdentity
 from blinkpy.transport.handshake import new_owner
+
+BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
+CONNECTION_BYTES = 1 << 15  # objects of a connection and its request
+SLOT_BYTES = 1 << 17  # objects and uncounted text of a choice
+TOKEN_BYTES = 4  # of a waiting prompt
+
+
+def worker_memory_bytes(config: Config) -> int:
+    """The maximum memory of one worker, without its child processes, which have separate limits."""
+    options = config.frontend
+    connections = options.max_connections + SPARE_CONNECTIONS
+    a_connection = CONNECTION_BYTES + 2 * options.max_header_bytes + HIGH_WATER + BODY_SLICE
+    parts = (
+        BASE_BYTES,
+        connections * a_connection,
+        3 * body_budget(options),  # arriving bodies, and those in the queues for threads and for processes
+        options.unread_budget_mib << 20,
+        2 * (options.answer_budget_mib << 20),  # retained values, and the JSON made of them
+        options.grammar_cache_mib << 20,
+        options.response_store_mib << 20,
+        config.worker_slots * SLOT_BYTES,
+        config.extension(AdmissionOptions).max_waiting_tokens * TOKEN_BYTES,
+    )
+    return sum(parts)
+
 
 logger = logging.getLogger("blinkpy.frontend")
 

@@ -9,13 +9,14 @@ Their packed form, int32 words, crosses a queue pair and is stored in the engine
     1, 2, 3                     biases b, banned sequences s, words of the bitmask m
     4 ..                        b token ids, ascending
     4 + b ..                    b biases, float32
-    4 + 2 b ..                  s sequences of SEQUENCE_TOKENS token ids, which end with the banned token; shorter sequences
-    begin with -1 4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 if all are allowed
+    4 + 2 b ..                  s sequences of SEQUENCE_TOKENS token ids, which end with the banned token; -1 before
+                                shorter sequences
+    4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 if all are allowed
 
 The last token of a banned sequence is forbidden if the output ends with the other tokens of the sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -122,3 +123,24 @@ def _without_padding(sequence: list[int]) -> list[int]:
 def _require(fine: bool, what: str) -> None:
     if not fine:
         raise ValueError(what)
+
+
+MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words per request, each in up to two spellings; characters per word
+
+
+def banned_sequences(words: Iterable[str], encode: Callable[[str], Int32]) -> list[list[int]]:
+    """The token sequences of each word: at the start of a text; and after a space, if that has the same
+    length and another first token.
+
+    encode: encodes without special tokens.
+    Raises ValueError for a word with no token or too many.
+    """
+    sequences: list[list[int]] = []
+    for word in words:
+        alone, spaced = (encode(text).tolist() for text in (word.lstrip(), f" {word.lstrip()}"))
+        if not 1 <= len(alone) <= SEQUENCE_TOKENS:
+            raise ValueError(f"{word!r} has {len(alone)} tokens, but a bad word must have 1 to {SEQUENCE_TOKENS}")
+        sequences.append(alone)
+        if len(spaced) == len(alone) and spaced[0] != alone[0]:
+            sequences.append(spaced)
+    return sequences

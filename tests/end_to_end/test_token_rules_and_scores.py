@@ -14,9 +14,9 @@ from support.automata import automaton_of_choices
 from transformers import AutoModelForCausalLM, LogitsProcessorList, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
 
 from blinkpy import LLM, SamplingParams
-from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues import words as W
+from blinkpy.queues.token_rules import banned_sequences
 
 TEXT = "It was a dark and stormy night, and the captain of the ship had not slept. He went up to the deck and looked at the sea. "
 NEW_TOKENS = 24

@@ -45,7 +45,7 @@ GROUPS = {
     "queues": ("queues",),
     "transport": ("transport",),
     "link": ("dpu/link",),
-    "client": ("dpu/engine_link.py", "dpu/poll_pace.py", "dpu/token_feed.py"),
+    "client": ("dpu/engine_link.py", "dpu/token_feed.py"),
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""

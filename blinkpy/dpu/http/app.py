@@ -1,7 +1,7 @@
 """The HTTP API: handles each request by its path and method.
 
 blinkpy.dpu.http.endpoints has the table of paths. Requests decided by their head are answered immediately, within the
-gate's turn for the connection. A request with a body has a task; blinkpy.dpu.http.request_handler handles those that generate.
+gate's turn for the connection. A request with a body has a task; blinkpy.dpu.http.request_handler handles requests that generate.
 """
 
 import asyncio

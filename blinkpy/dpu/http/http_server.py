@@ -16,7 +16,7 @@ import uvloop
 
 from blinkpy.config import AccessOptions, ConfigError
 from blinkpy.dpu.api_errors import shutting_down, unavailable
-from blinkpy.dpu.descriptors import WatchedTasks
+from blinkpy.dpu.descriptors import WatchedTasks, started_threads
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.preparation.preparation_queue import body_budget
 from blinkpy.dpu.http.wire.byte_budget import ByteBudget
@@ -26,7 +26,6 @@ from blinkpy.dpu.http.wire.listener import Listener
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
-from blinkpy.dpu.started_threads import started_threads
 
 CONNECT_S = 2.0  # maximum wait for the engine's grant before a worker accepts; so clients of a restarted worker get no 503
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to be sent

@@ -23,7 +23,7 @@ from blinkpy.dpu.http.anthropic_answer import AnthropicAnswer
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
-from blinkpy.dpu.http.preparation.request_jobs import JOBS, is_brief
+from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, is_brief
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.wire.exchange import JSON, ClientDisconnected, Exchange
@@ -51,6 +51,10 @@ class RequestHandler:
         self.service, self.options = service, options
         self._logged_tools = set[str]()  # types of hidden tools that were already logged
 
+    def prepare_short(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+        """Run one of JOBS on a body, and return its result. Raises ApiError."""
+        return JOBS[kind](self.service.reader, body, limits)
+
     async def prepare(self, kind: str, exchange: Exchange) -> Any:
         """Run one of JOBS on the request's body, and return its result. A disconnect cancels it. Raises ApiError."""
         service = self.service
@@ -64,7 +68,7 @@ class RequestHandler:
         def prepare() -> Any:
             if exchange.connection.disconnected:
                 raise ClientDisconnected
-            return JOBS[kind](service.reader, body, service.limits())
+            return self.prepare_short(kind, body, service.limits())
 
         try:
             if is_brief(body):

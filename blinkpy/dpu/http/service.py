@@ -18,7 +18,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits, RequestReader
-from blinkpy.dpu.http.response_store import ResponseStore
+from blinkpy.dpu.http.stored_responses import ResponseStore
 from blinkpy.dpu.metrics import Metrics
 
 

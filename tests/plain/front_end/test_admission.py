@@ -694,8 +694,8 @@ def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
 def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, monkeypatch) -> None:
     """No task waits for an event that could report the disconnect, and no code would cancel the request."""
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
-        service = server.server.app.service
-        entered = service.enter
+        handler, service = server.server.app._requests, server.server.app.service
+        entered = handler.enter
 
         def leaving(*request: Any) -> Ticket:
             ticket = entered(*request)
@@ -704,7 +704,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
                 connection.disconnected = True  # as its protocol hears in this turn of the event loop
             return ticket
 
-        monkeypatch.setattr(service, "enter", leaving)
+        monkeypatch.setattr(handler, "enter", leaving)
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.post(f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=bearer("b"), timeout=20)
         wait_for(lambda: not server.server.connections.tasks)

@@ -20,11 +20,11 @@ from support.waiting import wait_for
 
 from blinkpy.config import Config, options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.memory_bound import worker_memory_bytes
 from blinkpy.dpu.http.wire.byte_budget import ByteBudget
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.request_reader import CHUNK_BYTES
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
+from blinkpy.dpu.worker import worker_memory_bytes
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\n"

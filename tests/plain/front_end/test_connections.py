@@ -420,8 +420,8 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
     """It disconnected after the last cancellable moment. No code would cancel the submission, and the stream
     would write to a closed transport, which ends the worker."""
     with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, connect(server) as sock:
-        service, there, left = server.server.app.service, server.server.connections.open, []
-        prepare, submit, submitted = service.prepare, service.submit, []
+        handler, there, left = server.server.app._requests, server.server.connections.open, []
+        prepare, submit, submitted = handler.service.prepare, handler.submit, []
 
         async def prepare_then_leave(*arguments: Any) -> Any:
             prepared = await prepare(*arguments)
@@ -434,9 +434,9 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
             submitted.append(arguments)
             submit(*arguments)
 
-        monkeypatch.setattr(service, "is_short", lambda body: False)
-        monkeypatch.setattr(service, "prepare", prepare_then_leave)
-        monkeypatch.setattr(service, "submit", noted)
+        monkeypatch.setattr("blinkpy.dpu.http.request_handler.is_brief", lambda body: False)
+        monkeypatch.setattr(handler.service, "prepare", prepare_then_leave)
+        monkeypatch.setattr(handler, "submit", noted)
         sock.sendall(completion_bytes(prompt=[70, 71], max_tokens=100, stream=stream))
         wait_for(lambda: left and left[0].disconnected)
         wait_for(lambda: server.server.app.running == 0 or submitted)

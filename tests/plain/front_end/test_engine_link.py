@@ -17,7 +17,7 @@ from blinkpy.dpu.fleet import engines, moves
 from blinkpy.dpu.fleet.engines import CONNECT_POLL_S, Engines
 from blinkpy.dpu.link.link_thread import CHECK_S
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoSpaceError
-from blinkpy.dpu.poll_pace import POLL_S
+from blinkpy.dpu.token_feed import POLL_S
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.words import HAS_TOKEN, STATE_DRAINING, STATE_READY
 from blinkpy.transport.contract import TransportError

@@ -320,15 +320,15 @@ class Answers:
 def slow_worker(folder: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, list[float]]]:
     """A worker that takes PREPARE_S for each request, and when it has prepared one."""
     with FakeEngine() as engine, serving(engine, folder, max_lag_ms=400) as server:
-        service, prepared = server.server.app.service, list[float]()
-        prepare = service.prepare_short
+        handler, prepared = server.server.app._requests, list[float]()
+        prepare = handler.prepare_short
 
         def slowly(*args: Any) -> Any:
             prepared.append(time.monotonic())
             time.sleep(PREPARE_S)
             return prepare(*args)
 
-        monkeypatch.setattr(service, "prepare_short", slowly)
+        monkeypatch.setattr(handler, "prepare_short", slowly)
         yield server, prepared
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blinkpy.dpu.poll_pace import EARLY_SHARE, POLL_S, QUIET_LIMIT_S, SPARE_S, STEPS, PollPace
+from blinkpy.dpu.token_feed import EARLY_SHARE, POLL_S, QUIET_LIMIT_S, SPARE_S, STEPS, PollPace
 
 TIMER_S = POLL_S * 1.2  # what a timer of a millisecond takes
 

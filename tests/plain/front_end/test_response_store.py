@@ -14,7 +14,7 @@ from support.front_end.tenants import bearer, write_keys
 
 from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.response_store import CONVERSATION_BYTES, ENTRY_BYTES, Conversation, ResponseStore
+from blinkpy.dpu.http.stored_responses import CONVERSATION_BYTES, ENTRY_BYTES, Conversation, ResponseStore
 
 TOOL: Any = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
 LARGE = "sea " * 20_000  # prepared in another process

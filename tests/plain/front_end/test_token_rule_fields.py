@@ -11,9 +11,8 @@ from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
-from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.token_rules import TokenRules, banned_sequences
 from blinkpy.queues.words import FINISH_ERROR
 
 WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024)

@@ -61,7 +61,7 @@ OPENERS = {
     "scheduler.policies": "a policy of the operator",
     "scheduler.policy_trial": "the child's channels",
     "serving.kept_engine": "shared memory",
-    "serving.tried_models": "results of the package",
+    "serving.model_facts": "results of the package",
     "sources": "sources",
     "transport.link_key": "--link-key-file",
     "transport.segment": "shared memory",

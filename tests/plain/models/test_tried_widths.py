@@ -10,7 +10,7 @@ import pytest
 from blinkpy import cli
 from blinkpy.config import ConfigError
 from blinkpy.models.families.family import describe_config
-from blinkpy.serving.tried_models import FILE, Tried, tried, widths_of
+from blinkpy.serving.model_facts import FILE, Tried, tried, widths_of
 
 ROOT = Path(__file__).parents[3]
 GPU = "NVIDIA H100 80GB HBM3"

@@ -94,7 +94,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a failed match forgets its begin", "length = failures[i][length]\n                if stop[length] == character",
          "length = 0\n                if stop[length] == character"),
     ],
-    "banned_words": [("only the start of a text is banned", "len(spaced) == len(alone) and spaced[0]", "False and spaced[0]")],
+    "token_rules": [("only the start of a text is banned", "len(spaced) == len(alone) and spaced[0]", "False and spaced[0]")],
 }
 # fmt: on
 HTTP_BUGS = tuple(Bug(what, module, *patch) for module, patches in PATCHES.items() for what, *patch in patches)

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
 from blinkpy.dpu.generation import MAX_CHOICES, MOST_SCORES
 from blinkpy.dpu.http.fields.body_errors import typed
 from blinkpy.dpu.http.fields.body_model import Body, doc, rule
@@ -45,7 +44,7 @@ from blinkpy.queues.request_parameters import (
     RequestParameters,
 )
 from blinkpy.queues.submission import STOP_IDS
-from blinkpy.queues.token_rules import HIGHEST_BIAS, MOST_BIASES, SEQUENCE_TOKENS
+from blinkpy.queues.token_rules import HIGHEST_BIAS, MAX_BAD_WORD, MOST_BAD_WORDS, MOST_BIASES, SEQUENCE_TOKENS
 from blinkpy.queues.words import TOP_LOGPROBS
 
 MAX_DIGITS = 10  # of a token id as text

@@ -11,11 +11,11 @@ from typing import Any
 from blinkpy.config import Config, FrontendOptions, as_table
 from blinkpy.dpu.admission.gate import Asker, FullError, Places
 from blinkpy.dpu.api_errors import ApiError, shutting_down
+from blinkpy.dpu.descriptors import started_threads
 from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.http.preparation.job_server import pack_head
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.started_threads import started_threads
 
 # Requests that are prepared in separate processes, by blinkpy.dpu.http.preparation.job_server.
 

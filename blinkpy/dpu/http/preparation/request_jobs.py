@@ -15,7 +15,6 @@ import orjson
 
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError, bad_request
-from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.anthropic_fields import parse_anthropic, parse_count
@@ -26,7 +25,7 @@ from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.token_rules import TokenRules, banned_sequences
 from blinkpy.queues.words import Int32
 
 # Limits on the shape of JSON, found in its bytes before a parser makes objects of them.
