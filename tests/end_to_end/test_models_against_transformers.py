@@ -1,7 +1,6 @@
 """Every family against transformers, on small random checkpoints that transformers itself saved."""
 
 import copy
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model, text_model
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
+from support.part_of_cases import part_of
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
@@ -220,10 +220,9 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
 
 
 LONG = 500  # tokens
-SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 
 
-@pytest.mark.parametrize("name", list(ZOO)[SEED % 4 :: 4])  # other seeds have the rest
+@pytest.mark.parametrize("name", part_of(ZOO, 4))
 def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """In chunks, then a few tokens alone."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
@@ -240,7 +239,7 @@ WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "min
 WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-e", "gemma4-e-nested", "gemma4-moe", "gemma4-nested", "gemma4-unified"]
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", part_of(WINDOWS, 2))
 def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Sequences of many times the window, chunks of up to six rings, preemptions, and slots that are taken again: logits to the
     bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks.
@@ -265,24 +264,11 @@ def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> No
         compare(model, seen, 250)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama3",
-        "qwen3-moe",
-        "qwen3.5",
-        "mixtral",
-        "phi3",
-        "granite",
-        "glm4-moe",
-        "gemma2",
-        "gemma3",
-        "gemma4",
-        "olmo3",
-        "gpt-oss-mxfp4",
-        "llama4",
-    ],
-)
+IN_BFLOAT16 = ["llama3", "qwen3-moe", "qwen3.5", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "gemma4", "olmo3"]
+IN_BFLOAT16 += ["gpt-oss-mxfp4", "llama4"]
+
+
+@pytest.mark.parametrize("name", part_of(IN_BFLOAT16))
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

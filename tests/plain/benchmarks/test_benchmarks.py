@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.part_of_cases import part_of
 
 from benchmarks.common.distribution import describe
 
@@ -30,7 +31,7 @@ TARGETS = {  # of a smoke run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize("name", part_of(sorted(TARGETS)))
 def test_smoke(name: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip", "serving.fleet_throughput"):
         pytest.skip("two processes that poll need two cores")

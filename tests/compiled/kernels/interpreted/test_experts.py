@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
+from support.part_of_cases import part_of
 
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
 from blinkpy.kernels.moe.expert_variants import ExpertCase, ExpertShape, ExpertTable
@@ -14,7 +15,7 @@ BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 SMALL = [(name, case) for name, variant in VARIANTS.items() for case in variant.cases if not case.large]
 
 
-@pytest.mark.parametrize(("name", "case"), SMALL)
+@pytest.mark.parametrize(("name", "case"), part_of(SMALL))
 def test_experts(rng: np.random.Generator, either_dtype: torch.dtype, name: str, case: ExpertCase) -> None:
     experts_case(rng, "cpu", either_dtype, name, case)
 

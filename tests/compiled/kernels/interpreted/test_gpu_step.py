@@ -14,6 +14,7 @@ import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 from support.models.draft_heads import save_drafting_model
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -28,21 +29,16 @@ from blinkpy.models.weights.weight_loader import load_weights
 SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 
 
-def third(cases: list[Any]) -> list[Any]:
-    """A third of them in this run: each third one, so that other seeds have the rest."""
-    return cases if os.environ.get("BLINKPY_PROFILE") == "nightly" else cases[SEED % 3 :: 3]
-
-
 TABLES = {name: getattr(step_cases, f"{name}_TABLE") for name in ("SPLIT", "CUBLAS", "TMA")} | {"default": LinearTable()}
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", part_of(TABLES, 2))
 def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     dtype, limit = (torch.bfloat16, 3e-2) if table == "TMA" else (torch.float32, 1e-4)
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
-@pytest.mark.parametrize("name", third(["smollm3-window", "gemma4-nested", "gemma4-e"]))
+@pytest.mark.parametrize("name", part_of(["smollm3-window", "gemma4-nested", "gemma4-e"]))
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Both measure the same; with these scales, decode rows only and with chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
@@ -90,7 +86,7 @@ MIXED_STEPS = [  # model, rows, steps
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "steps"), third(MIXED_STEPS))
+@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 6))
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
 ) -> None:
@@ -110,7 +106,7 @@ DRAFTED_STEPS = [  # model, steps: the second step has one request, the last one
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "steps"), third(DRAFTED_STEPS))
+@pytest.mark.parametrize(("name", "steps"), part_of(DRAFTED_STEPS))
 @pytest.mark.parametrize("options", [{}, {"invariant": True}, {"fp8_cache": True}], ids=["plain", "invariant", "fp8 cache"])
 def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, steps: int, options: dict[str, Any]) -> None:
     """Rows of one request read the keys of the rows before them."""
@@ -125,7 +121,7 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
     [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}],
     ids=["plain", "drafts", "invariant"],
 )
-@pytest.mark.parametrize("name", third(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
+@pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
     them at the same time, over the ends of pages."""
@@ -143,7 +139,7 @@ FP8_STEPS = {
 }
 
 
-@pytest.mark.parametrize("case", third(list(FP8_STEPS)))
+@pytest.mark.parametrize("case", part_of(list(FP8_STEPS)))
 def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """FP8 matrices together with unquantised ones."""
     quantised, table, invariant = FP8_STEPS[case]
@@ -152,7 +148,10 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how), 1e-3)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-moe", False)])
+FP8_EXPERTS = [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-moe", False)]
+
+
+@pytest.mark.parametrize(("name", "blocks"), part_of(FP8_EXPERTS))
 def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks: bool) -> None:
     """Of two tokens only: with many, a token that goes to other experts would be far off."""
     quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
@@ -160,7 +159,7 @@ def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks
     assert of_three(lambda: step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how), 1e-3)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("blocks", part_of([False, True], 2))
 def test_fp8_recurrent_layers(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
     """Also the two parts of the projection of gated attention."""
     how: dict[str, Any] = {"steps": 3, "quantise": partial(fp8_reference.fp8_weights, blocks=blocks), "rows": 3}
@@ -194,7 +193,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("case", third(list(PACKED_STEPS)))
+@pytest.mark.parametrize("case", part_of(list(PACKED_STEPS)))
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """4-bit matrices together with unquantised ones."""
     name, packed, table, invariant = PACKED_STEPS[case]
@@ -203,7 +202,7 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, **how) < 1e-4
 
 
-@pytest.mark.parametrize(("form", "zoo"), third([*((form, "qwen3-biased") for form in FORMS), ("gptq-order", "qwen3-moe")]))
+@pytest.mark.parametrize(("form", "zoo"), part_of([*((form, "qwen3-biased") for form in FORMS), ("gptq-order", "qwen3-moe")]))
 def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
     how: dict[str, Any] = {"save": lambda folder: save_packed(rng, folder, form, zoo), "rows": 3, "sampled": False}
@@ -246,7 +245,7 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    third(
+    part_of(
         [
             ("gemma2", "CUBLAS"),
             ("gemma3", "SPLIT"),
@@ -262,13 +261,13 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-@pytest.mark.parametrize(("name", "table"), [("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT")])
+@pytest.mark.parametrize(("name", "table"), part_of([("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT")], 2))
 def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """The input of a gated delta net is normed for two products; its norm adds up split sums."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-@pytest.mark.parametrize("name", third(["gemma4-moe", "gemma4-e", "llama4", "gemma2-uncapped"]))
+@pytest.mark.parametrize("name", part_of(["gemma4-moe", "gemma4-e", "llama4", "gemma2-uncapped"]))
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """To the bit as with all tokens kept; in the last layer, which continues with last tokens alone, too."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
@@ -340,7 +339,7 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "table", "groups"),
-    third(
+    part_of(
         [
             ("llama3", "SPLIT", 5),
             ("llama3", "CUBLAS", 3),

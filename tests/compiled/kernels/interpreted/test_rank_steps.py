@@ -3,7 +3,6 @@
 Supports claim ranks/results.
 """
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from support.models import model_zoo
 from support.models.paged_batch import Sequence
 from support.models.step_cases import ROWS_AT_MOST, TOKENS_AT_MOST, OnDevice
 from support.models.turnstile import Turnstile
+from support.part_of_cases import part_of
 
 from blinkpy.kernels import all_reduce
 from blinkpy.kernels.all_reduce import connect_peers
@@ -25,7 +25,6 @@ from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.rank_checkpoint import rank_description
 from blinkpy.models.weights.weight_loader import load_weights
 
-SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 SLOTS, STEPS = 4, 3
 CASES = [  # family, ranks, of its config.json
     ("llama3", 2, {}),
@@ -53,7 +52,7 @@ def on_ranks(rng: np.random.Generator, folder: Path, ranks: int, **options: Any)
     return made
 
 
-CHOSEN = CASES if os.environ.get("BLINKPY_PROFILE") == "nightly" else CASES[SEED % 3 :: 3]
+CHOSEN = part_of(CASES)
 
 
 @pytest.mark.parametrize(("name", "ranks", "config"), CHOSEN, ids=[name for name, *_ in CHOSEN])
