@@ -215,6 +215,22 @@ def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_pa
             assert complete(client).status_code == 200
 
 
+def test_requests_have_until_handover_s_however_short_a_shutdown_is(folder: Path, tmp_path: Path) -> None:
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(1) as clients:
+        config = options(engine, tmp_path / "handover", handover_s=600, shutdown_s=0)
+        first = start(config, folder)
+        assert first.ready.wait(60)
+        engine.hold = True
+        stream = {"prompt": [9], "max_tokens": 5, "stream": True}
+        begun = clients.submit(httpx.post, f"{first.url}/v1/completions", json=stream, timeout=60)
+        wait_for(lambda: engine.submitted)
+        assert start(config, folder).ready.wait(60)
+        time.sleep(2)
+        engine.hold = False
+        assert begun.result(60).text.endswith("data: [DONE]\n\n")
+        assert first.code.result(60) == 0
+
+
 def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:
     """As all queue pairs are the first one's. It accepts no connection."""
     with FakeEngine(sizes=ONE) as engine, front_ends() as start:
