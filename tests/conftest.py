@@ -25,7 +25,7 @@ os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the t
 
 
 # Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
-# every policy's scheduler; tests of servers begin behind it, and load what it compiled.
+# every policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
     *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_benchmarks.py"),
     *("test_serve.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),
@@ -33,7 +33,7 @@ LONGEST = (
 )
 
 
-# Schedulers are compiled there, of their own policies or for a GPU. They share most functions, but only within a process: one
+# Schedulers are compiled there, with separate policies or for a GPU. They share most functions, but only within a process: one
 # runs all of a kind.
 TOGETHER = {
     "njit": (
@@ -70,7 +70,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the tests of LONGEST first, and distribute the waiting tests of front ends among those that compute."""
+    """Run the tests of LONGEST first, and distribute the waiting tests of front ends among the tests that compute."""
     if config.getoption("seeds") > 1:
         items[:] = [item for item in items if "seed" in getattr(item, "fixturenames", ())]
     files = list(dict.fromkeys(item.path for item in items))

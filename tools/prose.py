@@ -18,7 +18,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +27,13 @@ COUNTS = ROOT / "tests" / "plain" / "project" / "prose_counts.txt"
 GENERATED = ("cli", "messages")  # pages of docs/ that are generated as a whole
 MOST_WORDS = 30
 MOST_THATS = 2
+WITH_OTHER_STRINGS = ("tests/", "benchmarks/")  # strings of their sources are data: names of bugs, templates, texts to compare
 
 FILE = tomllib.loads(Path(__file__).with_name("prose_rules.toml").read_text())
 PERSON = "".join(f"(?<!{person} )" for person in FILE["words"]["persons"].split())
 RULES = [(re.compile(text.replace("PERSON", PERSON), re.IGNORECASE), hint) for text, hint in FILE["clumsy"].items()]
 KNOWN = frozenset(FILE["words"]["known"].split())
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ABBREVIATION = re.compile(r"(?<![\w./`$<-])([A-Z]{2,6})s?(?![\w/`$>_-]|\.\w|\()")
 
 
@@ -94,11 +96,18 @@ def is_prose(text: str) -> bool:
     )
 
 
-def blocks_of_source(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each docstring, comment, and string of five words or more; no indented examples."""
+def docstrings(tree: ast.Module) -> set[ast.AST]:
+    """The nodes of all docstrings."""
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED) and node.body)
+    return {body[0].value for body in bodies if isinstance(body[0], ast.Expr)}
+
+
+def blocks_of_source(source: str, strings: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, text) of each docstring, comment, and, with `strings`, string of five words or more; no indented examples."""
     tree = ast.parse(source)
     seen: set[ast.AST] = set()
-    for node in ast.walk(tree):  # from the outside in: an f-string comes before its parts
+    wanted: Iterable[ast.AST] = ast.walk(tree) if strings else docstrings(tree)
+    for node in wanted:  # from the outside in: an f-string comes before its parts
         if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and node not in seen:
             seen.update(ast.walk(node))
             text = inspect.cleandoc(text_of(node))
@@ -141,7 +150,8 @@ def findings(path: Path, text: str | None = None) -> Iterator[Finding]:
     """All faults of a page (.md) or a source file (.py)."""
     text = path.read_text(encoding="utf-8") if text is None else text
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-    blocks = list((blocks_of_page if path.suffix == ".md" else blocks_of_source)(text))
+    own = not name.startswith(WITH_OTHER_STRINGS)
+    blocks = list(blocks_of_page(text) if path.suffix == ".md" else blocks_of_source(text, own))
     for line, block in blocks:
         yield from (Finding(name, line, fault, sentence) for sentence in sentences(block) for fault in faults_of(sentence))
     if path.suffix == ".md":
@@ -149,8 +159,9 @@ def findings(path: Path, text: str | None = None) -> Iterator[Finding]:
 
 
 def files() -> list[Path]:
-    """Every page and every source file of the package."""
-    places = ("*.md", "docs/*.md", "tools/*.md", "benchmarks/*.md", "benchmarks/results/README.md", "blinkpy/**/*.py")
+    """Every page, and every source file of package, tests, tools and benchmarks."""
+    pages = ("*.md", "docs/*.md", "tools/*.md", "benchmarks/*.md", "benchmarks/results/README.md")
+    places = (*pages, *(f"{folder}/**/*.py" for folder in ("blinkpy", "tests", "tools", "benchmarks")))
     return [path for place in places for path in sorted(ROOT.glob(place))]
 
 
@@ -162,9 +173,9 @@ def words_by_hand(text: str) -> int:
 
 
 def group_of(path: str) -> str:
-    """A page, a file at the package's top, or a folder two levels deep: files may be merged and renamed within it."""
+    """A page, a file of a top folder, or a folder two or three levels deep: files may be merged and renamed within it."""
     parts = Path(path).parts
-    return path if parts[0] != "blinkpy" or len(parts) < 3 else "/".join(parts[: min(3, len(parts) - 1)])
+    return path if path.endswith(".md") or len(parts) < 3 else "/".join(parts[: min(3, len(parts) - 1)])
 
 
 def counts() -> Counter[str]:

@@ -14,7 +14,7 @@ def wrapped(name: str, model_type: str, text: dict[str, Any], text_type: str, **
 
 
 def qwen3_vl(experts: int, *sizes: int, **more: Any) -> dict[str, Any]:
-    """sizes: as in SIZES. experts: of a layer; 0: dense."""
+    """sizes: as in SIZES. experts: experts of a layer; 0: dense."""
     rope = {"rope_theta": 5e6, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}
     keys = {"head_dim": 128, "attention_bias": False, "rms_norm_eps": 1e-6, **rope}
     if experts:
@@ -55,7 +55,7 @@ def qwen3_next(*sizes: int, **more: Any) -> dict[str, Any]:
 
 
 def qwen35(value_heads: int, *sizes: int, **more: Any) -> dict[str, Any]:
-    """sizes: as in SIZES. value_heads: of a gated delta net."""
+    """sizes: as in SIZES. value_heads: value heads of a gated delta net."""
     image = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, **image}}
     extra = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1, "mlp_only_layers": []}

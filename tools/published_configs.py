@@ -229,7 +229,7 @@ GEMMA2 = {
 
 
 def gemma3(scaling: float, *sizes: int, **more: Any) -> dict[str, Any]:
-    """sizes: as in SIZES. scaling: of the layers without a window; 0: none."""
+    """sizes: as in SIZES. scaling: scaling in the layers without a window; 0: off."""
     keys = {key: value for key, value in GEMMA3_270M.items() if not key.startswith(("layer_types", "use_bi", "_sliding"))}
     keys |= {"sliding_window": 1024, "sliding_window_pattern": 6, "model_type": "gemma3_text"}
     rope = {"rope_scaling": {"factor": scaling, "rope_type": "linear"}} if scaling else {}

@@ -12,7 +12,7 @@ MARK = re.compile(r"(<!-- alerts, by make docs -->\n)(\|.*\n)*")
 
 
 def table() -> str:
-    """A Markdown table: alert, what to check first, and what to do then."""
+    """A Markdown table: alert, first check, and next steps."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rows = [
         (f"`{rule['alert']}`", rule["annotations"].get("check", ""), rule["annotations"]["remedy"]) for rule in group["rules"]

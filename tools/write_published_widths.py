@@ -1,4 +1,4 @@
-"""What tests/gpu/test_published_widths.py said on a GPU, as a result file: from pytest's own reports.
+"""The results of tests/gpu/test_published_widths.py on a GPU, as a result file: from pytest's own reports.
 
     python tools/write_published_widths.py build/widths.xml [more.xml] > widths.json
     python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json

@@ -68,7 +68,7 @@ class Target:
 
     model: its name in the API.
     chat: send prompts, which are texts then, to /v1/chat/completions.
-    schema: of all answers.
+    schema: schema of all answers.
     """
 
     host: str
@@ -123,7 +123,7 @@ class Record:
     """The outcome of one request, in seconds since the start of the load.
 
     error: empty if all tokens arrived.
-    times: of the events with text; several tokens may share one event.
+    times: times of the events with text; several tokens may share one event.
     """
 
     due: float
@@ -138,7 +138,7 @@ class LoadResult:
     """The outcome of a load.
 
     records: in the order of the requests.
-    lags_s: of all processes' ticks.
+    lags_s: lags of all processes' ticks.
     busy: the largest busy share of a process's time.
     began: time.perf_counter() at the start.
     limit_s: seconds after the start in which requests had to end.
@@ -398,7 +398,7 @@ def _client(pipe: Pipe, cores: list[int], target: Target, requests: Requests, st
     pipe.send((records, np.array(client.lags), busy))
 
 
-# ---- afterwards: what the answers say -----------------------------------------------------------------------------------
+# ---- afterwards: figures from the answers -------------------------------------------------------------------------------
 
 
 def record_of(answer: Answer, request: Request, began: float, closed: bool) -> Record:

@@ -123,7 +123,7 @@ def _visible(nvml: Any) -> Any:
 
 
 def gpu_environment() -> dict[str, Any]:
-    """What a result from this GPU says of its origin: card, driver, power limit, versions, commit, date."""
+    """The origin of a result from this GPU: card, driver, power limit, versions, commit, date."""
     facts = EnergyMeter().facts
     gpu = {name: facts.get(name, "unknown") for name in ("gpu", "driver", "power_limit_w")}
     return {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")}

@@ -4,8 +4,8 @@
 
 Two engines with random weights run in this process, one after another. A client sends all requests of a workload together
 through the real queues. On a GPU, a kernel after sampling replaces each sampled token by that of a given text. So a step has its
-full cost, and drafts are right as often as for a model that writes these texts. TPOT of a request: the time from its first token
-to its last one, by their number less one.
+full cost, and drafts are accepted as often as for a model that writes these texts. TPOT of a request: the time from its first
+token to its last one, by their number less one.
 
 Workloads: *edits*, where prompts are source files and outputs their next version, with a change in each output; *quotations*,
 passages of a prompt in another order, each followed by fresh text; *prose*, text that continues a prompt. Source files come from

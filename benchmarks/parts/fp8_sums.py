@@ -1,4 +1,4 @@
-"""How exact the matrix unit's sums of FP8 products are, and what more exact ones cost.
+"""The accuracy of the matrix unit's sums of FP8 products, and the cost of more exact sums.
 
     python -m benchmarks.parts.fp8_sums
 

@@ -93,7 +93,7 @@ class NoLoop(GpuLoop):
 
 
 def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tokens: int) -> list[Case]:
-    """The measured cases. Raises UsageError if a requested step exceeds most_tokens, or leaves no room for a chunk."""
+    """The measured cases. Raises UsageError if a requested step exceeds most_tokens, or leaves no space for a chunk."""
     if not 0 <= decodes < MOST_ROWS or not all(1 <= rows <= MOST_ROWS for rows in decode_rows):
         raise UsageError(f"a step has 1 to {MOST_ROWS} rows, that of a chunk among them")
     if not all(decodes + 1 < tokens <= most_tokens for tokens in step_tokens):

@@ -34,7 +34,7 @@ def read_report(path: Path) -> dict[str, Any]:
     for case in (case for suite in suites for case in suite.iter("testcase")):
         kinds = {child.tag for child in case}
         found = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        # A test and its teardown may be two cases. One that SIGINT ended has no name.
+        # A test and its teardown may be two cases. A run that SIGINT ended has no name.
         name, found = (f"{case.get('classname')}::{case.get('name')}", found) if case.get("name") else (CUT_OFF, "failed")
         outcomes.setdefault(name, set()).add(found)
     if not outcomes:

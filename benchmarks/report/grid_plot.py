@@ -116,7 +116,7 @@ class Curves:
                 ax.vlines(rate, level["low"], level["high"], color=colour, linewidth=3, alpha=0.3)
 
     def rate_axis(self, ax: Any) -> None:
-        """Ticks at the rates, without those that would overlap."""
+        """Ticks at the rates, without overlapping ticks."""
         most = max(self.rates, default=1.0)
         ax.set_xlim(0, 1.05 * most)
         ax.set_xticks([rate for i, rate in enumerate(self.rates) if i == 0 or rate - self.rates[i - 1] >= most / 20])

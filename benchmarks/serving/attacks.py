@@ -1,16 +1,16 @@
-"""What attacks on a front end do to those who behave, and to the worker's memory.
+"""The effect of attacks on a front end on well-behaved clients, and on the worker's memory.
 
     python -m benchmarks.serving.attacks                    # --attack NAME: some alone
 
 One worker in front of the null engine, with default options, keys, and 1,024 descriptors for each process. Some streams get a
 token in each step of --step-ms; next to them one connection after another asks /health, and another for a token. All this goes
-on through a quiet while, the attack, and a while after it. Streams and probes have their own key; whoever attacks has
-another. Attackers (benchmarks/serving/attackers.py) run on the same cores, as strong as these allow.
+on through a quiet while, the attack, and a while after it. Streams and probes share a key; attackers have another key. Attackers
+(benchmarks/serving/attackers.py) run on the same cores, as strong as these allow.
 
 gap_ms: between two tokens of a stream, by their arrival; next to an attack are those that touch its time, or the second after it.
 health_ms, answer_ms: from connecting to the whole answer. worker_mib: resident memory of the worker before and after, and its
 peak in between, by the kernel's count (VmHWM); family_mib: the most of the worker with the processes that it starts, shared
-memory divided (Pss). seen: what the attacker got.
+memory divided (Pss). seen: the answers that the attacker got.
 """
 
 import multiprocessing

@@ -68,7 +68,7 @@ def one_load(name: str, port: int, worker: int, cores: Cores, streams: int, rate
 
 
 def figures(requests: Sequence[Request], load: LoadResult, marks: Marks, between: Between) -> dict[str, Any]:
-    """What came of a load in a window. requests: of one token, and streams that outlast the load."""
+    """The outcome of a load in a window. requests: of one token, and streams that outlast the load."""
     (begin, cpu_then), (end, cpu_now) = marks
     seconds, failed, waits = end - begin, Counter[str](), list[float]()
     gaps: list[NDArray[np.float64]] = []  # of each stream
@@ -124,7 +124,7 @@ def benchmark(run: Run) -> None:
     both = rows[-1]
     run.target("streams held by one worker", both["streams"], options.streams, "streams", at_most=False)
     run.target("requests beside them", both["requests_per_s"], 0.98 * options.rate, "requests/s", at_most=False)
-    asked = both.get("health_ms", {"max": 1000 * PROBE_S})  # nobody was answered in all of the window
+    asked = both.get("health_ms", {"max": 1000 * PROBE_S})  # no request was answered in the whole window
     slowest = asked.get("p99", {"value": asked["max"]})["value"]  # of a short run: the slowest
     run.target("P99 of /health meanwhile", slowest, MOST_HEALTH_MS, "ms")
     run.target("what failed, in all loads", sum(sum(row["failed"].values()) for row in rows), 0, "requests")

@@ -102,7 +102,9 @@ class State:
         return found
 
     def all(self, order: Sequence[str]) -> list[dict[str, Any]]:
-        """Every cell of the folder, including those of earlier commands. order: of the systems; others follow by name."""
+        """Every cell of the folder, including those of earlier commands. order: order of the systems; other systems follow by
+        name.
+        """
 
         def place(found: dict[str, Any]) -> tuple[Any, ...]:
             key = found["cell"]

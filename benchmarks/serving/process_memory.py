@@ -10,7 +10,7 @@ from benchmarks.serving.systems import command_line, tree
 
 
 def worker_below(server: int) -> int:
-    """Process id of the worker that belongs to a server. Raises StopIteration without one."""
+    """Process id of the worker that belongs to a server. Raises StopIteration if there is no such process."""
     return next(pid for pid in tree(server) if "blinkpy.dpu.worker" in command_line(pid))
 
 

@@ -1,4 +1,4 @@
-"""What a server's latencies will be, from the times of its steps: which step sizes and which policy suit a load.
+"""Predicts a server's latencies from the times of its steps: which step sizes and which policy suit a load.
 
     python -m benchmarks.tuning.capacity --rate 8 16 20 --streams 64 256
 

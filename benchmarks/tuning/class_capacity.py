@@ -1,4 +1,4 @@
-"""What classes are worth: latency-sensitive requests next to bursts of best-effort ones, in simulated time.
+"""The value of classes: latency-sensitive requests next to bursts of best-effort requests, in simulated time.
 
     python -m benchmarks.tuning.class_capacity --choice step_groups=63,best_effort_step_tokens=1024 --seeds 1 2
 

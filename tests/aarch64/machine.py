@@ -33,7 +33,7 @@ Acquire::Languages "none";
 Debug::NoLocking "true";
 """
 
-# What looks to Python like the interpreter of an environment: it is given its own path, so what it starts is emulated as well.
+# A program that looks to Python like an environment's interpreter: it gets its own path, so its children are emulated, too.
 PYTHON = """#!/bin/sh
 exec {emulator} -L {root} -0 "$0" {python} "$@"
 """

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800
 PYTHON_HERE = "BLINKPY_AARCH64_PYTHON"  # for tests on this machine: the emulated Python
 
-# Tests of what runs on a front end, that need neither torch nor Numba.
+# Tests of the front end's code that need neither torch nor Numba.
 FRONT_END = {
     "link": ("queue_layout", "queue_pair", "connect_shm", "page_hash", "handshake", "rdma_posting"),
     "front_end": ("request_fields", "chat_fields", "detokenizer", "frontend_http", "frontend_logprobs"),

@@ -35,7 +35,7 @@ def answers_of(python: str, name: str, bodies: list[dict]) -> list[list[object]]
         front.end()
 
 
-# The model's numbers are rounded in another way where a prefix was found in the cache; synthetic tokens are not.
+# After a prefix hit, the model's numbers are rounded differently; synthetic tokens are not.
 @pytest.mark.parametrize(("device", "prefixes"), [("null", True), ("cpu", False)])
 def test_answers_are_those_of_a_front_end_on_this_processor(device, prefixes, rng) -> None:
     assert PYTHON is not None

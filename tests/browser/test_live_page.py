@@ -196,7 +196,7 @@ def test_the_page_of_the_api_fits_every_width(server, open_page, scheme) -> None
     expect(page.locator("#model")).to_have_text("tiny")
 
 
-# Elements with text whose contrast with what is behind them is below 4.5, by WCAG 2.2's formula.
+# Elements with text whose contrast with their background is below 4.5, by WCAG 2.2's formula.
 CONTRASTS = """() => {
   const numbers = color => color.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)

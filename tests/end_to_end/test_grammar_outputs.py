@@ -1,5 +1,5 @@
-"""Grammars from end to end: engines with random weights or synthetic tokens, and random automata. Whatever a model says, an
-output is a string of its automaton, or the prefix of one that max_tokens cut.
+"""Grammars from end to end: engines with random weights or synthetic tokens, and random automata. Whatever the model computes,
+an output is a string of its automaton, or a prefix if max_tokens cut it.
 
 Claim outputs/grammars (simulator): With a grammar, the output is a string of it, or a prefix of one if
 max_tokens ends it. Invalid automata and rules are refused.

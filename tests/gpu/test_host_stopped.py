@@ -43,7 +43,7 @@ def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.ran
             pair.submit(prompt, RequestParameters(max_tokens=int(rng.integers(50, 2000)), temperature=0.0))
 
         gc.collect()
-        gc.freeze()  # a collection of all that the tests import takes a quarter of a second, which is no pause of the engine
+        gc.freeze()  # a collection of all that the tests import takes a quarter of a second, which does not pause the engine
         for _ in range(STREAMS):
             submit()
         while phase != "after" or time.monotonic() - began < STOPPED_S + 6:

@@ -4,9 +4,9 @@
     python -m pytest tests/gpu/test_published_widths.py -n 3 -k large --junitxml=build/widths-large.xml
     python tools/write_published_widths.py build/widths.xml build/widths-large.xml
 
-An engine serves prompts that make steps of 1, 4 and 70 rows, a prompt of several chunks, and one that finds most of its pages in
-the prefix cache. Its log probabilities are compared with those of transformers in float32, on the numbers that the checkpoint
-stands for. They may be LIMIT times as far off as transformers' own model, once it rounds what this form rounds.
+An engine serves prompts that make steps of 1, 4 and 70 rows, a prompt of several chunks, and a prompt that finds most of its
+pages in the prefix cache. Its log probabilities are compared with those of transformers in float32, on the numbers that the
+checkpoint stands for. They may be LIMIT times as far off as transformers' own model, once it rounds what this form rounds.
 
 With experts, a token may go to the other of two nearly equal experts, and all tokens behind it see that. In a step of few rows it
 can be most of them. Such steps are drawn several times, and the nearest draw is judged: a kernel that is wrong is wrong in each.

@@ -92,7 +92,7 @@ def segments_of(pids: set[int]) -> list[str]:
 
 
 class RayFleet(Command):
-    """A running `blinkpy ray up`. urls: of its front ends; url: of the first one."""
+    """A running `blinkpy ray up`. urls: the URLs of its front ends; url: the URL of the first front end."""
 
     def __init__(self, path: Path, address: str) -> None:
         arguments = ["--address", address] if address else []
@@ -111,7 +111,7 @@ class RayFleet(Command):
 
     def metric(self, name: str) -> list[int]:
         """Values of all labels; empty without an answer."""
-        time.sleep(0.2)  # who waits for a value asks repeatedly
+        time.sleep(0.2)  # a waiting caller asks repeatedly
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"{self.url}/metrics", timeout=5).text
             return [int(float(value)) for value in re.findall(rf"^blinkpy_{name}(?:{{[^}}]*}})? (\S+)$", text, re.M)]

@@ -13,7 +13,7 @@ TIMEOUT_S = 120.0
 
 
 class SteadyLoad:
-    """answers: of each number, from an undisturbed run; set by learn(). asked, failures, longest_s: the counts."""
+    """answers: the answer to each number in an undisturbed run; set by learn(). asked, failures, longest_s: the counts."""
 
     def __init__(self, url: str, tokens: int = 40, kinds: int = 8):
         self.url, self.tokens, self.kinds = url, tokens, kinds

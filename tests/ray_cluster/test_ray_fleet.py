@@ -78,7 +78,7 @@ def test_a_front_end_whose_actor_is_killed_comes_back(cluster: str, tmp_path: Pa
         other.learn()
         other.set_clients(2)
         for number in range(2):
-            if number:  # what was started last is that of the first front end
+            if number:  # the last start is that of the first front end
                 os.kill(max(pid for pid, line in processes().items() if "ray::FrontEndActor" in line), signal.SIGKILL)
             else:
                 ray.kill(server.actors("front-end-0-").popitem()[1])
@@ -102,7 +102,7 @@ def test_without_an_engine_requests_are_refused_until_one_is_back(cluster: str, 
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
-            os.kill(oldest("ray::EngineActor"), signal.SIGSTOP)  # nobody is told of the engine's end, for now
+            os.kill(oldest("ray::EngineActor"), signal.SIGSTOP)  # the engine's end is not reported yet
             os.kill(oldest("children engine"), signal.SIGKILL)
             wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503, 20)
             refused = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": False}, timeout=20)

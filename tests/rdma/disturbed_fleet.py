@@ -49,7 +49,7 @@ FRONT_END = (
 )  # fmt: skip
 KINDS = "SIGKILL", "SIGSTOP", "cut link"
 LOST = "queue pair lost"
-HALF = "\ufffd"  # what stands for the bytes of a character that has no end yet
+HALF = "\ufffd"  # the replacement for the bytes of an incomplete character
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
 
 
 def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None]) -> None:
-    """Until that many have moved requests. tell: gets the outcome of each, and at the end of all. Raises
+    """Until that many have moved requests. tell: callback with the outcome of each request, and at the end of all. Raises
     AssertionError for a wrong answer and for leftovers."""
     draw = random.Random(seed)
     kinds, done = list[str](), list[Disturbance]()

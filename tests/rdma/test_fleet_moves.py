@@ -57,7 +57,7 @@ def streamed(url: str, body: Body, events: list[int]) -> Answer:
 
 
 def random_requests(rng: np.random.Generator) -> tuple[list[Body], list[Answer]]:
-    """And what must come of each."""
+    """And the expected answer of each."""
     vocabulary = json.loads((DEMO_FOLDER / "config.json").read_text())["vocab_size"]
     decode, low = Tokenizer(DEMO_FOLDER).decode, vocabulary // 16
     bodies = [
@@ -153,7 +153,7 @@ def patient_card(folder: Path, timeout: int) -> dict[str, str]:
 
 
 def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: Path, left_out: Callable[[str], None]) -> None:
-    """What goes to one engine is lost, or what comes from it, or both, while all processes live. Once the wire carries again, the
+    """Data to one engine, or from it, or both, is lost, while all processes live. Once the wire carries again, the
     engine serves again."""
     if not wire.is_laid():
         left_out("a link that is cut: there is no wire. `make test-rdma` has one")
@@ -186,7 +186,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
 
 
 def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], ends: list[int], name: str, reason: str) -> None:
-    """What the ends send is lost once streams run. name: of the second engine, which is reached over the wire. reason: why the
+    """Data between the ends is lost once streams run. name: of the second engine, which is reached over the wire. reason: why the
     front end gives its link up."""
     reported = f"a cut of what ends {ends} send"
     moves, carried, expired = served.moves(), [wire.carried(end) for end in range(2)], counter(name, "leases_expired")

@@ -23,7 +23,7 @@ OPTIONS = ("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "
 
 
 def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
-    """What the null engine answers: of all but the first sixteenth of the vocabulary."""
+    """The null engine's answer: tokens of the vocabulary except its first sixteenth."""
     return [synthetic_token(sampling.seed, prompt + i, vocab // 16, vocab) for i in range(sampling.max_tokens)]
 
 

@@ -35,7 +35,7 @@ class Engine:
         self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
-        """What the front end is going to claim."""
+        """The epoch that the front end will claim."""
         self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def answer(self, slots: list[int]) -> None:

@@ -293,7 +293,7 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What the other side says until it hangs up."""
+    """The data of the other side until it hangs up."""
     answer = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -316,7 +316,7 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
 
 
 def test_an_impossible_peer_is_refused(fabric) -> None:
-    """Data that the network card can't connect to, from somebody who speaks the protocol; repeatedly."""
+    """Data that the network card can't connect to, from a client that speaks the protocol; repeatedly."""
     for _ in range(5):
         hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1), new_nonce()).encode()
         with socket.create_connection(fabric.listener.address, 5) as stranger:

@@ -10,8 +10,9 @@ from blinkpy.verify.sim.grammar_supply import MOST_LOOP, with_a_string, written_
 
 
 class WordsOfSlot:
-    """The parts of a packed form in a slot that device code reads. Reading anything else is an error; Python's negative places
-    are none."""
+    """The parts of a packed form in a slot that device code reads. Reading anything else is an error, and so are Python's
+    negative indices.
+    """
 
     def __init__(self, words: Int32, slot: int) -> None:
         self._words, self._slot = words.tolist(), slot

@@ -19,7 +19,7 @@ def cache_folder(name: str) -> Path:
 
 
 def missing_packages(wanted: Iterable[str]) -> list[str]:
-    """The packages that are not installed. Raises SetupError on what is not a Debian."""
+    """The packages that are not installed. Raises SetupError unless this is a Debian."""
     if shutil.which("dpkg-query") is None:
         raise SetupError("emulated machines are made of Debian 12's packages, and this is not a Debian")
     asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted]

@@ -1,4 +1,4 @@
-"""Where the simulator finds the seeded bugs that it does not find immediately: hunts look there first.
+"""The seeds with which the simulator finds the seeded bugs that it does not find immediately: hunts try these first.
 
 A seed that no longer finds its bug costs time alone, for the hunt then begins at the first one: tools/write_finding_seeds.py
 writes this file again. What a test says of a bug that is found begins with its seed.

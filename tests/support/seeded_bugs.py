@@ -512,7 +512,7 @@ def planted(bug: Bug | None) -> Iterator[None]:
 
 
 class _Source(importlib.abc.InspectLoader):
-    """What tells of a module that it has another source than its file."""
+    """The mark of a module whose source differs from its file."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -41,7 +41,7 @@ def test_a_protocol_with_a_bug_is_found_where_it_matters(name: str) -> None:
     assert found == FOUND_ON[name]
 
 
-# ---- litmus tests: what each machine may show ---------------------------------------------------------------------------
+# ---- litmus tests: the possible results on each machine -----------------------------------------------------------------
 
 
 def reachable(machine: MemoryOrder, first: Program, second: Program, words: dict[str, Any]) -> bool:

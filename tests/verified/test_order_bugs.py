@@ -1,7 +1,7 @@
 """Bugs in the order of accesses: for each of O1 to O8 of docs/verification.md the code's own access, moved or weakened.
 
-Machines that keep an order anyway forgive most of them; storms on weak ones must not. Those that no machine is needed for are
-among the seeded bugs (support/seeded_bugs.py).
+Machines that keep an order anyway forgive most of them; storms on weak ones must not. Bugs that need no machine are among the
+seeded bugs (support/seeded_bugs.py).
 
 Supports claim memory/orders.
 """

@@ -1,4 +1,4 @@
-"""The order of accesses that the code itself has: O1 to O8 of docs/verification.md, on machines that reorder what they may.
+"""The order of accesses in the code itself: O1 to O8 of docs/verification.md, on machines that reorder all that they may.
 
 Claim memory/orders: The code's accesses satisfy O1 to O8. A moved or weakened access, or a missing fence, is
 found.
@@ -23,7 +23,7 @@ def test_tokens_and_records_come_whole_on_machines_that_reorder(seed: int, machi
 
 
 def test_each_word_is_accessed_as_the_protocol_says(seed: int) -> None:
-    """Also where a plain or a relaxed access would do on all machines that there are."""
+    """Also if a plain or a relaxed access would suffice on all known machines."""
     queues: Any = weak_storms(seed, WEAK, WEAK).queues
     assert queues.front.kinds == {
         W.FRONT_DOORBELL: {ACQUIRE},

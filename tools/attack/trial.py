@@ -31,7 +31,7 @@ TIMED = {"gap", "longest gap", "answer", "health", "refused", "late"}  # finding
 
 @dataclass(frozen=True)
 class Plan:
-    """The attacks of a trial, and the seconds of its two parts. seed: of the attackers' values."""
+    """The attacks of a trial, and the seconds of its two parts. seed: seed of the attackers' values."""
 
     attacks: tuple[Attack, ...]
     seed: str

@@ -23,7 +23,7 @@ TESTS = (
     *(f"tests/compiled/kernels/interpreted/{name}.py" for name in ("test_sampling", "test_sampling_edges")),
     *("tests/verified/test_orders.py", "tests/verified/test_reach.py"),
 )
-"""Who looks for mutants. A new file in one of the folders joins by being there."""
+"""The tests that hunt mutants. A new file in one of the folders joins by being there."""
 LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start processes that compile
 FILE_S = 600.0  # of the processor, for all tests of a file, while their lines are noted
 LOOK_S = 4.0  # turns of the simulator and the state machine while their reach is measured

@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
     by: the stage or the test that detected it; "" for a survivor.
     how: one of HOW; "" for a survivor.
-    seconds: of the processor.
+    seconds: CPU time.
     said: first line of the output of `by`; not stored in the ledger.
     """
 

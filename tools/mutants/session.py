@@ -37,7 +37,7 @@ class Change(NamedTuple):
 class Reached(NamedTuple):
     """The measurement of tests without a mutant.
 
-    seconds: of the processor.
+    seconds: CPU time.
     lines: (source file, line, what reaches it): tests; a test file for its fixtures; IMPORTS and a test file
         for its imports.
     """

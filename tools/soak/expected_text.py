@@ -13,7 +13,7 @@ CUT = "\ufffd"  # instead of invalid bytes
 
 
 class ExpectedText:
-    """Outputs of the null engine with the demonstration model's vocabulary. folder: of the tokenizer."""
+    """Outputs of the null engine with the demonstration model's vocabulary. folder: folder of the tokenizer."""
 
     def __init__(self, folder: Path = DEMO_FOLDER):
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

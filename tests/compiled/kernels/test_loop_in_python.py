@@ -1,5 +1,5 @@
-"""The control flow of the loop on the GPU, played in plain Python: see support.played_loop. What compiled kernels compute, and
-how their lanes work together, is not judged here.
+"""The control flow of the loop on the GPU, played in plain Python: see support.played_loop. These tests do not judge the results
+of compiled kernels, or how their lanes work together.
 
 Claim state/loop: The GPU's kernels run each batch, and each group of a step, in the graph made for it. They
 publish each turn, copy the state only between steps, and end.

@@ -1,4 +1,4 @@
-"""What `blinkpy check` reports about classes and tenants: bounds are right, and violations are shown with evidence.
+"""The report of `blinkpy check` about classes and tenants: bounds are correct, and violations are shown with evidence.
 
 Claim policies/check: `blinkpy check` measures the effect of classes, finds policies that starve a class, and
 measures the shares of tenants.

@@ -206,7 +206,7 @@ def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("lanes", [1, 7])
 def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: int, rng: np.random.Generator) -> None:
     """Each token is checked by its front end, and each decision by the oracle. The language: strings of up to 5 characters `a`
-    after each `b`, in tokens of up to three bytes. Token 3 has none: in the prompts it follows each pair of
+    after each `b`, in tokens of up to three bytes. Token 3 has no draft: in the prompts it follows each pair of
     the others, so that any two tokens of a request have a draft that is refused."""
     case = make_case(lanes=lanes, **drafts | {"share": 2, "vocab_size": 5, "record_turns": 8, "max_model_len": 112})
     tokens = TokenBytes.of(pieces := [b"a", b"b", b"aab", b"", b"ba"], 5)

@@ -27,7 +27,7 @@ PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, 
     "few prompts in smaller steps next to decodes": (
         {"mixed_step_tokens": 8, "burst_tokens": 12, "rows": 3},
         [
-            ([(10, 12)], [[1, 10, 0]]),  # nobody decodes
+            ([(10, 12)], [[1, 10, 0]]),  # no request decodes
             ([(12, 12)], [[2, 8, 1], [2, 6, 1], [2, 2, 2]]),  # 7 + 5 tokens
             ([(13, 12)], [[3, 15, 2]]),  # more than burst_tokens
         ],

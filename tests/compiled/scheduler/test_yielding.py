@@ -265,7 +265,7 @@ def test_a_share_of_the_step_that_holds_too_little_or_too_much_is_refused() -> N
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_latency_sensitive_request_finds_pages_without_preemption(share: float, rng: np.random.Generator) -> None:
-    """Best effort would fill the pool of 40 pages. Its requests hold 3 or 4 pages each, from their begin."""
+    """Best effort would fill the pool of 40 pages. Its requests hold 3 or 4 pages each, from their start."""
     sizes = {"pairs": 1, "slots": 20, "rows": 16, "tokens": 64, "pages": 40, "max_model_len": 64, "intake_entries": 16}
     case = make_case(short_prompts, 1, best_effort_pages=share, prefix_caching=False, **sizes)
     lengths = rng.choice((9, 13), 14).tolist()

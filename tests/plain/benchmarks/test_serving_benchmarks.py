@@ -219,7 +219,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     both = len(cores) > 1  # placements of the front end
     places = ["--frontend-cores", str(cores[-1]), "--shared-rates", "4"] if both else []
-    # Next to neighbours on one core an engine may pause for seconds: that is no error here.
+    # Next to neighbours on one core an engine may pause for seconds, which does not count as an error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
     done = grid(output, *arguments, "--streams", "3")

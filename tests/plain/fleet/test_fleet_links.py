@@ -64,7 +64,7 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
         accepted = words[COUNTER["requests_accepted"]] or 1
         waiting = words[GAUGE["requests_waiting"]] * words[COUNTER["prompt_tokens"]] // accepted
         free, running = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]], words[GAUGE["requests_running"]]
-        for _ in range(2):  # what was published since then does not count yet
+        for _ in range(2):  # words published since then do not count yet
             load = link.load()
             assert [getattr(load, name) for name in EngineLoad.__slots__] == [
                 *(3, spare, waiting, running, free, meter.outstanding, unseen, spare > 0)
@@ -73,7 +73,9 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
 
 
 def test_words_of_all_engines_are_sums_and_the_best_state(seed: int) -> None:
-    """Ready before draining before starting; of others, that of the first engine. An engine without a link counts nowhere."""
+    """Ready before draining before starting; in other cases, the state of the first engine. An engine without a link counts
+    nowhere.
+    """
     draw, best = random.Random(seed), ["ready", "draining", "starting"]
     for _ in range(300):
         blocks = [[draw.randrange(1 << 20) for _ in range(BLOCK_WORDS)] for _ in range(draw.randint(0, 4))]

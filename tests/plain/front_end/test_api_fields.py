@@ -1,4 +1,4 @@
-"""The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
+"""The tables of fields: complete, by the official client's types; the same in check and schema; values without an effect."""
 
 import json
 import random

@@ -15,7 +15,7 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
 
 PLAIN = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
-# Reads parts of users alone, and writes calls only where an assistant says nothing, as DeepSeek's templates do.
+# Reads only parts of users, and writes calls only if an assistant has no text, as DeepSeek's templates do.
 READING = """{% for m in messages %}[{{ m.role }}:
 {%- if m.role == 'user' and m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}
 {%- elif m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}!{{ c.function.name }}{% endfor %}

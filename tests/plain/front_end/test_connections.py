@@ -504,7 +504,7 @@ def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(
 
 
 CLOSED = [" ".join(f"{fd}<&-" if fd == 0 else f"{fd}>&-" for fd in fds) for n in (1, 2, 3) for fds in combinations(range(3), n)]
-CHOSEN = int(os.environ["BLINKPY_SEED"])  # of what else is closed in this run
+CHOSEN = int(os.environ["BLINKPY_SEED"])  # of other sockets closed in this run
 
 
 @pytest.mark.parametrize("closed", [CLOSED[CHOSEN % 6], CLOSED[-1]])

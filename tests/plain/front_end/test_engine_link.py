@@ -325,7 +325,7 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         said = sentence(error)
         assert (caught.value.status, caught.value.message) == (503, said)
         happened, names = log.taken(), "abc"[:place]
-        gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices hear nothing: it has the answer
+        gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices get no notice: it has the answer
         restart = [("restart",)] if place else []
         assert happened[2 * place :] == [("cancel", name) for name in names] + gone + restart
         assert [choice.open for choice in choices] == [i >= place for i in range(3)]

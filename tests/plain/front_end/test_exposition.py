@@ -23,7 +23,7 @@ from blinkpy.queues import words as W
 ROOT = Path(__file__).parents[3]
 SAMPLE = re.compile(r"([a-z0-9_:]+)(?:\{([^}]*)\})? (\S+)")
 
-# Of vLLM 0.33's metrics, those that its dashboards read and that have a true value here; of histograms without an ending.
+# The metrics of vLLM 0.33 that its dashboards read and that have a true value here; names of histograms without an ending.
 SINGLE_OF_VLLM = {
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
     "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total", "request_success_total",

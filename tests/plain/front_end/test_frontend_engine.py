@@ -192,7 +192,7 @@ def test_shutdown_ends_what_takes_too_long(folder) -> None:
             stream = Stream(server, max_tokens=120)
             engine.hold = True  # it would never end
         assert "shutting down" in stream.error()["message"]
-        wait_for(lambda: engine.cancels == 1)  # the engine was told
+        wait_for(lambda: engine.cancels == 1)  # the engine was notified
 
 
 def test_metrics_say_what_happened(folder) -> None:

@@ -219,7 +219,7 @@ def test_bodies_over_the_limit(server) -> None:
     assert b" 413 " in server.raw(COMPLETIONS_HEAD + b"content-length: 99999999999999\r\n\r\n")
     assert b" 400 " in server.raw(COMPLETIONS_HEAD + b"content-length: -5\r\n\r\n")
     assert b" 400 " in server.raw(COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n")
-    # A length that is too small: what follows is no request, and nothing behind it is believed.
+    # A length that is too small: the following bytes are not a request, and the server ignores all bytes after them.
     answer = server.raw(COMPLETIONS_HEAD + b'content-length: 2\r\n\r\n{}{"prompt"')
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1 ") <= 2

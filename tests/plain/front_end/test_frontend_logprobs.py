@@ -43,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def name(piece: bytes) -> str:
-    """What completions call a token: its text, or its bytes where they are no whole characters."""
+    """The name of a token in completions: its text, or its bytes if they are not whole characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -169,7 +169,7 @@ def spell(token: int) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("form", ["chat", "completion", "response"])
 def test_many_log_probabilities_are_written_in_pieces_and_say_the_same(form: str, rng: np.random.Generator) -> None:
-    """Around the length of a piece and of several, and with the first token of a prompt, which has none."""
+    """Around the length of a piece and of several, and with the first token of a prompt, which has no log probability."""
     chat = form != "completion"
     for count in (1, *(most * answers.PIECE + more for most in (1, 2, 3) for more in (-1, 0, 1)), int(rng.integers(1, 500))):
         top = [[(int(rng.integers(600)), -float(rng.random())) for _ in range(rng.integers(5))] for _ in range(count)]

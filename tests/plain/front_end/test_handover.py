@@ -95,7 +95,7 @@ def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_
 
     path = tmp_path / "handover"
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(5) as clients:
-        stays = options(engine, path, keep_alive_s=60)  # so that none is idle for so long, on a busy machine either
+        stays = options(engine, path, keep_alive_s=60)  # so that no connection is idle for that long, not even on a busy machine
         first = start(stays, folder)
         assert first.ready.wait(60)
         engine.hold = True

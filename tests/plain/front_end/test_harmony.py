@@ -231,7 +231,7 @@ def tokens_of(draw: random.Random, text: str) -> list[str]:
 
 
 def test_reasoning_tokens_of_messages(seed: int) -> None:
-    """All tokens from the begin of an analysis message to its end."""
+    """All tokens from the start of an analysis message to its end."""
     draw, most = random.Random(seed), 0
     for _ in range(100):
         counter = Expected(calls=HARMONY, tools=frozenset(["get_x"])).reasoning_counter()
@@ -250,7 +250,7 @@ def test_reasoning_tokens_of_messages(seed: int) -> None:
 
 
 def test_reasoning_tokens_of_messages_without_an_end() -> None:
-    """The begin of the next message is not part of the previous message."""
+    """The start of the next message is not part of the previous message."""
     for begin in ("<|start|>", "<|channel|>"):
         counter = Expected(calls=HARMONY).reasoning_counter()
         assert counter is not None

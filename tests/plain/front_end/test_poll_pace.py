@@ -8,7 +8,7 @@ import pytest
 
 from blinkpy.dpu.token_feed import EARLY_SHARE, POLL_S, QUIET_LIMIT_S, SPARE_S, STEPS, PollPace
 
-TIMER_S = POLL_S * 1.2  # what a timer of a millisecond takes
+TIMER_S = POLL_S * 1.2  # the time that a timer of a millisecond takes
 
 
 def test_a_wait_is_the_shortest_of_the_last_steps_less_a_little(seed: int) -> None:

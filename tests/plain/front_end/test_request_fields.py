@@ -378,7 +378,7 @@ def test_any_values_parse_or_are_refused_in_words(fields) -> None:
         request = parse_chat(body, DEFAULTS)
     except ApiError:
         refused(body)
-    else:  # what is accepted fits into a submission entry
+    else:  # accepted values fit into a submission entry
         pack_entry(request.parameters, 1, 1, 0, 0, 1, 0, 0)
 
 
@@ -400,7 +400,7 @@ def test_limit_within_the_context() -> None:
             token_limit(completion(**fields), length, 100)
         assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", param)
         assert "100 tokens" in caught.value.message
-    for fields in ({"max_tokens": 5, "min_tokens": 6}, {"min_tokens": 93}):  # of the output, or of what the context leaves
+    for fields in ({"max_tokens": 5, "min_tokens": 6}, {"min_tokens": 93}):  # of the output, or of the rest of the context
         with pytest.raises(ApiError, match="min_tokens"):
             token_limit(completion(**fields), 8, 100)
     assert token_limit(completion(min_tokens=92), 8, 100) == 92
@@ -418,7 +418,7 @@ def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
         )
         handler.service.engine = SimpleNamespace(require=lambda pair=pair: pair)
         fits = pair.sizes.slots >= 3 and pair.context > 20 and pair.longest_prompt >= 20
-        for _ in range(2):  # the second time by what is known
+        for _ in range(2):  # the second time from the earlier result
             if fits:
                 assert handler._check(request, [prompt]) == ((2,), [pair.context - 20])
             else:

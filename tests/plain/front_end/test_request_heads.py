@@ -44,7 +44,7 @@ def chunk(size: bytes, body: bytes = BODY) -> bytes:
 OPEN, CLOSED = True, False
 REFUSED = ([400], CLOSED)
 SERVED = ([200], OPEN)
-# By what they are about: bytes, statuses, whether the connection continues.
+# By subject: bytes, statuses, whether the connection continues.
 CASES: dict[str, tuple[bytes, list[int], bool]] = {
     "no Host": (get(headers=b""), *REFUSED),
     "two Hosts": (get(headers=b"host: x\r\nHost: x\r\n"), *REFUSED),
@@ -243,7 +243,7 @@ def test_a_body_may_wait_until_it_is_expected(served) -> None:
 
 @pytest.mark.parametrize("served_before", [get(), post(LENGTH, BODY), chunk(b"1e\r\n")])
 def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random.Generator, served_before: bytes) -> None:
-    """The first cut is within it, so the piece has the bytes before, and not its begin."""
+    """The first cut is within it, so the piece has the bytes before, but not its start."""
     server, _ = served
     for version, status in ((b"RTSP/1.1", 400), (b"HTTP/1.1", 200)):
         whole = served_before + get(b"/version?a", b"host: x\r\nx: RTSP/1.1\r\n", version=version)
@@ -267,7 +267,7 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
     [
         (get(headers=b"host: x\r\nx-request-id: a-1\r\nhost: y\r\n"), True),
         (get(headers=b"x-request-id: a-1\r\nhost: x\r\n" + b"a: b\r\n" * 200), True),
-        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n") + b"\0", False),  # what is behind it is no request
+        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n") + b"\0", False),  # the bytes after it are not a request
         (b"\0", False),
     ],
 )

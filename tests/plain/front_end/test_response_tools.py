@@ -323,7 +323,7 @@ def test_functions_of_a_namespace(hermes: Served) -> None:
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
-        ([{"type": "web_search"}], "tools[0].type"),  # nobody would search
+        ([{"type": "web_search"}], "tools[0].type"),  # no client would search
         (agent_tools({"type": "code_interpreter"}), "tools[3].type"),
         (agent_tools({"type": []}), "tools[3].type"),
         (agent_tools({"type": "function", "name": "agents__end"}), "tools[3].name"),

@@ -92,7 +92,7 @@ def text_of(draw: random.Random) -> str:
     """A string that a value may be: with closing tags in it, though not one behind which the next argument begins."""
     parts = [draw.choice([*STRANGE, "word", " ", "5", "true"]) for _ in range(draw.randrange(6))]
     text, before = "".join(parts).replace('<|"|>', ""), ""
-    while text != before:  # what is taken out may bring two tags together
+    while text != before:  # a removal may join two tags
         before, text = text, END_OF_VALUE.sub("</parameter>", text).strip("\n")
     return text.rstrip(" \n") if draw.random() < 0.5 else text
 

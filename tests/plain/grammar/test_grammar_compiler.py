@@ -26,7 +26,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SLOW = {"sequence": [{"regex": f"(a|b)*a(a|b){{10}}c{number}"} for number in range(200)]}  # many seconds
 
-MOST_NICE = 19  # what the kernel allows
+MOST_NICE = 19  # the kernel's limits
 ASKER = Asker("tenant")
 
 

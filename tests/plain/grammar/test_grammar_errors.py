@@ -1,4 +1,4 @@
-"""Errors about grammars that are too large name the tool, the field, and what to do."""
+"""Errors about grammars that are too large name the tool, the field, and the remedy."""
 
 from typing import Any
 

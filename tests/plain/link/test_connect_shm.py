@@ -235,7 +235,7 @@ def test_failures_leave_no_descriptor_open(name, segment) -> None:
     assert not unlink_stale(name)
     assert descriptors_of(name) == before
     segment.close()
-    assert len(descriptors_of(name)) == len(before) - 1  # The mapping keeps one of its own.
+    assert len(descriptors_of(name)) == len(before) - 1  # The mapping keeps a separate one.
 
 
 def test_files_of_others_are_not_trusted(name, segment) -> None:

@@ -80,7 +80,7 @@ def test_pieces_lie_where_the_rules_put_them(rng: np.random.Generator, monkeypat
         monkeypatch.setattr(grammar_arena, "MOST_PIECES", most)
         arena, model, head, tail = GrammarArena(FIRST, size), WordMap(size, most), 0, 0
         lengths = {digest: int(rng.integers(1, size // 2 + 1)) for digest in range(8)}
-        named: list[dict[int, int]] = []  # by entry: where each of its pieces lies
+        named: list[dict[int, int]] = []  # by entry: the place of each of its pieces
         for _ in range(80):
             wanted = {digest: lengths[digest] for digest in rng.choice(8, rng.integers(1, 3), replace=False).tolist()}
             plan, expected = arena.plan(wanted, head), model.copy()
@@ -99,7 +99,7 @@ def test_pieces_lie_where_the_rules_put_them(rng: np.random.Generator, monkeypat
             assert set(plan.missing) == set(wanted) - set(model.used) or max(model.needed.values()) <= head
             if rng.random() < 0.2:
                 continue
-            for entry in named[head:]:  # what they name is still theirs
+            for entry in named[head:]:  # the pieces that they name are still theirs
                 for digest, start in entry.items():
                     assert expected.owner[start : start + lengths[digest]] == [digest] * lengths[digest]
             seen["removed"] += len(set(model.used) - set(expected.used))

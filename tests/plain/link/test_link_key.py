@@ -50,7 +50,7 @@ def test_files_of_these_modes_hold_a_key(tmp_path: Path, mode: int) -> None:
         ({"secret": b"x" * (MOST + 1)}, "has 1025 bytes"),
         ({"secret": b"x" * (MOST + 1) + b"\n"}, "has 1025 bytes"),
         ({"secret": b"x" * (MOST + 2)}, "has 1026 bytes"),
-        ({"secret": b"x" * MOST + b"\n\r\nx"}, "has 1028 bytes"),  # not a key whose end nobody reads
+        ({"secret": b"x" * MOST + b"\n\r\nx"}, "has 1028 bytes"),  # not a key whose end is ignored
         ({"secret": b"x" * 5000}, "has 5000 bytes"),
     ],
 )

@@ -195,7 +195,7 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
     queues = gpu_queues.GpuQueues(segment, layout)
     assert not gpu[: layout.total_bytes - layout.first_pair].any()
 
-    whole = np.zeros(layout.total_bytes, np.uint8)  # what a segment would hold
+    whole = np.zeros(layout.total_bytes, np.uint8)  # the content of a segment
     for name, view in engine_views(memoryview(whole), layout)._asdict().items():
         seen = getattr(queues.device, name).__cuda_array_interface__
         raw = (ctypes.c_char * (view.strides[0] * view.shape[0])).from_address(seen["data"][0])

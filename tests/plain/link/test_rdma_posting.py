@@ -51,7 +51,7 @@ class LateCard(Card):
 @pytest.fixture
 def wired(monkeypatch) -> Iterator[tuple[RdmaTransport, Segment]]:
     for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # what the stand-in replaces comes back afterwards
+        monkeypatch.setattr(module, name, getattr(module, name))  # the replaced modules return afterwards
     segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
     try:
         yield connect(segment, LateCard()), segment
@@ -230,7 +230,7 @@ def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
 
     pair[PAIR_EPOCH], pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 1, 1, 3  # a read may see this of a grant
     assert read_again().epoch == 0
-    transport.lost()  # and what that look has asked for
+    transport.lost()  # and the words that the look has requested
     pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 0, 5
     assert read_again() == EngineWords(5, 0, 1, 0)
 

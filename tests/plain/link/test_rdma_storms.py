@@ -23,7 +23,7 @@ from blinkpy.transport.contract import TransportError
 @pytest.fixture
 def storm(monkeypatch, seed: int) -> LinkStorm:
     for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # what the stand-in replaces comes back afterwards
+        monkeypatch.setattr(module, name, getattr(module, name))  # the replaced modules return afterwards
     clock, turn, cards = looks_clock(), make_turn(), list[SlowCard]()
     monkeypatch.setattr(connect_rdma, "time", clock)
     monkeypatch.setattr(queue_pair, "time", clock)

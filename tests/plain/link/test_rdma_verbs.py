@@ -35,7 +35,7 @@ ADDRESSES = [str(ipaddress.IPv6Address(each)) for each in ("::", "fe80::1", "fe8
 
 
 def expected_port(cards: list[Any], device: str, wanted: int) -> tuple[Any, ...] | str:
-    """Port's result for these cards, or the begin of its error."""
+    """Port's result for these cards, or the start of its error."""
     chosen = [it for it in cards if device in ("", it.name)]
     if device and not chosen:
         return f"unknown RDMA device '{device}'; this machine has {', '.join(it.name for it in cards) or 'none'}"

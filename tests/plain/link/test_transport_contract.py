@@ -205,7 +205,7 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             ring[place % size] = lap_of(place, size) << 48
         published += news
         before, empty = len(posted), 0
-        transport.write_cancel(0, 1)  # which says nothing of completions
+        transport.write_cancel(0, 1)  # which does not mention completions
         transport.ring_doorbell(0)
         while empty < 3:
             got = transport.read_completions(position, size)
@@ -222,7 +222,7 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             at += found
         assert (position, at) == (published, published)
     assert widths == {16, 32, 64, 128, 256}
-    for news, more in ((16, 1), (3, 0)):  # behind a look full of news the next one is on its way immediately
+    for news, more in ((16, 1), (3, 0)):  # after a look full of new words, the next look begins immediately
         for place in range(published, published + news):
             ring[place % size] = lap_of(place, size) << 48
         published += news

@@ -17,7 +17,7 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.weight_loader import load_weights
 
 SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
-PRESETS = {"FP8_DYNAMIC": "row", "FP8": "tensor", "FP8_BLOCK": "block"}  # and what shares a scale
+PRESETS = {"FP8_DYNAMIC": "row", "FP8": "tensor", "FP8_BLOCK": "block"}  # and the numbers that share a scale
 KEPT = r"model\.layers\.1\..*o_proj"
 
 

@@ -13,7 +13,7 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config, families
 
-# Sizes that every published config.json states. Without them the model is refused: a default of another size serves nobody.
+# Sizes that every published config.json states. Without them the model is refused: a default of another size is useless.
 SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "shared_intermediate_size"}
 SIZES |= {"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"}
 ROPE = ("rope_theta", "partial_rotary_factor")

@@ -50,7 +50,7 @@ def test_candidates_are_in_the_order_of_floats() -> None:
 
 
 def test_weights_end_at_the_least_that_has_a_bucket() -> None:
-    """2 ** -126 is a weight, and what is less is 0."""
+    """2 ** -126 is a weight, and smaller values are 0."""
     powers = np.float32([0, -1.5, -125.5, -126.3, -127.5, -1000, -INF, np.nan])
     weights = np.empty(len(powers), np.float32)
     assert cpu_sampler._weigh(powers * np.float32(np.log(2)), np.float32(1), weights) == 0

@@ -26,13 +26,13 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
 from blinkpy.models.weights.stored_tensor import INDEX, SINGLE, read_header
 from blinkpy.serving.model_facts import model_facts
 
-# Files of a folder, and what reads them.
+# Files of a folder, and their readers.
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja", SINGLE, INDEX),
 )
 SECRET = "root:x:0:0"
-# Every module that opens files, and what they are. A model's file is opened by `model_files` alone.
+# Every module that opens files, and the kind of files. A model's file is opened by `model_files` alone.
 OPENERS = {
     "cli": "the null device",
     "config.option_tree": "--config",

@@ -545,7 +545,7 @@ def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -
         describe_config(config | changes)
 
 
-# What published models and other software add, and what does not change the computation.
+# Keys that published models and other software add, and that do not change the computation.
 ADDED: dict[str, Any] = {
     **dict.fromkeys(["mlp_bias", "attention_bias", "lm_head_bias", "use_mrope", "rope_interleaved"], False),
     "_name_or_path": "somewhere",

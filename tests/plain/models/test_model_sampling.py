@@ -144,7 +144,7 @@ def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     assert tokens[4] == 99
     assert tokens[5] == sample_rows(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
     assert sample_rows(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
-    only = np.array([[np.nan], [-np.inf], [np.inf]], np.float32)  # of the one token that there is
+    only = np.array([[np.nan], [-np.inf], [np.inf]], np.float32)  # of the only token
     assert sample_rows(only, parameters_of(rows[:3]), np.zeros(3, np.int32)).tolist() == [0, 0, 0]
 
 

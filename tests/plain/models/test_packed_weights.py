@@ -53,7 +53,7 @@ def logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.ndar
 
 
 OF_EXPERTS = ("w4a16", "awq", "gptq-order")
-# The effects of values that a section may have, on the fields of the Packing; all other values have none.
+# The effects of values that a section may have, on the fields of the Packing; all other values have no effect.
 EFFECTS: dict[str, dict[Any, dict[str, Any]]] = {
     "actorder": {"group": {"ordered": True}, "dynamic": {"ordered": True}},
     "desc_act": {True: {"ordered": True}},

@@ -1,4 +1,6 @@
-"""What an engine on several GPUs refuses before it loads a model. The GPUs are synthetic, so these tests run on any machine."""
+"""Options and models that an engine on several GPUs refuses before it loads a model. The GPUs are synthetic, so these tests run
+on any machine.
+"""
 
 import json
 from collections.abc import Callable

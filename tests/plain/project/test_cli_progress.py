@@ -35,7 +35,7 @@ def test_a_log_file_gets_one_line_per_phase_and_no_control_characters() -> None:
 def test_a_terminal_gets_one_line_that_moves_and_stays_when_a_phase_is_over() -> None:
     text, _ = run(Screen())
     assert "[##########..........]  50%" in text
-    shown = [line.split("\x1b[K")[-1] for line in text.split("\n")]  # what is left of each line in the end
+    shown = [line.split("\x1b[K")[-1] for line in text.split("\n")]  # the rest of each line at the end
     assert shown == ["  load weights  1.5 s", "  compile  2.2 s", "ready", ""]
 
 

@@ -48,7 +48,7 @@ def own_model(config: dict, monkeypatch: pytest.MonkeyPatch) -> Any:
     from demo_llama import Llama, Shape
 
     shape = Shape(**{name: config[name] for name in Shape.__dataclass_fields__})
-    assert shape == Shape()  # what the script makes by default, and what these weights were trained with
+    assert shape == Shape()  # the script's defaults, with which these weights were trained
     model = Llama(shape).eval()
     model.load_state_dict({name: value.float() for name, value in load_file(FOLDER / "model.safetensors").items()})
     return model

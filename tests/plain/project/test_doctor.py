@@ -1,4 +1,4 @@
-"""`blinkpy doctor`: what it says about machines of all kinds. The RDMA port itself is looked at in tests/rdma."""
+"""`blinkpy doctor`: its findings about machines of all kinds. The RDMA port itself is looked at in tests/rdma."""
 
 import resource
 

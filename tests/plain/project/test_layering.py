@@ -85,7 +85,7 @@ def test_nobody_else_imports_ray() -> None:
 
 
 def test_one_module_imports_numba_cuda() -> None:
-    """What the package knows of it stands there."""
+    """Only this module depends on it."""
 
     def imports_it(path: Path) -> bool:
         names = [f"{name}." for module, below in imports_of(path) for name in (module, *(f"{module}.{n}" for n in below))]

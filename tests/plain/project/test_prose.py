@@ -1,4 +1,4 @@
-"""Pages and the package pass tools/prose.py, apart from the counts of prose_counts.txt, which may only shrink."""
+"""Pages and sources pass tools/prose.py, apart from the counts of prose_counts.txt, which may only shrink."""
 
 from pathlib import Path
 
@@ -61,6 +61,14 @@ def test_examples_and_code_are_left_out() -> None:
     code = "Text:\n\n    nobody\n\n```\nnobody\n```\n\n`nobody`, [a link](nobody.md)\n\n"
     assert rules(code + "<!-- nobody -->\n") == []
     assert rules("| a | b |\n|---|---|\n| x | nobody |\n") == ["'nobody'"]
+
+
+def test_of_tests_only_docstrings_and_comments_are_judged() -> None:
+    from prose import ROOT as ROOT_OF_TOOL
+
+    text = 'def f():\n    """Nobody reads this text twice."""\n    return "it is nobody that reads this"  # nobody here\n'
+    assert rules(text, "module.py") == ["'Nobody'", "'nobody'", "'nobody'"]
+    assert rules(text, str(ROOT_OF_TOOL / "tests" / "test_module.py")) == ["'Nobody'", "'nobody'"]
 
 
 def test_generated_tables_are_not_written_by_hand() -> None:

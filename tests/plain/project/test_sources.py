@@ -63,7 +63,7 @@ def test_a_part_that_is_gone_is_an_error(package: Path) -> None:
 
 
 def test_a_move_that_keeps_the_order_of_files_changes_the_digest(tmp_path: Path) -> None:
-    """With one file alone, nothing but its path can tell."""
+    """With a single file, only its path differs."""
     (tmp_path / "part" / "below").mkdir(parents=True)
     file = tmp_path / "part" / "one.py"
     file.write_text("ONE = 1\n")

@@ -1,4 +1,4 @@
-"""The file of `blinkpy ray up`: what it gives, and what is refused, by name."""
+"""The file of `blinkpy ray up`: its results, and the errors with names."""
 
 from pathlib import Path
 from typing import Any

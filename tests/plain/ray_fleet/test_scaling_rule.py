@@ -171,7 +171,7 @@ def test_a_simulated_day(seed: int) -> None:
     assert over < looks * 0.03
 
 
-# ---- from what front ends publish ---------------------------------------------------------------------------------------
+# ---- from the gauges of front ends --------------------------------------------------------------------------------------
 
 TEXT = """
 blinkpy_engine_up 1

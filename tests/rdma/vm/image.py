@@ -18,7 +18,7 @@ from support.debian_packages import SetupError, cache_folder, install_packages, 
 
 PACKAGES = (
     *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and what the first file system is of
-    *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # what runs inside
+    *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # the program that runs inside
 )
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 # virtio and 9p bring the root file system, overlay makes it writable; RDMA runs over interfaces of dummy and veth.

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare() -> None:
-    """The image, and what programs inside need in the environment. Raises SetupError."""
+    """The image, and the environment that programs inside need. Raises SetupError."""
     ensure_image()
     CACHE.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
@@ -63,8 +63,9 @@ def run_tests(arguments: list[str], title: str = "") -> int:
 
 
 def run_inside(program: list[str], title: str = "", limit_s: float = LIMIT_S, out: Path | None = None) -> int:
-    """A program in its own machine, with the compiled code and the settings of this run; its exit code. Others as of
-    boot.run()."""
+    """A program in its own machine, with the compiled code and the settings of this run; its exit code. Other parameters: see
+    boot.run().
+    """
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     # With the emulator's AVX2, np.argsort of 14 numbers or more is wrong.
     inside.append("NPY_DISABLE_CPU_FEATURES=X86_V3 X86_V4")

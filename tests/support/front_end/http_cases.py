@@ -210,8 +210,9 @@ class CaseMaker:
         results: list[tuple[list[str], bool]],
         thanked: list[str],
     ) -> list[dict[str, Any]]:
-        """Messages or items: the model's text and calls, their results, and the user's text. summary: of the reasoning, which
-        counts without thoughts."""
+        """Messages or items: the model's text and calls, their results, and the user's text. summary: summary of the reasoning,
+        which counts without thoughts.
+        """
         ids = [f"id_{i}" for i in range(count)]
         if path == RESPONSES:
             reasons = [{"type": "reasoning_text", "text": one} for one in thoughts]

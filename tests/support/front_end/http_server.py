@@ -88,8 +88,9 @@ def serving(
     make: Callable[..., Any] = make_server,
     **options: object,
 ) -> Iterator[RunningServer]:
-    """A worker for an engine, or for one with that name, until the end of the block. send_buffer: of the server's
-    sockets, in bytes, 0: the kernel's default. make: another make_server, with a planted bug. options: by their flat names."""
+    """A worker for an engine, or for one with that name, until the end of the block. send_buffer: size for the server's sockets,
+    in bytes; 0: the kernel's default. make: another make_server, with a planted bug. options: by their flat names.
+    """
     name = engine if isinstance(engine, str) else engine.segment_name
     values = {"name": name, "served_model_name": MODEL, "shutdown_s": 1, "log_level": "error", "engine_timeout_ms": 60_000}
     values |= options

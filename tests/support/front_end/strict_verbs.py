@@ -204,7 +204,7 @@ class QP(Part):
         self.transitions: dict[str, Any] = {}
         self.posted, self.failed = deque[Any](), False
         self.batch: Any = None
-        self.outstanding = self.silent = 0  # requests whose completion nobody took; and of these, those done since the last one
+        self.outstanding = self.silent = 0  # requests whose completion was not taken; and of these, those done since the last one
         self.all[self.qp_num] = self.cq.queue = self
         self.wr_id = self.wr_flags = 0
 

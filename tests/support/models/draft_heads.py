@@ -1,4 +1,4 @@
-"""Small checkpoints with a layer for multi-token prediction, whose drafts are right at times."""
+"""Small checkpoints with a layer for multi-token prediction, whose drafts are sometimes correct."""
 
 import json
 from pathlib import Path

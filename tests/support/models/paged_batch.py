@@ -75,7 +75,7 @@ class PagedBatches:
     def batch(self, work: list[tuple[Sequence, int]], drafts: dict[int, list[int]] | None = None) -> Batch:
         """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
 
-        drafts: by slot, of sequences that decode. Each draft is a row behind the row of its sequence. These
+        drafts: by slot, of sequences that decode. Each draft is a row after the row of its sequence. These
         rows follow all decode rows.
 
         A row emits if it computes the sequence's last known token. Entries after the rows are filled with rubbish if the

@@ -171,7 +171,7 @@ def ownership(transport: Transport, protocol: Protocol) -> Scenario:
         yield Load("claim", wanted=lambda claim: claim == 2)
         epoch, tail = yield Load("doorbell", True)
         if epoch == 1:
-            sq_head = tail  # what was announced and not consumed is skipped
+            sq_head = tail  # announced but unconsumed entries are skipped
         released = protocol.grant_released
         if not protocol.positions_before_epoch:
             yield Store("epoch", 2, released)
@@ -268,7 +268,7 @@ def record(transport: Transport, protocol: Protocol) -> Scenario:
 
 SCENARIOS = (submission, completion, ownership, cancellation, record)
 
-# Protocols with a bug. Those that lack a fence or an order are right on machines that keep it anyway.
+# Protocols with a bug. Bugs that lack a fence or an order do no harm on machines that keep the order anyway.
 BUGS = {name: PROTOCOL._replace(**{name: False}) for name in Protocol._fields}
 
 

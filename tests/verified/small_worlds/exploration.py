@@ -54,7 +54,7 @@ def explore(world: SmallWorld, longest: int) -> Explored:
     found = Explored(states=1)
     numbers: dict[Hashable, int] = {world.key(): 0}
     new: list[tuple[int, Any, tuple[Any, ...]]] = [(0, world.save(), ())]  # states of this length, and the way to each
-    after: list[list[int]] = []  # by state: where each of its events leads
+    after: list[list[int]] = []  # by state: the next state after each of its events
     counts = Counter({0: 1})  # sequences of this length, by their last state
     while found.longest < longest and not found.complete:
         states, new = new, []

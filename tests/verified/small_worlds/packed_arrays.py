@@ -8,7 +8,7 @@ from blinkpy.device.tables import map_arrays
 
 
 class PackedArrays:
-    """tree: NamedTuples of arrays, and integers; here with the same content. memory: of all of them."""
+    """tree: NamedTuples of arrays, and integers; here with the same content. memory: the memory of all of them."""
 
     def __init__(self, tree: Any) -> None:
         arrays: list[np.ndarray] = []

@@ -44,7 +44,7 @@ class PageWorld:
         self._packed = PackedArrays(make_state(self.limits))
         self._arrays: S.State = self._packed.tree
         self.state = as_memoryviews(self._arrays)
-        self._queues = SimpleNamespace(hits=np.zeros((1, slots), np.int64))  # what a start writes there
+        self._queues = SimpleNamespace(hits=np.zeros((1, slots), np.int64))  # the values that a start writes there
         self._hasher = PageHasher(page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), VOCAB)
         self.pool = Pool((None,) * slots, (None,) * pages)
         self._seen = np.zeros((2, max(slots, pages)), np.int64)

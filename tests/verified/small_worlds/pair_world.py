@@ -30,7 +30,7 @@ KINDS = (((1,), 1), ((1, 0), 2))  # prompt, and tokens that the request may gene
 EVERYTHING = 1 << 30
 CALM_ROUNDS = 12
 Event = tuple[Any, ...]
-# What no decision depends on: times, numbers of turns, what tenants were served, working memory. The client's clock, too.
+# Data on which no decision depends: times, numbers of turns, service of tenants, working memory. The client's clock, too.
 UNKEYED = (
     *("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts"),
     *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.granted_ns", "pairs.verdict"),

@@ -173,7 +173,7 @@ def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path
 
 
 def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
-    """torch's product, of bfloat16 results: the sums are added by the next norm, and SwiGLU quantises what it makes."""
+    """torch's product, of bfloat16 results: the next norm adds the sums, and SwiGLU quantises its result."""
     cublas = step_cases.ChosenTable(lambda n, rows: None if n == model_zoo.VOCAB else LinearConfig("cublas"))
     how: dict[str, Any] = {"table": cublas, "quantise": fp8_reference.fp8_weights, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how), 0.12)

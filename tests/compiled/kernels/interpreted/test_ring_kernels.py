@@ -32,7 +32,7 @@ def place(batches: PagedBatches, batch: Batch, sizes: RingSizes, host: HostRings
     for sequence, count in batches.work:
         oldest, end = max(sequence.computed - sizes.window + 1, 0) // page, -(-(sequence.computed + count) // page)
         assert (table[sequence.slot, oldest:end] == host.page_table[sequence.slot, oldest:end]).all()
-        before = table[sequence.slot, max(0, oldest - 256 // page) : oldest]  # what the first tile may load
+        before = table[sequence.slot, max(0, oldest - 256 // page) : oldest]  # positions that the first tile may load
         of_ring = sizes.pages * len(sizes.layers)
         assert (before // of_ring == sequence.slot).all()
     return view

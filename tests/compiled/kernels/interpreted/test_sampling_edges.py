@@ -128,7 +128,7 @@ def test_collected_keys_are_loaded_behind_a_barrier(rng: np.random.Generator, mo
     assert set(out[20:].tolist()) == {candidates.PAST_ALL.value}
 
 
-# ---- what comes before the draw ------------------------------------------------------------------------------------------
+# ---- before the draw -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit

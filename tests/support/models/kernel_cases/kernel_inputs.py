@@ -1,6 +1,6 @@
 """Random inputs of kernels, and their expected outputs.
 
-Checks of the Triton kernels against tests/support/models/kernel_reference.py lie next to this file, for any device: small and
+Checks of the Triton kernels against tests/support/models/kernel_reference.py are in this folder, for any device: small and
 interpreted, or at real sizes on a GPU. Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves the
 bucket partly empty, and checks that padding was neither written nor read. A case returns nothing and raises AssertionError.
 """

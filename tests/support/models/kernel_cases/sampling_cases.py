@@ -156,7 +156,7 @@ def sampling_case(
         masked = max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]
         if masked:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
-        # Sampled tokens reveal few wrong logits. What nothing changes is not copied.
+        # Sampled tokens reveal few wrong logits. Unchanged tensors are not copied.
         changed = masked or automata.ruled[slot] >= 0 or [float(reals[word]) for word in PENALTIES] != [1.0, 0.0, 0.0]
         expected_logits = adjusted if changed else np.full_like(adjusted, UNTOUCHED)
         np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), expected_logits, rtol=1e-4, atol=1e-4)
