@@ -208,11 +208,9 @@ class ByteAutomaton:
         """For each state: the minimum number of bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted
         string, it counts from the minimum length.
         """
-        following = np.sort(self.next_state, axis=1)
-        new = following >= 0
-        new[:, 1:] &= following[:, 1:] != following[:, :-1]
-        source, place = np.nonzero(new)
-        target = following[source, place]
+        begins, targets = self._runs()
+        source = np.repeat(np.arange(self.states), np.diff(begins, append=len(targets)))
+        source, target = source[targets >= 0], targets[targets >= 0]
         order = np.argsort(target, kind="stable")
         first = np.searchsorted(target[order], np.arange(self.states + 1)).tolist()
         sources = source[order].tolist()
@@ -228,6 +226,13 @@ class ByteAutomaton:
                         found[before] = far
                         reached.setdefault(far, []).append(before)
         return np.array(found, np.int64)
+
+    def _runs(self) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+        """Runs of equal next states: the first run of each state, and the next state of each run."""
+        changes = np.ones(self.next_state.shape, bool)
+        changes[:, 1:] = self.next_state[:, 1:] != self.next_state[:, :-1]
+        places = np.flatnonzero(changes)
+        return np.searchsorted(places, np.arange(self.states) * self.classes), self.next_state.reshape(-1)[places]
 
     @cached_property
     def _digest(self) -> int:
@@ -264,10 +269,11 @@ class ByteAutomaton:
 
     def _one_byte_before(self, distances: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distance of each state, from the distances of the next states."""
-        padded = np.append(distances, MOST_DISTANCE)  # DEAD is -1, the last element
-        entered = np.append(distances + self._least_of_hubs(), MOST_DISTANCE)
-        nearest = padded[self.next_state].min(axis=1) + 1
-        nearest[: self.counted] = entered[self.next_state[: self.counted]].min(axis=1) + 1
+        begins, targets = self._runs()
+        plain = int(begins[self.counted]) if self.counted < self.states else len(targets)  # runs of states outside of loops
+        far = np.append(distances, MOST_DISTANCE)[targets]  # DEAD is -1, the last element
+        far[:plain] = np.append(distances + self._least_of_hubs(), MOST_DISTANCE)[targets[:plain]]
+        nearest = np.minimum.reduceat(far, begins) + 1
         return np.where(self.accepting, 0, np.minimum(nearest, MOST_DISTANCE))
 
     def advance(self, position: int, output: bytes) -> int:

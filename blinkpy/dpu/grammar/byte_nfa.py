@@ -42,7 +42,11 @@ class ByteNfa:
 
     def node(self) -> int:
         """A new node. Raises GrammarTooLargeError if there are too many."""
-        return self.nodes(1)
+        number = len(self.edges)
+        if number >= MOST_NODES:
+            return self.nodes(1)
+        self.edges.append([])
+        return number
 
     def nodes(self, count: int) -> int:
         """The first of several new consecutive nodes. Raises GrammarTooLargeError if there are too many."""
@@ -179,7 +183,8 @@ def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: i
 
     character: a piece; none of its strings is a prefix of another, or begins with the delimiter.
     """
-    edges, last = range_edges(character), character.accepting.tolist()
+    edges, last = _edges_of(character), character.accepting.tolist()
+    labels = Counted(least, most, False), Counted(least, most, True)
 
     def add(nfa: ByteNfa, source: int, target: int) -> None:
         hub = nfa.nodes(len(edges))
@@ -187,7 +192,7 @@ def counted_string(character: ByteAutomaton, delimiter: int, least: int, most: i
         nfa.edges[source].append((delimiter, delimiter, hub))
         for state, leading in enumerate(edges):
             nfa.edges[place[state]] += [(low, high, place[to]) for low, high, to in leading]
-            nfa.counted[place[state]] = Counted(least, most, place[state] == hub)
+            nfa.counted[place[state]] = labels[place[state] == hub]
         nfa.edges[hub].append((delimiter, delimiter, target))
 
     return add
@@ -218,6 +223,11 @@ def words(texts: Iterable[bytes]) -> Piece:
                 waiting.append((following, below))
 
     return add
+
+
+@lru_cache(MOST_EMBEDDED)
+def _edges_of(automaton: ByteAutomaton) -> list[list[Edge]]:
+    return range_edges(automaton)
 
 
 @lru_cache(MOST_EMBEDDED)
@@ -282,14 +292,14 @@ class _Subsets:
             outgoing = of[nodes] if single else [edge for node in nodes for edge in of[node]]  # type: ignore[index, union-attr]
             if len(outgoing) > 1:
                 outgoing = sorted(outgoing)
-                if not all(before[1] < after[0] for before, after in pairwise(outgoing)):
+                if not all([before[1] < after[0] for before, after in pairwise(outgoing)]):  # noqa: C419 (a list is faster)
                     for low, high, after in self._split(outgoing):
                         edges.add(low, high, after)
                     outgoing = []
             for low, high, target in outgoing:
                 state = known.get(target)
                 if state is None:
-                    state = known[target] = self._state(self._closure(target))
+                    state = self._behind_edge(target)
                 lows.append(low)
                 highs.append(high)
                 targets.append(state)
@@ -312,17 +322,42 @@ class _Subsets:
         return result
 
     def _split(self, outgoing: list[Edge]) -> list[Edge]:
-        """Disjoint edges to states, for edges to nodes that overlap."""
-        points = sorted({point for low, high, _ in outgoing for point in (low, high + 1)})
-        result = []
-        for low, following in pairwise(points):
-            targets = {target for first, high, target in outgoing if first <= low <= high}
-            closures = [self._closure(target) for target in targets]
-            union = set().union(*(one for one in closures if type(one) is not int))  # type: ignore[arg-type]
-            union.update(one for one in closures if type(one) is int)
-            if targets:
-                result.append((low, following - 1, self._state(_nodes(union))))
+        """Disjoint edges to states, for edges to nodes that overlap. outgoing: in order."""
+        if any(before[1] >= after[0] and before[:2] != after[:2] for before, after in pairwise(outgoing)):
+            points = sorted({point for low, high, _ in outgoing for point in (low, high + 1)})
+            ranges = [(low, following - 1) for low, following in pairwise(points)]
+            groups = [[target for first, high, target in outgoing if first <= low <= high] for low, _ in ranges]
+            return [(low, high, self._behind_edges(group)) for (low, high), group in zip(ranges, groups, strict=True) if group]
+        result, known, at = list[Edge](), self._behind, 0
+        while at < len(outgoing):  # ranges are equal or disjoint
+            low, high, target = outgoing[at]
+            begin, at = at, at + 1
+            while at < len(outgoing) and outgoing[at][0] == low:
+                at += 1
+            if at - begin > 1:
+                state = self._behind_edges([edge[2] for edge in outgoing[begin:at]])
+            elif (found := known.get(target)) is not None:
+                state = found
+            else:
+                state = self._behind_edge(target)
+            result.append((low, high, state))
         return result
+
+    def _behind_edge(self, target: int) -> int:
+        """The state after an edge to a node."""
+        state = self._behind[target] = self._state(self._closure(target))
+        return state
+
+    def _behind_edges(self, targets: list[int]) -> int:
+        """The state after edges to several nodes."""
+        union = set[int]()
+        for target in targets:
+            closure = self._closure(target)
+            if type(closure) is int:
+                union.add(closure)
+            else:
+                union |= closure  # type: ignore[arg-type]
+        return self._state(_nodes(union))
 
     def _state(self, nodes: Nodes) -> int:
         state = self.states.get(nodes)

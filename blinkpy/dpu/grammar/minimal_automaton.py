@@ -90,9 +90,11 @@ def minimal_automaton(edges: Edges, accepting: list[bool], counted: Sequence[Cou
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None
-    labels: list[Counted | None] = [None, *dict.fromkeys(one for one in counted if one is not None)]
+    distinct = {id(one): one for one in counted}  # most states share the object of their label
+    labels: list[Counted | None] = [None, *dict.fromkeys(one for one in distinct.values() if one is not None)]
     index = {label: 2 * number for number, label in enumerate(labels)}
-    kinds = np.array(accepting, np.int64) + (np.array([index[one] for one in counted]) if counted else 0)
+    number = {key: index[one] for key, one in distinct.items()}
+    kinds = np.array(accepting, np.int64) + (np.array([number[id(one)] for one in counted]) if counted else 0)
     first, low, high, target = (np.array(column, np.int64) for column in edges)
     every = _Edges(np.repeat(np.arange(len(accepting)), np.diff(first)), low, high + 1, target, first)
     chosen = np.array(alive)
@@ -175,19 +177,17 @@ def _blocks(edges: _Edges, kinds: Int64) -> Int64:
     source, first = edges.source[order], np.searchsorted(edges.target[order], np.arange(states + 1))
     found, block = np.unique(kinds, return_inverse=True)
     touched, blocks = np.arange(states), len(found)
-    scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # the number of a block
+    scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 9)  # the number of a block
     while len(touched):
         places, ends = _ranges(edges.first, touched)
         sums = np.append(0, np.cumsum(width[places] * scatter[block[edges.target[places]]]))
         signature = sums[ends] - sums[np.append(0, ends[:-1])]
-        by = np.lexsort((signature, block[touched]))
+        signature += scatter[-1] * block[touched]
+        by = np.argsort(signature)
         rows, signature = touched[by], signature[by]
-        old = block[rows]
-        new_block = np.append(True, old[1:] != old[:-1])
-        new_group = new_block | np.append(True, signature[1:] != signature[:-1])
-        starts = np.flatnonzero(new_group)
+        starts = np.flatnonzero(np.append(True, signature[1:] != signature[:-1]))
         sizes = np.diff(np.append(starts, len(rows)))
-        group_block = old[starts]
+        group_block = block[rows[starts]]
         whole = np.bincount(group_block, sizes, minlength=blocks) == np.bincount(block, minlength=blocks)
         # If a round touches all states of a block, its largest group keeps the block's number.
         by_size = np.lexsort((sizes, group_block))
@@ -198,7 +198,9 @@ def _blocks(edges: _Edges, kinds: Int64) -> Int64:
         blocks += int((~keeps).sum())
         changed = rows[np.repeat(~keeps, sizes)]
         block[rows] = np.repeat(numbers, sizes)
-        touched = np.unique(source[_ranges(first, changed)[0]])
+        before = np.zeros(states, bool)
+        before[source[_ranges(first, changed)[0]]] = True
+        touched = np.flatnonzero(before)
     return block
 
 
@@ -238,6 +240,29 @@ def _quotient(edges: _Edges, kinds: Int64, block: Int64) -> tuple[_Edges, Int64]
 def _numbered(edges: _Edges, kinds: Int64, labels: list[Counted | None]) -> ByteAutomaton:
     """The states in breadth-first order from state 0, by bytes. The states of counted strings come last, their hubs at the
     end."""
+    of = np.array(kinds) >> 1
+    order = _breadth_first(edges)
+    if len(labels) > 1:
+        last = np.array([0 if label is None else 1 + label.is_hub for label in labels])
+        order = order[np.argsort(last[of[order]], kind="stable")]
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    source = number[edges.source]
+    by = np.argsort(source, kind="stable")
+    columns = (source[by], edges.low[by], edges.behind[by], number[edges.target[by]])
+    class_of, next_state = _table(_Edges.of(len(order), *columns))
+    loops = _loops([labels[label] for label in of[order].tolist()], next_state)
+    return ByteAutomaton(class_of, next_state, kinds[order] & 1 != 0, loops=loops)
+
+
+def _breadth_first(edges: _Edges) -> Int64:
+    """The states in breadth-first order from state 0, by bytes."""
+    states = len(edges.first) - 1
+    entered = np.full(states, len(edges.target))  # the first edge into each state
+    entered[edges.target[::-1]] = np.arange(len(edges.target))[::-1]
+    later = entered[1:]
+    if np.all(later[1:] > later[:-1]) and np.all(edges.source[later] < np.arange(1, states)):
+        return np.arange(states)  # in this order already, as subsets are found in it
     first, targets = edges.first.tolist(), edges.target.tolist()
     order, found = [0], {0}
     for state in order:  # grows meanwhile
@@ -245,17 +270,7 @@ def _numbered(edges: _Edges, kinds: Int64, labels: list[Counted | None]) -> Byte
             if target not in found:
                 found.add(target)
                 order.append(target)
-    of = [labels[kind >> 1] for kind in kinds.tolist()]
-    if len(labels) > 1:
-        order.sort(key=lambda state: 0 if (label := of[state]) is None else 1 + label.is_hub)
-    number = np.empty(len(order), np.int64)
-    number[order] = np.arange(len(order))
-    source = number[edges.source]
-    by = np.argsort(source, kind="stable")
-    columns = (source[by], edges.low[by], edges.behind[by], number[edges.target[by]])
-    class_of, next_state = _table(_Edges.of(len(order), *columns))
-    loops = _loops([of[state] for state in order], next_state)
-    return ByteAutomaton(class_of, next_state, kinds[order] & 1 != 0, loops=loops)
+    return np.array(order)
 
 
 def _loops(of: list[Counted | None], next_state: NDArray[np.int16]) -> Int32:
