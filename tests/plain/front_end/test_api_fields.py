@@ -186,8 +186,11 @@ def test_hints_within_fields_are_accepted() -> None:
         with pytest.raises(ApiError, match=r"messages\[0\].content\[0\].name"):
             accept("chat", messages=[other])
     tool = {"type": "function", "name": "f", "parameters": {}}
-    more = {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}
-    assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
+    for more in (
+        {"defer_loading": False, "output_schema": None},
+        {"defer_loading": True, "allowed_callers": ["programmatic", "direct"]},
+    ):
+        assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
     chat_tool = {"type": "function", "function": {"name": "f"}}
     assert accept("chat", tools=[{**chat_tool, "defer_loading": False}]) == accept("chat", tools=[chat_tool])
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
@@ -195,7 +198,6 @@ def test_hints_within_fields_are_accepted() -> None:
     assert accept("responses", input=[call, {**result, "name": "f"}]) == accept("responses", input=[call, result])
     for fields, param in (
         ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "hint": 1}]}]}, "input[0].content[0].hint"),
-        ({"tools": [{**tool, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{**tool, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
@@ -439,15 +441,16 @@ def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
         (
             "responses",
             {"tools": [{"type": 5}]},
-            "'function', 'custom', 'namespace', 'web_search', 'web_search_2025_08_26', 'image_generation', 'local_shell' or "
-            "'tool_search', not an integer",
+            "'function', 'custom', 'namespace', 'web_search', 'web_search_2025_08_26', 'web_search_preview', "
+            "'web_search_preview_2025_03_11', 'image_generation', 'local_shell', 'tool_search', 'file_search', "
+            "'code_interpreter' or 'mcp', not an integer",
         ),
         ("responses", {"text": {"format": {"type": "x"}}}, "must be 'text', 'json_object' or 'json_schema', not 'x'"),
         (
             "responses",
             {"input": [{"type": "x"}]},
-            "'message', 'function_call', 'function_call_output', 'reasoning', 'custom_tool_call' or 'custom_tool_call_output', "
-            "not 'x'",
+            "'message', 'function_call', 'function_call_output', 'reasoning', 'custom_tool_call', 'custom_tool_call_output', "
+            "'web_search_call', 'file_search_call', 'code_interpreter_call', 'mcp_call' or 'mcp_list_tools', not 'x'",
         ),
     )
     for endpoint, fields, words in cases * 5:

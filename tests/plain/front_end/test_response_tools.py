@@ -282,7 +282,7 @@ def agent_tools(*more: Any) -> list[Any]:
 
 def test_tools_that_are_no_functions_are_hidden(hermes: Served, caplog: pytest.LogCaptureFixture) -> None:
     """The log has a line for each type, not for each request."""
-    kinds = ("image_generation", "local_shell", "tool_search")
+    kinds = ("code_interpreter", "file_search", "image_generation", "local_shell", "mcp", "tool_search", "web_search_preview")
     more: Any = [{"type": kind, "strange": 1} for kind in kinds]
     for _ in range(2):
         respond(hermes, "Well.", tools=[TOOLS[0], *more])
@@ -324,7 +324,7 @@ def test_functions_of_a_namespace(hermes: Served) -> None:
     ("tools", "param"),
     [
         ([{"type": "web_search"}], "tools[0].type"),  # no client would search
-        (agent_tools({"type": "code_interpreter"}), "tools[3].type"),
+        (agent_tools({"type": "computer_use_preview"}), "tools[3].type"),
         (agent_tools({"type": []}), "tools[3].type"),
         (agent_tools({"type": "function", "name": "agents__end"}), "tools[3].name"),
         (agent_tools(AGENTS), "tools[3].tools[0].name"),
@@ -341,6 +341,49 @@ def test_other_tools_are_refused_by_their_place(hermes: Served, tools: list[Any]
     with pytest.raises(BadRequestError) as caught:
         hermes.client.responses.create(model=MODEL, input="Hi", tools=tools)
     assert caught.value.param == param
+
+
+SERVED: Any = [  # items of OpenAI's service, and the words that the model sees of each
+    (
+        {"type": "web_search_call", "id": "1", "action": {"type": "search", "query": "snow", "sources": [{"url": "a.org"}]}},
+        ("web_search", "snow", "a.org"),
+    ),
+    (
+        {"type": "file_search_call", "id": "2", "queries": ["ice"], "results": [{"text": "Cold."}]},
+        ("file_search", "ice", "Cold."),
+    ),
+    (
+        {
+            "type": "code_interpreter_call",
+            "id": "3",
+            "code": "1 + 1",
+            "container_id": "c",
+            "outputs": [{"type": "logs", "logs": "2\n"}],
+        },
+        ("code_interpreter", "1 + 1", "logs"),
+    ),
+    (
+        {"type": "mcp_call", "id": "4", "name": "roll", "server_label": "dice", "arguments": '{"n": 6}', "output": "Four."},
+        ("roll", '"n": 6', "Four."),
+    ),
+    (
+        {"type": "mcp_call", "id": "5", "name": "roll", "server_label": "dice", "arguments": "{}", "error": "no dice"},
+        ("no dice",),
+    ),
+]
+
+
+def test_calls_that_openais_service_has_answered(hermes: Served) -> None:
+    """They are calls with results in the history; lists of tools are not shown."""
+    listed = {"type": "mcp_list_tools", "id": "0", "server_label": "dice", "tools": [{"name": "probe_of_a_list"}]}
+    ended = [item | {"status": "completed"} for item, _ in SERVED]
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done.", "annotations": []}]}
+    respond(hermes, "Well.", input=[*ASK, listed, *ended, answer, *ASK], tools=TOOLS)
+    prompt, at = hermes.prompt(), 0
+    for _, words in SERVED:
+        for word in words:
+            at = prompt.index(word, at)
+    assert at < prompt.index("Done.") and "probe_of_a_list" not in prompt
 
 
 def test_a_namespace_of_an_earlier_call_is_a_name(hermes: Served) -> None:

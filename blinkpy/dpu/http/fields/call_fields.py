@@ -2,9 +2,10 @@
 
 import json
 from contextlib import suppress
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_errors import missing
@@ -135,6 +136,84 @@ class ResultItem(_Result, tag="function_call_output"):
 
 class CustomResultItem(_Result, tag="custom_tool_call_output"):
     """The result of a custom tool's call."""
+
+
+# ---- calls that OpenAI's service has answered ------------------------------------------------------------------------------
+
+
+class ServedItem(Struct, tag_field="type", kw_only=True):
+    """A call with its result, from the history of another server. Fields without a meaning for a model are not read."""
+
+    id: str | None = None
+    status: Any = None
+
+    @property
+    def called(self) -> tuple[str, Any, Any]:
+        """Name, arguments and result."""
+        raise NotImplementedError
+
+    def messages(self, where: str) -> list[dict[str, Any]]:
+        """The call and its result as chat templates expect them. Raises ApiError."""
+        name, arguments, result = self.called
+        given = arguments if isinstance(arguments, str | dict) else {}
+        call_id = self.id or f"served_{sha256(where.encode()).hexdigest()[:12]}"
+        content = depth_checked(where, result)
+        text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+        return [{"id": call_id, **_call(where, name, given)}, {"role": "tool", "content": text, "tool_call_id": call_id}]
+
+
+class SearchCall(ServedItem, tag="web_search_call", kw_only=True):
+    """A search, or a page that was opened."""
+
+    action: dict[str, Any] | None = None
+
+    @property
+    def called(self) -> tuple[str, Any, Any]:
+        """The result is the list of sources."""
+        action = dict(self.action or {})
+        return "web_search", action, action.pop("sources", None)
+
+
+class FileSearchCall(ServedItem, tag="file_search_call", kw_only=True):
+    """A search in files."""
+
+    queries: Any = None
+    results: Any = None
+
+    @property
+    def called(self) -> tuple[str, Any, Any]:
+        """The result is the list of texts."""
+        return "file_search", {"queries": self.queries}, self.results
+
+
+class CodeCall(ServedItem, tag="code_interpreter_call", kw_only=True):
+    """Code that was run."""
+
+    code: str | None = None
+    outputs: Any = None
+
+    @property
+    def called(self) -> tuple[str, Any, Any]:
+        """The result is the list of outputs."""
+        return "code_interpreter", {"code": self.code}, self.outputs
+
+
+class McpCall(ServedItem, tag="mcp_call", kw_only=True):
+    """A call of a tool of an MCP server."""
+
+    name: CalledName
+    arguments: str | None = None
+    output: Any = None
+    error: Any = None
+
+    @property
+    def called(self) -> tuple[str, Any, Any]:
+        """The result is the output, or the error."""
+        return self.name, self.arguments, self.output if self.error is None else {"error": self.error}
+
+
+class ListedTools(Struct, tag_field="type", tag="mcp_list_tools"):
+    """The tools of an MCP server that OpenAI's service has listed. The model does not see them."""
 
 
 def _call(where: str, name: str, given: str | dict[str, Any] | list[Any] | None) -> dict[str, Any]:

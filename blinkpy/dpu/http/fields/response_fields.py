@@ -6,7 +6,19 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_model import Body, SentBack, doc, hints, only, rule
-from blinkpy.dpu.http.fields.call_fields import CallItem, CustomCallItem, CustomResultItem, ItemPart, ResultItem
+from blinkpy.dpu.http.fields.call_fields import (
+    CallItem,
+    CodeCall,
+    CustomCallItem,
+    CustomResultItem,
+    FileSearchCall,
+    ItemPart,
+    ListedTools,
+    McpCall,
+    ResultItem,
+    SearchCall,
+    ServedItem,
+)
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart, refuse_refusals
 from blinkpy.dpu.http.fields.choice_fields import FlatChoice, check_choice, tool_choice
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, FlatFormat, TextFormat, format_grammar
@@ -85,8 +97,21 @@ class ReasoningItem(SentBack, tag_field="type", tag="reasoning"):
 Items = Annotated[
     list[
         Annotated[
-            MessageItem | CallItem | ResultItem | ReasoningItem | CustomCallItem | CustomResultItem,
-            hints(item_reference="responses are not stored; with `store` false, clients send the items"),
+            MessageItem
+            | CallItem
+            | ResultItem
+            | ReasoningItem
+            | CustomCallItem
+            | CustomResultItem
+            | SearchCall
+            | FileSearchCall
+            | CodeCall
+            | McpCall
+            | ListedTools,
+            hints(
+                item_reference="responses are not stored; with `store` false, clients send the items",
+                image_generation_call="models accept text only",
+            ),
         ]
     ],
     Meta(min_length=1, max_length=MAX_MESSAGES),
@@ -100,6 +125,8 @@ def messages(items: Any) -> list[Message]:
     open_turn = False  # the last message is an assistant's
     for i, item in enumerate(items):
         where = f"input[{i}]"
+        if isinstance(item, ListedTools):
+            continue
         if isinstance(item, MessageItem):
             message = item.message(where)
             begun = open_turn and "tool_calls" not in found[-1] and not found[-1]["content"]  # by its reasoning
@@ -116,6 +143,10 @@ def messages(items: Any) -> list[Message]:
             if isinstance(item, ReasoningItem):
                 thoughts = (found[-1].get("reasoning_content", ""), item.text)
                 found[-1]["reasoning_content"] = "\n".join(filter(None, thoughts))
+            elif isinstance(item, ServedItem):
+                call, result = item.messages(where)
+                found[-1].setdefault("tool_calls", []).append(call)
+                found.append(result)
             else:
                 found[-1].setdefault("tool_calls", []).append(item.message(where))
         open_turn = found[-1]["role"] == "assistant"
@@ -164,7 +195,8 @@ class ResponseBody(_Base, kw_only=True):
         doc(
             f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, '
             "`function_call_output`, `custom_tool_call`, `custom_tool_call_output` and `reasoning`, whose `encrypted_content` is "
-            "not read. Content may be a list of "
+            "not read; calls that OpenAI's service has answered: `code_interpreter_call`, `file_search_call`, `mcp_call` and "
+            "`web_search_call`. Content may be a list of "
             '`{"type": "input_text", "text": ...}`, an assistant\'s also of `{"type": "refusal", "refusal": ...}`'
         ),
     ]
@@ -199,8 +231,8 @@ class ResponseBody(_Base, kw_only=True):
             '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by '
             'default; `{"type": "namespace", "name", "description", "tools"}`: functions, known to the model as '
             "`NAMESPACE__NAME`; custom tools (docs/tools.md). "
-            "In addition, with a warning in the log and hidden from the model: `image_generation`, "
-            "`local_shell`, `tool_search`, `web_search`"
+            "In addition, with a warning in the log and hidden from the model: `code_interpreter`, `file_search`, "
+            "`image_generation`, `local_shell`, `mcp`, `tool_search`, `web_search`"
         ),
     ] = None
     tool_choice: Annotated[

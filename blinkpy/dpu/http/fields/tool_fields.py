@@ -11,8 +11,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_model import Body, hints, only, rule
-from blinkpy.dpu.http.fields.request_body import refuse_unsupported
+from blinkpy.dpu.http.fields.body_model import Body, hints, rule
 from blinkpy.dpu.tools.custom_input import input_schema
 
 MAX_TOOLS = 128  # of a request; also calls of one message
@@ -96,23 +95,30 @@ def _described(name: str, description: str | None, parameters: Mapping[str, Any]
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
-_Defer = Annotated[Any, only(False, why="tools are never loaded later")]
-_Callers = Annotated[Any, only(["direct"], why="no code runs here that could call a tool")]
+Defer = bool | None  # whether a search may load the tool: without effect, as the model sees all tools
+Callers = list[str] | None
+
+
+def check_callers(callers: Callers, where: str) -> None:
+    """Raise ApiError for a tool that only code may call."""
+    if callers is not None and "direct" not in callers:
+        message = f"'{where}.allowed_callers' must have \"direct\": no code runs here that could call a tool."
+        raise bad_request(message, f"{where}.allowed_callers", "unsupported_parameter")
 
 
 class ChatTool(Body, tag_field="type", tag="function"):
     """A tool of a chat."""
 
     function: Function
-    defer_loading: _Defer = None
-    allowed_callers: _Callers = None
+    defer_loading: Defer = None
+    allowed_callers: Callers = None
 
 
 class FlatTool(Function, tag_field="type", tag="function"):
     """A tool of /v1/responses."""
 
-    defer_loading: _Defer = None
-    allowed_callers: _Callers = None
+    defer_loading: Defer = None
+    allowed_callers: Callers = None
 
 
 _NO_LARK = hints(lark="write a regular expression, or use the format 'text'")
@@ -156,8 +162,8 @@ class ChatCustomTool(Body, tag_field="type", tag="custom"):
     """A custom tool of a chat."""
 
     custom: ChatCustom
-    defer_loading: _Defer = None
-    allowed_callers: _Callers = None
+    defer_loading: Defer = None
+    allowed_callers: Callers = None
 
 
 class CustomTool(Body, tag_field="type", tag="custom"):
@@ -166,8 +172,8 @@ class CustomTool(Body, tag_field="type", tag="custom"):
     name: Name
     description: str | None = None
     format: PlainInput | FlatInputGrammar | None = None
-    defer_loading: _Defer = None
-    allowed_callers: _Callers = None
+    defer_loading: Defer = None
+    allowed_callers: Callers = None
 
     def tool(self, where: str, namespace: Namespace | None = None) -> Tool:
         """The tool at this path of the request. Raises ApiError."""
@@ -211,6 +217,14 @@ class DatedWebSearch(Hosted, tag_field="type", tag="web_search_2025_08_26"):
     """A search, by its newer name."""
 
 
+class PreviewSearch(Hosted, tag_field="type", tag="web_search_preview"):
+    """A search, by its older name."""
+
+
+class DatedPreviewSearch(Hosted, tag_field="type", tag="web_search_preview_2025_03_11"):
+    """A search, by its oldest name."""
+
+
 class ImageGeneration(Hosted, tag_field="type", tag="image_generation"):
     """An image by OpenAI's service."""
 
@@ -223,9 +237,33 @@ class ToolSearch(Hosted, tag_field="type", tag="tool_search"):
     """A search for tools that are loaded later."""
 
 
+class FileSearch(Hosted, tag_field="type", tag="file_search"):
+    """A search in files of OpenAI's service."""
+
+
+class CodeInterpreter(Hosted, tag_field="type", tag="code_interpreter"):
+    """Code that OpenAI's service runs."""
+
+
+class Mcp(Hosted, tag_field="type", tag="mcp"):
+    """A server of tools that OpenAI's service calls."""
+
+
+HostedTool = (
+    WebSearch
+    | DatedWebSearch
+    | PreviewSearch
+    | DatedPreviewSearch
+    | ImageGeneration
+    | LocalShell
+    | ToolSearch
+    | FileSearch
+    | CodeInterpreter
+    | Mcp
+)
 ChatTools = Annotated[list[ChatTool | ChatCustomTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")]
 FlatTools = Annotated[
-    list[FlatTool | CustomTool | NamespaceTool | WebSearch | DatedWebSearch | ImageGeneration | LocalShell | ToolSearch],
+    list[FlatTool | CustomTool | NamespaceTool | HostedTool],
     Meta(max_length=MAX_TOOLS),
     rule(f"at most {MAX_TOOLS} tools"),
 ]
@@ -235,7 +273,7 @@ def chat_tools(given: Sequence[ChatTool | ChatCustomTool]) -> tuple[Tool, ...]:
     """The tools of a chat. Raises ApiError for a broken rule that the types can't express."""
     found = []
     for i, tool in enumerate(given):
-        refuse_unsupported(tool, f"tools[{i}]")
+        check_callers(tool.allowed_callers, f"tools[{i}]")
         if isinstance(tool, ChatTool):
             found.append((f"tools[{i}].function", tool.function.tool(f"tools[{i}].function")))
         else:
@@ -249,12 +287,12 @@ def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
     for i, tool in enumerate(given):
         where = f"tools[{i}]"
         if isinstance(tool, FlatTool | CustomTool):
-            refuse_unsupported(tool, where)
+            check_callers(tool.allowed_callers, where)
             found.append((where, tool.tool(where)))
         elif isinstance(tool, NamespaceTool):
             namespace = Namespace(tool.name, tool.description or "")
             for j, inner in enumerate(tool.tools or ()):
-                refuse_unsupported(inner, f"{where}.tools[{j}]")
+                check_callers(inner.allowed_callers, f"{where}.tools[{j}]")
                 found.append((f"{where}.tools[{j}]", inner.tool(f"{where}.tools[{j}]", namespace)))
     if given and all(isinstance(tool, Hosted) for tool in given):
         message = (
