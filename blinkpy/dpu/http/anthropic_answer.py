@@ -71,13 +71,22 @@ class AnthropicAnswer:
             "usage": usage,
         }
 
+    def _edits(self) -> dict[str, Any]:
+        """The edits of the conversation, if the request has some."""
+        if self._request.clearing is None:
+            return {}
+        done = self._request.cleared
+        kind = "clear_tool_uses_20250919"
+        edits = [{"type": kind, "cleared_tool_uses": done.calls, "cleared_input_tokens": done.tokens}] if done else []
+        return {"context_management": {"applied_edits": edits}}
+
     def whole(self, choices: list[Choice], usage: Usage) -> Turns[bytes]:
         """The body of an answer that is not streamed."""
         yield
         (choice,) = choices
         self.event(choice.index, choice.text)
         self.last_event(choice.index, choice.finish_reason)
-        return orjson.dumps(self._message(_counts(usage)))
+        return orjson.dumps({**self._message(_counts(usage)), **self._edits()})
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +114,7 @@ class AnthropicAnswer:
     def end(self, usage: Usage, with_usage: bool) -> bytes:
         """The events that end the stream, with the token counts."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self.stop_sequence or None}
-        return _event("message_delta", {"delta": delta, "usage": _counts(usage)}) + _event("message_stop", {})
+        return _event("message_delta", {"delta": delta, "usage": _counts(usage), **self._edits()}) + _event("message_stop", {})
 
     def with_usage(self, events: bytes, usage: Usage) -> bytes:
         """The events unchanged: the token counts come at the end."""

@@ -228,4 +228,5 @@ class App:
         if self.service.needs_automaton(request):
             await exchange.unless_disconnected(self.service.compile_grammar(request, exchange.asker))
         await exchange.drained()
-        exchange.write(200, JSON, orjson.dumps({**head, "input_tokens": count}))
+        edits = {"context_management": {"original_input_tokens": count + request.cleared.tokens}} if request.cleared else {}
+        exchange.write(200, JSON, orjson.dumps({**head, "input_tokens": count, **edits}))

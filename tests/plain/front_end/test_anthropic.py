@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from support.front_end import chat_templates
@@ -153,6 +154,165 @@ def test_counting(thinking: Served) -> None:
     assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
+KNOWN = {  # Anthropic's types of tools, and commands that only some versions have
+    "bash_20241022": (), "bash_20250124": (), "memory_20250818": ("rename", "insert_text"),
+    "text_editor_20241022": ("undo_edit",), "text_editor_20250124": ("undo_edit",),
+    "text_editor_20250429": ("insert_text",), "text_editor_20250728": ("insert_text",),
+}  # fmt: skip
+
+
+def test_tools_with_known_schemas(thinking: Served) -> None:
+    """They are functions: the prompt has their schemas, and calls of them come back."""
+    for kind, words in KNOWN.items():
+        tool = {
+            "type": kind,
+            "name": "get_weather",
+            "input_examples": [{"command": "probe_of_an_example"}],
+            "defer_loading": True,
+        }
+        answer = message(thinking, CALL, tools=[tool])
+        assert (answer["content"][0]["name"], answer["content"][0]["input"]) == ("get_weather", INPUT)
+        shown = thinking.prompt()
+        assert '"command"' in shown and "probe_of_an_example" in shown
+        assert {word for word in ("undo_edit", "insert_text", "rename") if f'"{word}"' in shown} == set(words), kind
+    limited = {"type": "text_editor_20250728", "name": "edit", "max_characters": 1234}
+    message(thinking, "x", tools=[limited])
+    assert "1234 characters" in thinking.prompt()
+
+
+SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "snow"}}
+FOUND = {"type": "web_search_result", "title": "Alps", "url": "a.org", "encrypted_content": "probe_of_a_secret", "page_age": None}
+MCP = {"type": "mcp_tool_use", "id": "s2", "name": "roll", "server_name": "dice", "input": {}}
+DOCUMENT = {"type": "document", "title": "Rules", "source": {"type": "text", "media_type": "text/plain", "data": "Be kind."}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "probe_of_a_secret"}}
+
+
+def test_calls_that_anthropics_service_has_answered(thinking: Served) -> None:
+    """They are calls with results in the history, in their order; encrypted parts are left out."""
+    blocks = [
+        {"type": "text", "text": "I search."},
+        SEARCH,
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [FOUND]},
+        MCP,
+        {"type": "mcp_tool_result", "tool_use_id": "s2", "is_error": True, "content": [{"type": "text", "text": "no dice"}]},
+        SEARCH | {"id": "s3", "name": "web_fetch"},
+        {
+            "type": "web_fetch_tool_result",
+            "tool_use_id": "s3",
+            "content": {"type": "web_fetch_result", "url": "b.org", "content": PDF},
+        },
+        {"type": "text", "text": "Look."},
+        {"type": "tool_use", "id": "c1", "name": "get_weather", "input": INPUT},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_reference", "tool_name": "get_time"}]}
+    history = [
+        USER,
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    message(thinking, "Cold.", messages=history, tools=TOOLS)
+    prompt, at = thinking.prompt().partition("Hi<|end|>")[2], 0
+    for word in (
+        "I search.",
+        "web_search",
+        "a.org",
+        "roll",
+        "Error: no dice",
+        "web_fetch",
+        "b.org",
+        "Look.",
+        "get_weather",
+        "get_time",
+        "So?",
+    ):
+        at = prompt.index(word, at)
+    assert "probe_of_a_secret" not in prompt
+    message(thinking, "Cold.", messages=history[:1] + [{"role": "assistant", "content": blocks[:3]}])  # pause_turn
+    assert thinking.prompt().rstrip().endswith("<|start|>assistant")
+
+
+def test_texts_that_a_user_brings(thinking: Served) -> None:
+    found = {"type": "search_result", "source": "a.org", "title": "Alps", "content": [{"type": "text", "text": "Snow."}]}
+    parts = {"type": "document", "context": "Old.", "source": {"type": "content", "content": [{"type": "text", "text": "Part."}]}}
+    message(thinking, "x", messages=[{"role": "user", "content": [DOCUMENT, found, parts, {"type": "text", "text": "So?"}]}])
+    prompt, at = thinking.prompt(), 0
+    for word in ("Rules", "Be kind.", "Alps", "a.org", "Snow.", "Old.", "Part.", "So?"):
+        at = prompt.index(word, at)
+
+
+def test_instructions_that_end(thinking: Served) -> None:
+    brief = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
+    message(thinking, "x", messages=[USER, brief])
+    assert "Be brief." in thinking.prompt()
+    message(thinking, "x", messages=[USER, brief, {"role": "assistant", "content": "Yo"}, USER])
+    assert "Be brief." not in thinking.prompt()
+
+
+def test_thinking_between_tools(thinking: Served) -> None:
+    between = {"type": "between_tools"}
+    message(thinking, "x", thinking=between)
+    assert thinking.prompt().endswith("<think>\n\n</think>\n\n")
+    history = rounds(1)
+    message(thinking, "x", thinking=between, messages=history, tools=TOOLS)
+    assert not thinking.prompt().endswith("</think>\n\n")
+
+
+def rounds(count: int, words: int = 40) -> list[dict[str, Any]]:
+    """A conversation with calls of get_weather and get_time in turn, and a result of each."""
+    found = [USER]
+    for i in range(count):
+        call = {"type": "tool_use", "id": f"c{i}", "name": TOOLS[i % 2]["name"], "input": {"city": f"town{i}."}}
+        result = {"type": "tool_result", "tool_use_id": f"c{i}", "content": f"result{i}. " + "word " * words}
+        found += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return found
+
+
+def test_old_results_are_cleared(thinking: Served, rng: np.random.Generator) -> None:
+    """Those of all but the last calls, if the prompt is long; counts are those of both prompts."""
+    count = int(rng.integers(4, 9))
+    keep, history = int(rng.integers(0, count)), rounds(count)
+    plain = post(thinking, "/v1/messages/count_tokens", messages=history, tools=TOOLS).json()["input_tokens"]
+
+    def edited(**fields: Any) -> tuple[dict[str, Any], list[int], list[int]]:
+        edit = {"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": keep}, **fields}
+        asked = {"messages": history, "tools": TOOLS, "context_management": {"edits": [edit]}}
+        answer = message(thinking, "x", **asked)
+        (edits,) = answer["context_management"].values()
+        prompt = thinking.prompt()
+        left = [[i for i in range(count) if f"{name}{i}." in prompt] for name in ("result", "town")]
+        counted = post(thinking, "/v1/messages/count_tokens", **asked).json()
+        cleared = edits[0] if edits else {"cleared_tool_uses": 0, "cleared_input_tokens": 0}
+        assert counted["input_tokens"] == plain - cleared["cleared_input_tokens"] == len(thinking.engine.submitted[-1].prompt)
+        assert counted.get("context_management") == ({"original_input_tokens": plain} if edits else None)
+        assert cleared["cleared_tool_uses"] == count - len(left[0]) == prompt.count("[cleared]")
+        return cleared, left[0], left[1]
+
+    def tokens(value: int) -> dict[str, Any]:
+        return {"type": "input_tokens", "value": value}
+
+    kept, every = list(range(count - keep, count)), list(range(count))
+    cleared, left, inputs = edited(trigger=tokens(plain - 1))
+    assert (left, inputs) == (kept, every)
+    assert edited(trigger=tokens(plain))[1] == every
+    assert edited(trigger={"type": "tool_uses", "value": count})[1] == every
+    assert edited(trigger={"type": "tool_uses", "value": count - 1})[1] == kept
+    assert edited(trigger=tokens(1), clear_at_least=tokens(cleared["cleared_input_tokens"]))[1] == kept
+    assert edited(trigger=tokens(1), clear_at_least=tokens(cleared["cleared_input_tokens"] + 1))[1] == every
+    assert edited(trigger=tokens(1), exclude_tools=["get_time"])[1] == [i for i in every if i in kept or i % 2]
+    assert edited(trigger=tokens(1), clear_tool_inputs=True)[1:] == (kept, kept)
+    assert edited(trigger=tokens(1), clear_tool_inputs=["get_time"])[2] == [i for i in every if i in kept or not i % 2]
+
+
+def test_results_are_cleared_rather_than_that_the_context_overflows(thinking: Served) -> None:
+    history = rounds(14, 250)
+    thinking.says("x")
+    assert post(thinking, messages=history).json()["error"]["message"].startswith("This model's maximum context length")
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    answer = post(thinking, messages=history, context_management=edits)
+    assert answer.status_code == 200, answer.text
+    assert "result13." in thinking.prompt() and "result10." not in thinking.prompt()
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"max_tokens": None}, "max_tokens"),
@@ -169,7 +329,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}}, "tools"),
     ({"temperature": -1}, "temperature"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
-    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "must be 'clear_thinking_20251015'"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "no summaries"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}] * 2}}, "second edit"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": -1}}]}},
+        "keep",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "server_tool_use", "id": "x", "name": "f", "input": {}}]}]},
+        "assistant's",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "clear_at": "never"}]}, "system messages"),
+    ({"messages": [{"role": "user", "content": [DOCUMENT | {"citations": {"enabled": True}}]}]}, "no citations"),
+    ({"messages": [{"role": "user", "content": [DOCUMENT | {"source": {"type": "base64", "data": ""}}]}]}, "text only"),
+    ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "results are images"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash", "allowed_callers": ["code_execution_20260120"]}]}, "no code runs here"),
+    ({"thread": {"type": "create"}}, "not stored"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"n": 2}, "unknown field 'n'"),
     ({"model": "claude-x"}, "claude-x"),

@@ -28,6 +28,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "message_delta": {"type": "message_delta", "delta": {"stop_reason": str, "stop_sequence": (str, type(None))}, "usage": USAGE},
     "message_stop": {"type": "message_stop"},
 }
+EDIT = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": int, "cleared_input_tokens": int}
 STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 ERROR = {"type": "error", "error": {"type": str, "message": str}, "request_id": (str, type(None))}
 
@@ -43,9 +44,18 @@ def has_shape(value: Any, shape: Any) -> None:
         assert isinstance(value, shape) and type(value) is not bool, (value, shape)
 
 
+def has_shape_with_edits(value: dict[str, Any], shape: Any) -> None:
+    """The shape, perhaps with the edits that a request has asked for."""
+    has_shape({name: inner for name, inner in value.items() if name != "context_management"}, shape)
+    if "context_management" in value:
+        has_shape(value["context_management"], {"applied_edits": list})
+        for edit in value["context_management"]["applied_edits"]:
+            has_shape(edit, EDIT)
+
+
 def is_message(message: dict[str, Any]) -> dict[str, Any]:
     """The message, after its end."""
-    has_shape(message, MESSAGE)
+    has_shape_with_edits(message, MESSAGE)
     for block in message["content"]:
         has_shape(block, BLOCKS[block["type"]])
     assert message["stop_reason"] in STOP_REASONS
@@ -61,7 +71,7 @@ def message_of_events(text: str) -> dict[str, Any]:
         head, _, data = entry.partition("\n")
         event = json.loads(data.removeprefix("data: "))
         assert head == f"event: {event['type']}"
-        has_shape(event, EVENTS[event["type"]])
+        (has_shape_with_edits if event["type"] == "message_delta" else has_shape)(event, EVENTS[event["type"]])
         events.append(event)
     assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
@@ -89,5 +99,5 @@ def message_of_events(text: str) -> dict[str, Any]:
             open_block = None
     assert open_block is None
     message |= events[-2]["delta"]
-    message["usage"] = events[-2]["usage"]
+    message |= {name: events[-2][name] for name in ("usage", "context_management") if name in events[-2]}
     return is_message(message)

@@ -1,151 +1,27 @@
-"""Requests of /v1/messages, Anthropic's API, from a body to a Request: their fields, and their content blocks as messages."""
+"""Requests of /v1/messages, Anthropic's API, from a body to a Request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.anthropic.anthropic_blocks import TEXT_ONLY, MessageParam, TextBlock
+from blinkpy.dpu.http.fields.anthropic.anthropic_tools import AnthropicTools, own_tools, read_tools
 from blinkpy.dpu.http.fields.body_errors import missing
-from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, doc, hints, only, rule
-from blinkpy.dpu.http.fields.call_fields import CalledName
+from blinkpy.dpu.http.fields.body_model import Body, doc, hints, only, rule
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES
 from blinkpy.dpu.http.fields.choice_fields import ToolChoice, check_choice
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, Schema, schema_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_unsupported
 from blinkpy.dpu.http.fields.shared_fields import Limit, Stop
-from blinkpy.dpu.http.fields.tool_fields import (
-    MAX_TOOLS,
-    MAX_TOOLS_BYTES,
-    Function,
-    Name,
-    Tool,
-    check_size,
-    depth_checked,
-    distinct,
-)
-from blinkpy.dpu.text.conversation_forms import WRAPPED
+from blinkpy.dpu.http.fields.tool_fields import MAX_TOOLS_BYTES, Name, check_size
+from blinkpy.dpu.text.conversation_edits import Clearing
 from blinkpy.dpu.text.stop_strings import MAX_STOPS
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETER, RequestParameters
 
-# Tools that Anthropic's service runs by itself. Agents list them with their own; the model does not see them.
-HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_", "mcp_toolset")
-_TEXT_ONLY = hints(**dict.fromkeys(("image", "document", "search_result"), "models accept text only"))
 _CACHED = "prefixes are cached until their pages are evicted"
-
-# ---- content blocks --------------------------------------------------------------------------------------------------
-
-
-class TextBlock(Part, tag_field="type", tag="text"):
-    """A text."""
-
-    text: str
-    cache_control: Any = None
-    citations: Any = None
-
-
-class ToolUseBlock(SentBack, tag_field="type", tag="tool_use"):
-    """A call in an assistant's message."""
-
-    id: str
-    name: CalledName
-    input: Any = None  # clients assemble it from the events of a stream: a model may write no object
-    cache_control: Any = None
-    caller: Any = None
-
-    def call(self, where: str) -> dict[str, Any]:
-        """The call as chat templates expect it. Raises ApiError."""
-        given = {} if self.input is None else self.input if type(self.input) is dict else {WRAPPED: self.input}
-        arguments = depth_checked(f"{where}.input", given)
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
-
-
-class ToolResultBlock(SentBack, tag_field="type", tag="tool_result"):
-    """The result of a call in a user's message."""
-
-    tool_use_id: str
-    content: str | list[Annotated[TextBlock, _TEXT_ONLY]] | None = None
-    is_error: bool | None = None
-    cache_control: Any = None
-
-    def message(self) -> Message:
-        """The result as a message. Chat templates have no mark for errors, so the text mentions the error."""
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
-        return {"role": "tool", "content": f"Error: {text}" if self.is_error else text, "tool_call_id": self.tool_use_id}
-
-
-class ThinkingBlock(SentBack, tag_field="type", tag="thinking"):
-    """Reasoning in an assistant's message. Signatures are not checked."""
-
-    thinking: str
-    signature: str | None = None
-
-
-class RedactedThinkingBlock(SentBack, tag_field="type", tag="redacted_thinking"):
-    """Encrypted reasoning of another server, which can't be read."""
-
-    data: str | None = None
-
-
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, _TEXT_ONLY]
-
-
-class MessageParam(SentBack):
-    """A message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
-
-    def messages(self, where: str) -> list[Message]:
-        """The messages for chat templates; each result of a call becomes a separate message. Raises ApiError for a block that
-        its role can't have.
-        """
-        if isinstance(self.content, str):
-            return [{"role": self.role, "content": self.content}]
-        for i, block in enumerate(self.content):
-            place = f"{where}.content[{i}]"
-            if isinstance(block, ToolResultBlock) and self.role != "user":
-                raise bad_request(f"'{place}': only a user's message can have a tool_result.", place, "invalid_value")
-            if isinstance(block, ToolUseBlock | ThinkingBlock) and self.role != "assistant":
-                kind = "tool_use" if isinstance(block, ToolUseBlock) else "thinking"
-                raise bad_request(f"'{place}': only an assistant's message can have a {kind} block.", place, "invalid_value")
-        texts = [{"type": "text", "text": block.text} for block in self.content if isinstance(block, TextBlock)]
-        results = [block.message() for block in self.content if isinstance(block, ToolResultBlock)]
-        if self.role != "assistant":
-            return results + ([{"role": self.role, "content": texts}] if texts or not results else [])
-        message: Message = {"role": "assistant", "content": "\n".join(text["text"] for text in texts)}
-        thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock) and block.thinking]
-        if thoughts:
-            message["reasoning_content"] = "\n".join(thoughts)
-        calls = [block.call(f"{where}.content[{i}]") for i, block in enumerate(self.content) if isinstance(block, ToolUseBlock)]
-        if len(calls) > MAX_TOOLS:
-            raise bad_request(f"'{where}.content' must hold at most {MAX_TOOLS} calls, not {len(calls)}.", f"{where}.content")
-        return [message | ({"tool_calls": calls} if calls else {})]
-
-
-# ---- tools -----------------------------------------------------------------------------------------------------------
-
-
-class CustomTool(Body):
-    """A function that the model may call."""
-
-    name: Name
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
-    description: str | None = None
-    strict: bool | None = None
-    cache_control: Any = None
-    eager_input_streaming: Any = None
-    input_examples: list[Any] | None = None
-    defer_loading: Annotated[Any, only(False, why="tools are never loaded later")] = None
-    allowed_callers: Annotated[Any, only(["direct"], why="no code runs here that could call a tool")] = None
-
-    def tool(self, where: str) -> Tool:
-        """The tool. Raises ApiError for a schema that does not describe an object."""
-        schema = {key: value for key, value in self.input_schema.items() if value is not None}
-        function = Function(name=self.name, description=self.description, parameters=schema, strict=self.strict)
-        return function.tool(where, field="input_schema")
 
 
 class AnthropicChoice(Body):
@@ -170,7 +46,7 @@ class AnthropicChoice(Body):
 class Thinking(Body):
     """Whether the model reasons. Reasoning has no separate limit."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -195,10 +71,56 @@ class ThinkingEdit(Body, tag_field="type", tag="clear_thinking_20251015"):
     keep: Any = None
 
 
+_Count = Annotated[int, Meta(ge=0, le=INT32_MAX), rule(f"0 to {INT32_MAX}")]
+
+
+class TokensAmount(Body, tag_field="type", tag="input_tokens"):
+    """A number of tokens of the prompt."""
+
+    value: _Count
+
+
+class UsesAmount(Body, tag_field="type", tag="tool_uses"):
+    """A number of calls."""
+
+    value: _Count
+
+
+class ToolUsesEdit(Body, tag_field="type", tag="clear_tool_uses_20250919"):
+    """Results of old calls are cleared in a long conversation."""
+
+    trigger: TokensAmount | UsesAmount | None = None
+    keep: UsesAmount | None = None
+    clear_at_least: TokensAmount | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+
+    def clearing(self) -> Clearing:
+        """The edit in the words of blinkpy.dpu.text.conversation_edits."""
+        given: dict[str, Any] = {}
+        if self.trigger is not None:
+            given["calls" if isinstance(self.trigger, UsesAmount) else "tokens"] = self.trigger.value
+        if self.keep is not None:
+            given["keep"] = self.keep.value
+        if self.clear_at_least is not None:
+            given["least"] = self.clear_at_least.value
+        inputs = self.clear_tool_inputs
+        arguments = frozenset(inputs) if isinstance(inputs, list) else inputs is True
+        return Clearing(**given, excluded=frozenset(self.exclude_tools or ()), arguments=arguments)
+
+
 class ContextManagement(Body):
     """Changes of the conversation before the model sees it."""
 
-    edits: list[ThinkingEdit] | None = None
+    edits: list[Annotated[ThinkingEdit | ToolUsesEdit, hints(compact_20260112="the server writes no summaries")]] | None = None
+
+    def clearing(self) -> Clearing | None:
+        """How results are cleared, if at all. Raises ApiError for two such edits."""
+        found = [(i, edit.clearing()) for i, edit in enumerate(self.edits or ()) if isinstance(edit, ToolUsesEdit)]
+        if len(found) > 1:
+            place = f"context_management.edits[{found[1][0]}]"
+            raise bad_request(f"'{place}' is the second edit of its type: keep one of them.", place, "invalid_value")
+        return found[0][1] if found else None
 
 
 class AnthropicMetadata(Body):
@@ -215,16 +137,18 @@ class CountTokensBody(Body, kw_only=True):
         Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), rule(f"1 to {MAX_MESSAGES} messages")],
         doc(
             f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `ROLE` one of user, assistant, system. Content may '
-            "be a list of blocks: `text`, of an assistant also `tool_use` and `thinking`, of a user also `tool_result`. The "
-            "answer continues a last message of an assistant"
+            "be a list of blocks. All roles have `text`. An assistant also has `tool_use`, `thinking`, and calls that Anthropic's "
+            "service has answered, with their results. A user also has `tool_result`, `search_result`, and `document` with "
+            "text. The answer continues a last message of an assistant"
         ),
     ]
-    system: Annotated[str | list[Annotated[TextBlock, _TEXT_ONLY]] | None, doc("instructions: a text, or `text` blocks")] = None
+    system: Annotated[str | list[Annotated[TextBlock, TEXT_ONLY]] | None, doc("instructions: a text, or `text` blocks")] = None
     tools: Annotated[
-        Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")] | None,
+        AnthropicTools | None,
         doc(
-            '`{"name", "description", "input_schema", "strict"}`, limits as in chats; tools that Anthropic runs by itself, such '
-            "as `web_search_20250305`, are hidden from the model"
+            '`{"name", "description", "input_schema", "strict"}`, limits as in chats; `bash`, `text_editor` and `memory` of '
+            "Anthropic's types, as functions with their published schemas; `defer_loading`, without effect. "
+            "Tools that Anthropic runs by itself, such as `web_search_20250305`, are hidden from the model"
         ),
     ] = None
     tool_choice: Annotated[
@@ -234,8 +158,8 @@ class CountTokensBody(Body, kw_only=True):
     thinking: Annotated[
         Thinking | None,
         doc(
-            "`enabled` or `adaptive`: the answer shows reasoning; `disabled`: none. It sets the template's `enable_thinking` or "
-            "`thinking`, if it has one; `budget_tokens` has no effect",
+            "`enabled` or `adaptive`: the answer shows reasoning; `disabled`: none; `between_tools`: after a result. It sets "
+            "the template's `enable_thinking` or `thinking`, if it has one; `budget_tokens` has no effect",
             "not shown",
         ),
     ] = None
@@ -247,10 +171,17 @@ class CountTokensBody(Body, kw_only=True):
     cache_control: Annotated[Any, doc(f"accepted, without effect: {_CACHED}")] = None
     context_management: Annotated[
         ContextManagement | None,
-        doc("`edits`: only `clear_thinking_20251015`, without effect: the chat template decides about earlier reasoning"),
+        doc(
+            "`edits`: `clear_tool_uses_20250919` also clears old results if the prompt would not fit into the context; "
+            "`clear_thinking_20251015`, without effect: the chat template decides about earlier reasoning"
+        ),
     ] = None
     mcp_servers: Annotated[Any, only([], why="clients connect to them")] = None
     speed: Annotated[Any, only("standard", why="see `service_tier`")] = None
+    fallbacks: Annotated[Any, doc("accepted, without effect: this server never declines a request")] = None
+    compaction: Annotated[Any, only(why="the server writes no summaries")] = None
+    thread: Annotated[Any, only(why="conversations are not stored: clients send the whole conversation")] = None
+    diagnostics: Annotated[Any, only({}, why="see `usage.cache_read_input_tokens`")] = None
 
 
 class AnthropicBody(CountTokensBody, kw_only=True):
@@ -303,20 +234,10 @@ def _loaded(body: bytes | bytearray) -> tuple[dict[str, Any], tuple[str, ...]]:
     ApiError.
     """
     fields = load(body)
-    tools = fields.get("tools")
-    if type(tools) is list:
-        own = [tool for tool in tools if not _hosted(tool)]
-        if tools and not own:
-            message = "'tools[0].type' must be 'custom': this server has no hosted tools. Add a tool with 'input_schema'."
-            raise bad_request(message, "tools[0].type", "invalid_value")
-        fields["tools"] = own
-    return fields, tuple(dict.fromkeys(filter(None, map(_hosted, tools if type(tools) is list else ()))))
-
-
-def _hosted(tool: Any) -> str:
-    """The kind of a tool that Anthropic's service runs itself, else ""."""
-    kind = tool.get("type") if type(tool) is dict else None
-    return next((start.rstrip("_") for start in HOSTED if type(kind) is str and kind.startswith(start)), "")
+    hidden: tuple[str, ...] = ()
+    if "tools" in fields:
+        fields["tools"], hidden = own_tools(fields["tools"])
+    return fields, hidden
 
 
 def _conversation(given: CountTokensBody, fields: Mapping[str, Any], defaults: RequestParameters) -> Request:
@@ -325,19 +246,22 @@ def _conversation(given: CountTokensBody, fields: Mapping[str, Any], defaults: R
         check_size("tools", fields["tools"], MAX_TOOLS_BYTES)
     messages, places = _messages(given)
     thinking = None if given.thinking is None else given.thinking.type != "disabled"
+    if given.thinking is not None and given.thinking.type == "between_tools":
+        thinking = messages[-1]["role"] == "tool"
     omitted = given.thinking is not None and given.thinking.display == "omitted"
     request = Request(
         parameters=defaults,
         model=given.model,
         messages=messages,
         places=places,
-        tools=_tools(given.tools or ()),
+        tools=read_tools(given.tools or ()),
         tool_choice=None if given.tool_choice is None else given.tool_choice.choice(),
         parallel_tool_calls=not (given.tool_choice and given.tool_choice.disable_parallel_tool_use),
         thinking=thinking,
         wished_effort=None if given.output_config is None else given.output_config.effort,
         include_reasoning=thinking is True and not omitted,
         grammar=_format(given),
+        clearing=given.context_management.clearing() if given.context_management else None,
     )
     check_choice(request.tool_choice, request.tools)
     last = messages[-1]
@@ -354,19 +278,14 @@ def _messages(given: CountTokensBody) -> tuple[list[Message], tuple[str, ...]]:
     if system:
         messages.append({"role": "system", "content": system})
         places.append("system")
+    last_user = max((i for i, message in enumerate(given.messages) if message.role == "user"), default=-1)
     for i, message in enumerate(given.messages):
+        if message.clear_at == "next_user_message" and message.role == "system" and i < last_user:
+            continue
         made = message.messages(f"messages[{i}]")
         messages += made
         places += [f"messages[{i}]"] * len(made)
     return messages, tuple(places)
-
-
-def _tools(given: Sequence[CustomTool]) -> tuple[Tool, ...]:
-    found = []
-    for i, tool in enumerate(given):
-        refuse_unsupported(tool, f"tools[{i}]")
-        found.append((f"tools[{i}]", tool.tool(f"tools[{i}]")))
-    return distinct(found)
 
 
 def _format(given: CountTokensBody) -> GrammarField | None:

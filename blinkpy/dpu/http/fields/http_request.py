@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from blinkpy.dpu.http.fields.choice_fields import ToolChoice
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, TextFormat
 from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.text.conversation_edits import Cleared, Clearing
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
@@ -23,6 +24,8 @@ class Request:
     parameters: RequestParameters  # everything but max_tokens and the model's end-of-sequence ids
     model: str | None = None
     messages: list[Message] | None = None
+    clearing: Clearing | None = None  # of results in the messages
+    cleared: Cleared | None = None  # with the prompt
     prompts: list[str | list[int]] = field(default_factory=list)  # texts or lists of token ids
     prompt_tokens: int = 0  # of all prompts together, once they are made
     max_tokens: int | None = None  # None leaves it to the context

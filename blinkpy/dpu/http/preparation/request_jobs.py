@@ -23,6 +23,7 @@ from blinkpy.dpu.http.fields.completion_fields import parse_completion, parse_de
 from blinkpy.dpu.http.fields.http_request import Echo, Request
 from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.text.chat_template import ChatError, load_template
+from blinkpy.dpu.text.conversation_edits import Cleared, cleared, number_of_calls
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules, banned_sequences
@@ -140,6 +141,24 @@ class RequestReader:
         return TokenRules(limits.vocabulary, request.logit_bias, request.allowed_token_ids or None, banned)
 
     def _chat_prompt(self, request: Request, limits: EngineLimits | None) -> Int32:
+        """The tokens of a conversation, with old results cleared if the request asks for it."""
+        clearing, given, grammar = request.clearing, request.messages or [], request.grammar
+        fewer, calls = ([], 0) if clearing is None else cleared(given, clearing)
+        if clearing is None or calls == 0:
+            return self._rendered(request, limits)
+        before = self._rendered(request, None)
+        if clearing.due(len(before), number_of_calls(given)):
+            request.messages, request.grammar = fewer, grammar
+            after = self._rendered(request, None)
+            saved = len(before) - len(after)
+            if saved >= clearing.least:
+                request.cleared = Cleared(calls, saved)
+                return after
+            request.messages, request.grammar = given, grammar
+            return self._rendered(request, limits)
+        return before
+
+    def _rendered(self, request: Request, limits: EngineLimits | None) -> Int32:
         try:
             text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
         except ChatError as error:
@@ -184,6 +203,7 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         reader.check(body)
         request = read(body, reader.defaults)
         reader.check_model(request.model)
+        _clear_beyond(request, limits)
         prompts = reader.prompts(request, limits)
         request.prompt_tokens = sum(map(len, prompts))
         request.rules = reader.token_rules(request, limits)
@@ -195,12 +215,20 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
     return job
 
 
+def _clear_beyond(request: Request, limits: EngineLimits) -> None:
+    """Results are also cleared if the prompt and the answer would not fit into the context."""
+    if request.clearing is not None and request.clearing.calls is None:
+        room = max(0, limits.context - (request.max_tokens or 0))
+        request.clearing = request.clearing._replace(tokens=min(request.clearing.tokens, room))
+
+
 def _count(read: Callable[[Body, RequestParameters], Request]) -> Callable[[RequestReader, Body, EngineLimits], Any]:
     def job(reader: RequestReader, body: Body, limits: EngineLimits) -> tuple[Request, int]:
         """A body, and the number of tokens of its prompt, which may exceed the context."""
         reader.check(body)
         request = read(body, reader.defaults)
         reader.check_model(request.model)
+        _clear_beyond(request, limits)
         (prompt,) = reader.prompts(request, None)
         reader.token_rules(request, limits)
         request.messages = []
