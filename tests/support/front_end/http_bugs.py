@@ -60,8 +60,10 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a call that breaks off is a call", '"tool_use" if called and not cut else', '"tool_use" if called else'),
         ("hidden thinking is shown", "if kind == THINKING and not self._request.include_reasoning:", "if False:"),
     ],
-    "anthropic_fields": [
+    "anthropic_blocks": [
         ("texts of a result run together", 'else "\\n".join(part.text for part', 'else "".join(part.text for part'),
+    ],
+    "anthropic_fields": [
         ("only the first stop sequence counts", "tuple(dict.fromkeys(given.stop_sequences or ()))",
          "tuple(dict.fromkeys((given.stop_sequences or ())[:1]))"),
         ("an answer continues calls", 'if last["role"] == "assistant" and "tool_calls" not in last and last["content"]:',
