@@ -259,7 +259,7 @@ def test_thinking_between_tools(thinking: Served) -> None:
 
 def rounds(count: int, words: int = 40) -> list[dict[str, Any]]:
     """A conversation with calls of get_weather and get_time in turn, and a result of each."""
-    found = [USER]
+    found: list[dict[str, Any]] = [USER]
     for i in range(count):
         call = {"type": "tool_use", "id": f"c{i}", "name": TOOLS[i % 2]["name"], "input": {"city": f"town{i}."}}
         result = {"type": "tool_result", "tool_use_id": f"c{i}", "content": f"result{i}. " + "word " * words}

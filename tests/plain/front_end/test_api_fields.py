@@ -191,6 +191,8 @@ def test_hints_within_fields_are_accepted() -> None:
         {"defer_loading": True, "allowed_callers": ["programmatic", "direct"]},
     ):
         assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
+    hosted = ["web_search_call.action.sources", "file_search_call.results", "code_interpreter_call.outputs"]
+    assert accept("responses", include=hosted, max_tool_calls=3) == accept("responses")
     chat_tool = {"type": "function", "function": {"name": "f"}}
     assert accept("chat", tools=[{**chat_tool, "defer_loading": False}]) == accept("chat", tools=[chat_tool])
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}

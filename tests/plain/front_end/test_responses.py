@@ -165,7 +165,7 @@ def test_errors_in_and_before_a_stream(server, engine) -> None:
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"if": {}}}}}, "text.format.schema"),
         ({"input": "x", "text": {"verbosity": "max"}}, "text.verbosity"),
-        ({"input": "x", "include": ["reasoning.encrypted_content", "file_search_call.results"]}, "include"),
+        ({"input": "x", "include": ["reasoning.encrypted_content", "file_search_call.names"]}, "include"),
         ({"input": "x", "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"input": "x", "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"input": "x", "max_tokens": 5}, "max_tokens"),

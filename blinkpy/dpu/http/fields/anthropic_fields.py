@@ -137,9 +137,9 @@ class CountTokensBody(Body, kw_only=True):
         Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), rule(f"1 to {MAX_MESSAGES} messages")],
         doc(
             f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `ROLE` one of user, assistant, system. Content may '
-            "be a list of blocks. All roles have `text`. An assistant also has `tool_use`, `thinking`, and calls that Anthropic's "
-            "service has answered, with their results. A user also has `tool_result`, `search_result`, and `document` with "
-            "text. The answer continues a last message of an assistant"
+            "be a list of blocks. All roles have `text`. An assistant also has `tool_use`, `thinking`, and calls that "
+            "Anthropic's service has answered, with their results. A user also has `tool_result`, `search_result`, and "
+            "`document` with text. The answer continues a last message of an assistant"
         ),
     ]
     system: Annotated[str | list[Annotated[TextBlock, TEXT_ONLY]] | None, doc("instructions: a text, or `text` blocks")] = None

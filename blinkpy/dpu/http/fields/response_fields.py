@@ -204,11 +204,26 @@ class ResponseBody(_Base, kw_only=True):
     max_output_tokens: Annotated[Limit | None, doc("same as `max_tokens`")] = None
     client_metadata: dict[str, Any] | None = None
     include: Annotated[
-        list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,
+        list[
+            Literal[
+                "message.output_text.logprobs",
+                "reasoning.encrypted_content",
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+                "file_search_call.results",
+                "message.input_image.image_url",
+                "web_search_call.action.sources",
+                "web_search_call.results",
+            ]
+        ]
+        | None,
         doc(
             f'`"{LOGPROBS}"`: log probabilities of the generated tokens; `"{ENCRYPTED}"`, without effect, as reasoning is '
-            "returned as plain text"
+            "returned as plain text; OpenAI's other values, without effect, as answers have no hosted calls and no images"
         ),
+    ] = None
+    max_tool_calls: Annotated[
+        Annotated[int, Meta(ge=1), rule("at least 1")] | None, doc("accepted, without effect: answers have no hosted calls")
     ] = None
     top_logprobs: Annotated[TopLogprobs | None, doc("0 to 20, with `include`")] = None
     reasoning: Annotated[

@@ -56,7 +56,6 @@ UNSUPPORTED = (
     Unsupported("length_penalty", GENERATING, (1, 1.0), _OF_BEAMS),
     Unsupported("logits_processors", GENERATING, ([],), "clients can't send code"),
     Unsupported("logprob_token_ids", GENERATING, ([],), "see `logprobs`"),
-    Unsupported("max_tool_calls", (RESPONSES,), (), _HOSTED),
     Unsupported("media_io_kwargs", (CHAT,), ({},), NO_IMAGES),
     Unsupported("mm_processor_kwargs", (CHAT, RESPONSES), ({},), NO_IMAGES),
     Unsupported("modalities", (CHAT,), (["text"],), NO_IMAGES),
