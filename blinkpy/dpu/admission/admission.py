@@ -23,6 +23,7 @@ from blinkpy.dpu.metrics import Metrics
 RESERVED = 16  # one of this many slots is closed to a tenant that holds all others, so another tenant never waits for it
 QUANTUM = 4  # slots that a request of many choices gets at a time while others wait
 LOOK_S = 0.05  # interval of checks of the waiting queue: for deadlines, and for limits that other workers no longer exhaust
+MOST_REFUSED = 8  # requests in a turn of the event loop that have waited too long: each one's task ends in the next turn
 SETTLE_S = 0.05  # interval of charges to running requests: thousands of them take a millisecond
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -73,6 +74,7 @@ class Admission:
         self._queue.forget(tenants)
         now, old = self._clock(), self._buckets
         self._buckets = {}
+        self._queue.recall()
         for tenant in tenants.values():
             if tenant.tokens_per_minute is not None:
                 same = old.get(tenant.name)
@@ -236,6 +238,7 @@ class Admission:
             self._charge(ticket, -ticket.charged)
         ticket.more = ticket.refuse = None
         if self._queue.requests:
+            self._queue.recall(None if ticket.names else ticket.tenant.name)  # places are free, or slots within its limits
             self.admit()
 
     # ---- the waiting queue --------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ class Admission:
         if self._queue.tenants > 1:  # with one tenant there is nothing to compare, and a charge costs time per request
             self._settle(now)
         while (free := self._free()) > 0:
-            ticket = self._queue.first(self._may_run, self._may_begin)
+            ticket = self._queue.first(self._may_run, self._may_begin, (1,) if self._class_left() <= 0 else ())
             if ticket is None:
                 return
             # If others wait too, a request of many slots takes turns with them.
@@ -308,11 +311,14 @@ class Admission:
         allowed = int(min(missing, beside, self._within_limits(tenant, ticket.best_effort)))
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
+    def _class_left(self) -> float:
+        """Further slots of best effort within max_flex_requests."""
+        most = self._options.max_flex_requests
+        return most - self._best_effort if most else math.inf
+
     def _within_limits(self, tenant: Tenant, best_effort: int) -> float:
         """Further slots within max_flex_requests and the tenant's own limit."""
-        most, left = self._options.max_flex_requests, math.inf
-        if best_effort and most:
-            left = most - self._best_effort
+        left = self._class_left() if best_effort else math.inf
         if tenant.requests is not None:
             left = min(left, tenant.requests - self.table.total(tenant.number, "requests_in_flight"))
         return left
@@ -355,20 +361,26 @@ class Admission:
         while True:
             await self._somebody.wait()
             await asyncio.sleep(LOOK_S)
-            self._look()
+            while self._look():
+                await asyncio.sleep(0)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Refuse some of the requests that have waited too long, and admit others. Returns whether to look again soon."""
         deadline = self._clock() - self._options.max_waiting_s
-        while self._waiting:
-            ticket = next(iter(self._waiting))
-            if ticket.since > deadline:
+        for refused in range(MOST_REFUSED + 1):
+            ticket = next(iter(self._waiting), None)
+            if ticket is None or ticket.since > deadline:
                 break
+            if refused == MOST_REFUSED:
+                return True
             text = f"the request has waited {self._options.max_waiting_s} s for a slot"
             retry_s = self._rate.retry_s(self._clock(), self._queue.tokens)
             self._fail(ticket, self._refuse(ticket.tenant, "max_waiting_s", text, retry_s))
+        self._queue.recall()  # other workers may have freed limits
         self.admit()
         if not self._waiting:
             self._somebody.clear()
+        return False
 
     def _stop_waiting(self, ticket: Ticket) -> asyncio.Future[None]:
         self._queue.remove(ticket)

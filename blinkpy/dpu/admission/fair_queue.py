@@ -7,12 +7,18 @@ A tenant that begins to wait starts at the lowest counter of the waiting tenants
 The counters of two tenants that always wait differ by at most (P + O) / w: P tokens of one prompt, O tokens of
 the concurrent outputs, w the smaller weight. This holds within a class: latency-sensitive requests precede best
 effort, except that one best-effort request follows MOST_AHEAD consecutive ones.
+
+Each operation costs the logarithm of the number of waiting tenants: heaps hold them by counter and by waiting tokens. A
+tenant whose requests may not run is set aside until `recall`.
 """
 
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
 
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.api_errors import ApiError
@@ -20,6 +26,8 @@ from blinkpy.dpu.generation import Generation
 
 MOST_AHEAD = 7
 MOST_PASSED = 256  # requests at the head of a tenant's queue that are considered
+MOST_INVALID = 64  # entries of a heap that are no longer valid, in addition to one for each valid entry
+CLASSES = (0, 1)  # latency-sensitive, best effort
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +63,45 @@ class Ticket:
         return self.best_effort, self.priority if self.tenant.by_priority else 0, self.number
 
 
+class _LeastFirst:
+    """Names by keys, the least key first.
+
+    A key that has grown is corrected once its name would be first, so growing keys cost nothing. key: of a name, now.
+    """
+
+    def __init__(self, key: Callable[[str], Any]):
+        self._key = key
+        self._entries: list[tuple[Any, str]] = []  # a heap: at least the entry of each name, which is at most its key
+        self._keys: dict[str, Any] = {}  # key in the valid entry of each name
+
+    def note(self, name: str) -> None:
+        """Add a name, or note that its key may have become smaller."""
+        key = self._key(name)
+        if name not in self._keys or key < self._keys[name]:
+            self._keys[name] = key
+            heappush(self._entries, (key, name))
+            if len(self._entries) > 2 * len(self._keys) + MOST_INVALID:
+                self._entries = [(key, name) for name, key in self._keys.items()]
+                heapify(self._entries)
+
+    def drop(self, name: str) -> None:
+        """Remove a name, if it is there."""
+        self._keys.pop(name, None)
+
+    def first(self) -> str | None:
+        """The name of the least key."""
+        while self._entries:
+            key, name = self._entries[0]
+            if name not in self._keys or self._keys[name] != key:
+                heappop(self._entries)
+            elif (now := self._key(name)) == key:
+                return name
+            else:
+                self._keys[name] = now
+                heapreplace(self._entries, (now, name))
+        return None
+
+
 class FairQueue:
     def __init__(self) -> None:
         self._waiting: dict[str, list[Ticket]] = {}
@@ -64,6 +111,10 @@ class FairQueue:
         self._ahead = 0  # consecutive latency-sensitive requests admitted while a best-effort request waited
         self.tokens = self.requests = self.best_effort = 0  # of all waiting requests; number of best-effort requests
         self.best_effort_tokens = 0
+        # Waiting tenants: by counter in each class, without those set aside; by counter; by waiting tokens, the most first.
+        self._lines = tuple(_LeastFirst(partial(self._place_in, best_effort)) for best_effort in CLASSES)
+        self._aside: tuple[set[str], ...] = tuple(set() for _ in CLASSES)
+        self._least, self._largest = _LeastFirst(self._served.__getitem__), _LeastFirst(lambda name: -self._share(name))
 
     @property
     def tenants(self) -> int:
@@ -74,13 +125,16 @@ class FairQueue:
         """Append a request. Its number is greater than all earlier numbers."""
         name = ticket.tenant.name
         if name not in self._waiting:
-            least = min((self._served[other] for other in self._waiting), default=self._last)
+            other = self._least.first()
+            least = self._last if other is None else self._served[other]
             self._served[name] = max(self._served.get(name, 0.0), least)
             self._waiting[name], self._tokens[name] = [], 0
+            self._least.note(name)
         insort(self._waiting[name], ticket, key=lambda one: one.order)
         self._hold(ticket, 1)
         self.requests += 1
         self.best_effort += ticket.best_effort
+        self._place(ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a request that was served, or gave up."""
@@ -91,10 +145,40 @@ class FairQueue:
             self._hold(ticket, -1)
         if not own:
             del self._waiting[name], self._tokens[name]
+            self._least.drop(name)
+            self._largest.drop(name)
             if not self._waiting:
                 self._last = self._served[name]
         self.requests -= 1
         self.best_effort -= ticket.best_effort
+        self._place(ticket)
+
+    def _place(self, ticket: Ticket) -> None:
+        """Update the heaps after a change of a request's line. If its tenant was set aside, it is looked at again."""
+        name, best_effort = ticket.tenant.name, ticket.best_effort
+        self._aside[best_effort].discard(name)
+        if name in self._waiting:
+            self._largest.note(name)
+        if self._head(name, best_effort) is None:
+            self._lines[best_effort].drop(name)
+        else:
+            self._lines[best_effort].note(name)
+
+    def _head(self, name: str, best_effort: int) -> Ticket | None:
+        """The first request of a tenant in a class."""
+        own = self._waiting.get(name, [])
+        begin = bisect_left(own, best_effort, key=lambda one: one.best_effort)
+        return own[begin] if begin < len(own) and own[begin].best_effort == best_effort else None
+
+    def _place_in(self, best_effort: int, name: str) -> tuple[float, int]:
+        """The sort key of a tenant with requests in a class."""
+        head = self._head(name, best_effort)
+        assert head is not None
+        return self._served[name], head.number
+
+    def _share(self, name: str) -> float:
+        """The waiting tokens of a tenant relative to its weight."""
+        return self._tokens[name] / self._waiting[name][0].tenant.weight
 
     def _hold(self, ticket: Ticket, sign: int) -> None:
         """Add the tokens of a request without a slot, or subtract them."""
@@ -121,6 +205,7 @@ class FairQueue:
             del own[bisect_left(own, ticket.order, key=lambda one: one.order)]
             ticket.number = number
             insort(own, ticket, key=lambda one: one.order)
+            self._place(ticket)
         self._ahead = 0 if ticket.best_effort or not self.best_effort else self._ahead + 1
         self.charge(ticket.tenant, ticket.prompt_tokens * slots / ticket.slots)
 
@@ -138,40 +223,87 @@ class FairQueue:
         itself if it is of that tenant. A single request may exceed `most`, and requests with some of their slots stay.
         """
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
-        totals, last = dict(self._tokens), dict[str, Iterator[Ticket]]()  # of each tenant, its last requests first
-        while tokens > most and tokens > ticket.tokens:
-            largest = max(totals, key=lambda name: (totals[name] / self._waiting[name][0].tenant.weight, name == own))
-            if largest == own:
-                return [ticket]
-            if largest not in last:
-                last[largest] = (one for one in reversed(self._waiting[largest]) if not one.granted)
-            dropped.append(next(last[largest]))
-            totals[largest] -= dropped[-1].tokens
-            tokens -= dropped[-1].tokens
+        lost = list[tuple[float, str]]()  # a heap of tenants that lose requests, by their remaining share, the largest first
+        totals, last = (
+            dict[str, int](),
+            dict[str, Iterator[Ticket]](),
+        )  # of each of these: its remaining tokens; its last requests first
+        try:
+            while tokens > most and tokens > ticket.tokens:
+                name = self._largest.first()
+                if lost and (name is None or -lost[0][0] > self._share(name)):
+                    share, name = heappop(lost)
+                    share = -share
+                else:
+                    assert name is not None
+                    share = self._share(name)
+                if self._share(own) >= share:
+                    return [ticket]
+                if name not in last:
+                    self._largest.drop(name)
+                    totals[name] = self._tokens[name]
+                    last[name] = (one for one in reversed(self._waiting[name]) if not one.granted)
+                dropped.append(next(last[name]))
+                totals[name] -= dropped[-1].tokens
+                tokens -= dropped[-1].tokens
+                heappush(lost, (-totals[name] / self._waiting[name][0].tenant.weight, name))
+        finally:
+            for name in last:
+                self._largest.note(name)
         return dropped
 
-    def first(self, may_run: Callable[[Ticket], bool], may_begin: Callable[[Tenant, int], bool]) -> Ticket | None:
+    def first(
+        self,
+        may_run: Callable[[Ticket], bool],
+        may_begin: Callable[[Tenant, int], bool],
+        closed: Collection[int] = (),
+    ) -> Ticket | None:
         """The next request that may run: of each tenant, the first one of a class among its MOST_PASSED first
         requests.
 
-        A request without a place for its grammar does not block requests without a grammar.
+        A request without a place for its grammar does not block requests without a grammar. A tenant of which no request
+        may run is set aside, unless one of these has slots already.
 
         may_run: whether a request may get a slot.
         may_begin: whether the limits of a tenant and a class leave a slot to a request without slots. If not, such
         requests are skipped without a call of may_run, so a tenant at its limits costs little.
+        closed: classes of which no request may run.
         """
-        for best_effort in (0, 1) if self._ahead < MOST_AHEAD else (1, 0):
-            begins = {name: bisect_left(own, best_effort, key=lambda one: one.best_effort) for name, own in self._waiting.items()}
-            lines = [self._waiting[name][begin : begin + MOST_PASSED] for name, begin in begins.items()]
-            present = [line for line in lines if line and line[0].best_effort == best_effort]
-            for line in sorted(present, key=lambda line: (self._served[line[0].tenant.name], line[0].number)):
-                begins_any = may_begin(line[0].tenant, best_effort)
-                for ticket in line:
-                    if ticket.best_effort != best_effort:
-                        break
-                    if (begins_any or ticket.granted) and may_run(ticket):
-                        return ticket
+        for best_effort in CLASSES if self._ahead < MOST_AHEAD else CLASSES[::-1]:
+            line, passed, found = self._lines[best_effort], list[str](), None
+            while best_effort not in closed and found is None and (name := line.first()) is not None:
+                found, begun = self._first_of(name, best_effort, may_run, may_begin)
+                if found is None:
+                    line.drop(name)
+                    passed.append(name) if begun else self._aside[best_effort].add(name)
+            for name in passed:
+                line.note(name)
+            if found is not None:
+                return found
         return None
+
+    def _first_of(
+        self, name: str, best_effort: int, may_run: Callable[[Ticket], bool], may_begin: Callable[[Tenant, int], bool]
+    ) -> tuple[Ticket | None, bool]:
+        """The first request of a tenant that may run, and whether one of those passed over has slots."""
+        own, begun, begins_any = self._waiting[name], False, None
+        begin = bisect_left(own, best_effort, key=lambda one: one.best_effort)
+        for ticket in own[begin : begin + MOST_PASSED]:
+            if ticket.best_effort != best_effort:
+                break
+            if begins_any is None:
+                begins_any = may_begin(ticket.tenant, best_effort)
+            if (begins_any or ticket.granted) and may_run(ticket):
+                return ticket, begun
+            begun = begun or ticket.granted > 0
+        return None, begun
+
+    def recall(self, name: str | None = None) -> None:
+        """Look again at a tenant that was set aside, or at all of them: something that stopped them may have changed."""
+        for line, aside in zip(self._lines, self._aside, strict=True):
+            for one in tuple(aside) if name is None else aside & {name}:
+                aside.discard(one)
+                line.note(one)
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Charge a tenant for service."""

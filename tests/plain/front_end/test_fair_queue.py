@@ -5,18 +5,21 @@ exact (tokens per minute lag by up to 50 ms), and no slot is lost when clients d
 """
 
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkpy.dpu.admission.fair_queue import MOST_AHEAD, FairQueue, Ticket
+from blinkpy.dpu.admission.fair_queue import MOST_AHEAD, MOST_PASSED, FairQueue, Ticket
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.token_rates import RETRY_S, RecentRate, TokenBucket
 
 NAMES = ("a", "b", "c")
 SLOTS, PROMPT, OUTPUT = 5, 100, 40  # of a simulated server: slots, and most tokens
 WEIGHTS = st.tuples(*(st.sampled_from((0.25, 1.0, 2.0, 3.5)) for _ in NAMES))
+COUNTS = ("_served", "_last", "_ahead", "_waiting", "_tokens", "tokens", "requests", "best_effort", "best_effort_tokens")
 SERVED = st.integers(0, 2**32)  # a seed: lists of Hypothesis are short
 
 
@@ -139,7 +142,7 @@ def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) ->
         for queue in queues:
             while (first := queue.first(anybody, any_tenant)) is not None:
                 (queue.admit if first.number % 3 else queue.remove)(first)  # some give up
-        assert vars(queues[0]) == vars(queues[1])
+        assert all(getattr(queues[0], name) == getattr(queues[1], name) for name in COUNTS)
 
 
 def test_waiting_requests_of_a_tenant_at_its_limits_are_not_judged_one_by_one(rng) -> None:
@@ -162,12 +165,132 @@ def test_waiting_requests_of_a_tenant_at_its_limits_are_not_judged_one_by_one(rn
             return ticket.number in odd and bool(ticket.granted or may_begin(ticket.tenant, ticket.best_effort))
 
         while (found := queue.first(may_run, may_begin)) is not None:
+            queue.recall()
             assert found is queue.first(may_run, any_tenant)
             judged.clear()
+            queue.recall()
             queue.first(may_run, may_begin)
             assert all(one.granted or may_begin(one.tenant, one.best_effort) for one in judged)
             queue.remove(found)
+        queue.recall()
         assert queue.first(may_run, any_tenant) is None
+
+
+class ScannedQueue:
+    """The order as the docstring of the module says it, by a look at every request."""
+
+    def __init__(self) -> None:
+        self.waiting, self.served = list[Ticket](), dict[str, float]()
+        self.last, self.ahead = 0.0, 0
+
+    def push(self, ticket: Ticket) -> None:
+        name = ticket.tenant.name
+        others = {one.tenant.name for one in self.waiting}
+        if name not in others:
+            self.served[name] = max(self.served.get(name, 0.0), min((self.served[other] for other in others), default=self.last))
+        self.waiting.append(ticket)
+
+    def next(self, may_run: Callable[[Ticket], bool]) -> Ticket | None:
+        def heads(name: str, best_effort: int) -> list[Ticket]:
+            own = [one for one in self.waiting if (one.tenant.name, one.best_effort) == (name, best_effort)]
+            return sorted(own, key=lambda one: one.order)
+
+        for best_effort in (0, 1) if self.ahead < MOST_AHEAD else (1, 0):
+            lines = [line for name in self.served if (line := heads(name, best_effort))]
+            for line in sorted(lines, key=lambda line: (self.served[line[0].tenant.name], line[0].number)):
+                for ticket in line[:MOST_PASSED]:
+                    if may_run(ticket):
+                        return ticket
+        return None
+
+    def leave(self, ticket: Ticket) -> None:
+        self.waiting.remove(ticket)
+        if not self.waiting:
+            self.last = self.served[ticket.tenant.name]
+
+
+def test_the_order_is_that_of_a_look_at_every_request(rng) -> None:
+    """Random requests of tenants with limits, of two classes, that need places or not, come, get some or all of their slots, and
+    leave. A tenant is recalled only when its limit, or a place, may have changed."""
+    for _ in range(12):
+        names = [f"t{number}" for number in range(int(rng.integers(1, 12)))]
+        tenants = {name: Tenant(name, weight=float(rng.uniform(0.3, 4)), by_priority=rng.random() < 0.3) for name in names}
+        queue, scan = FairQueue(), ScannedQueue()
+        limited, placed, closed = set[tuple[str, int]](), set[int](range(4)), set[int]()
+
+        def may_begin(tenant: Tenant, best_effort: int, limited: set[tuple[str, int]] = limited) -> bool:
+            return (tenant.name, best_effort) not in limited
+
+        def may_run(ticket: Ticket, limited: set[tuple[str, int]] = limited, placed: set[int] = placed) -> bool:
+            return bool(ticket.granted or (ticket.tenant.name, ticket.best_effort) not in limited) and ticket.names <= placed
+
+        def open_to(ticket: Ticket, closed: set[int] = closed, may_run: Callable[[Ticket], bool] = may_run) -> bool:
+            return ticket.best_effort not in closed and may_run(ticket)
+
+        for number in range(1, 400):
+            act, name = rng.random(), names[rng.integers(len(names))]
+            if act < 0.4:
+                facts = {"priority": int(rng.integers(3)), "best_effort": int(rng.random() < 0.3), "number": number}
+                needs = frozenset({int(rng.integers(8))} if rng.random() < 0.3 else ())
+                ticket = Ticket(tenants[name], int(rng.integers(1, 99)), 100, int(rng.integers(1, 5)), names=needs, **facts)
+                queue.push(ticket)
+                scan.push(ticket)
+            elif act < 0.7:
+                expected, found = scan.next(open_to), queue.first(may_run, may_begin, closed)
+                assert found is expected
+                if found is not None:
+                    slots = int(rng.integers(1, found.slots - found.granted + 1))
+                    whole = found.granted + slots == found.slots
+                    others = any(one.best_effort for one in scan.waiting if not (whole and one is found))
+                    queue.grant(found, slots, number)
+                    if found.granted == found.slots:
+                        scan.leave(found)
+                    scan.ahead = 0 if found.best_effort or not others else scan.ahead + 1
+                    scan.served[found.tenant.name] += found.prompt_tokens * slots / found.slots / found.tenant.weight
+            elif act < 0.8 and scan.waiting:
+                gone = scan.waiting[rng.integers(len(scan.waiting))]
+                queue.remove(gone)
+                scan.leave(gone)
+            elif act < 0.9:
+                more = float(rng.uniform(0, 50))
+                queue.charge(tenants[name], more)
+                scan.served[name] = scan.served.get(name, 0.0) + more / tenants[name].weight
+            elif act < 0.95:
+                limited.symmetric_difference_update({(name, int(rng.integers(2)))})
+                closed.symmetric_difference_update({1} if rng.random() < 0.2 else ())
+                queue.recall(name)
+            else:
+                placed.symmetric_difference_update({int(rng.integers(8))})
+                queue.recall()
+
+
+def test_a_freed_slot_costs_the_logarithm_of_the_tenants(rng) -> None:
+    """Of 500 waiting tenants, few are looked at for each slot, whether they are at their limits or not."""
+    for share in (0.0, 0.5, 1.0):
+        queue, tenants = FairQueue(), [Tenant(f"t{number}") for number in range(500)]
+        for number in range(1500):
+            queue.push(Ticket(tenants[number % 500], int(rng.integers(1, 99)), 100, 1, number=number))
+        limited, looked = {tenant.name for tenant in tenants if rng.random() < share}, Counter[str]()
+
+        def may_begin(tenant: Tenant, best_effort: int, limited: set[str] = limited, looked: Counter[str] = looked) -> bool:
+            looked["judged"] += 1
+            return tenant.name not in limited
+
+        queue.first(anybody, may_begin)  # sets those aside that are at their limits and come first
+        for line in queue._lines:
+            key = line._key
+            line._key = lambda name, key=key, looked=looked: (looked.update(["keys"]), key(name))[1]
+        looked.clear()
+        slots = 300
+        for _ in range(slots):
+            freed = tenants[rng.integers(500)]
+            limited.discard(freed.name)
+            queue.recall(freed.name)
+            found = queue.first(anybody, may_begin)
+            assert found is not None
+            queue.admit(found)
+        assert looked["judged"] <= 500 * share + 3 * slots, "each tenant at its limit is set aside once"
+        assert looked["keys"] <= 500 * share + 16 * slots
 
 
 def test_classes_take_turns_within_a_bound(rng) -> None:
@@ -183,7 +306,7 @@ def test_classes_take_turns_within_a_bound(rng) -> None:
                 queue.push(Ticket(tenant, int(rng.integers(1, 9)), 9, 1, best_effort=int(rng.random() < 0.3), number=number))
                 continue
             barred = {kind for kind in (0, 1) if rng.random() < 0.1}
-            ticket = queue.first(lambda ticket, barred=barred: ticket.best_effort not in barred, any_tenant)
+            ticket = queue.first(anybody, any_tenant, barred)
             classes = {one.best_effort for one in waiting} - barred
             if not classes:
                 assert ticket is None
