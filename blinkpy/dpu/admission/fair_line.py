@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
-MOST_IDLE = 1024  # owners without items that are remembered before those without a debt are dropped
+MOST_IDLE = 1024  # owners that are remembered before those without items and debts are dropped
 
 Item = TypeVar("Item")
 
@@ -22,6 +22,7 @@ class _Owner(Generic[Item]):
     weight: float
     finish: float = 0.0  # virtual time
     size: float = 0.0  # of its items, in the unit of push()
+    queued: bool = False  # whether it has an entry in the heap
     items: deque[tuple[Item, float]] = field(default_factory=deque)
 
 
@@ -30,7 +31,10 @@ class FairLine(Generic[Item]):
 
     def __init__(self) -> None:
         self._owners: dict[str, _Owner[Item]] = {}
-        self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each owner with items
+        self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each queued owner, at most its finish
+        self._most = (
+            MOST_IDLE  # owners before the next search for those to drop: it doubles, so that a search costs little per owner
+        )
         self._now = self._latest = 0.0  # the queue's virtual time, and the greatest of any owner
         self._pushed = self.count = 0
         self.size = 0.0
@@ -41,12 +45,15 @@ class FairLine(Generic[Item]):
             self._now = self._latest  # without a queue, no owner has fallen behind
         owner = self._owners.get(name)
         if owner is None:
-            if len(self._owners) >= MOST_IDLE:
+            if len(self._owners) >= self._most:
                 self._forget()
+                self._most = max(MOST_IDLE, 2 * len(self._owners))
             owner = self._owners[name] = _Owner(weight)
         owner.weight = weight
         if not owner.items:
             owner.finish = max(owner.finish, self._now)
+        if not owner.queued:
+            owner.queued = True
             self._pushed += 1
             heappush(self._heap, (owner.finish, self._pushed, owner, name))
         owner.items.append((item, size))
@@ -62,6 +69,7 @@ class FairLine(Generic[Item]):
             start, number, owner, name = self._heap[0]
             if not owner.items:
                 heappop(self._heap)
+                owner.queued = False
             elif without and name in without:
                 passed.append(heappop(self._heap))
             elif owner.finish > start:  # charged since
@@ -72,6 +80,7 @@ class FairLine(Generic[Item]):
                 self._now = max(self._now, start)
                 if not owner.items:
                     heappop(self._heap)
+                    owner.queued = False
                 found = name, item
                 break
         for entry in passed:
@@ -85,9 +94,6 @@ class FairLine(Generic[Item]):
             if there is item and owner is not None:
                 del owner.items[place]
                 self._took(owner, size)
-                if not owner.items:
-                    self._heap = [entry for entry in self._heap if entry[2] is not owner]
-                    self._heap.sort()
                 return True
         return False
 
@@ -119,6 +125,6 @@ class FairLine(Generic[Item]):
         self.count -= 1
 
     def _forget(self) -> None:
-        idle = [name for name, owner in self._owners.items() if not owner.items and owner.finish <= self._now]
+        idle = [name for name, owner in self._owners.items() if not owner.queued and owner.finish <= self._now]
         for name in idle:
             del self._owners[name]
