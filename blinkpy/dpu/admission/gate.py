@@ -2,7 +2,8 @@
 
 On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets get
 their turn. The order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a
-key are one tenant, shared fairly between addresses. The charge for work is its wall-clock time.
+key are one tenant, shared fairly between addresses; their TLS handshakes are another one, so that connections whose handshake
+has begun go first. The charge for work is its wall-clock time.
 
 A pool (`Places`) has the same rules for threads and processes: a number of places, a bounded queue that is fair
 between tenants, and cancellation when the client disconnects.
@@ -21,7 +22,8 @@ from blinkpy.dpu.metrics import Metrics
 
 TURN_S = 0.002  # of work in a turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
-STRANGERS, STRANGERS_WEIGHT = "", 1.0  # the tenant of clients without a key; heads of new connections are its work, too
+GROUP_WEIGHT = 1.0
+STRANGERS, HANDSHAKES = "clients without a key", "TLS handshakes"  # tenants of addresses; each new connection is their work
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -33,7 +35,7 @@ class Asker(NamedTuple):
 
     name: str  # of its tenant; of a client without a key, its address
     weight: float = 1.0
-    stranger: bool = False
+    group: str = ""  # STRANGERS or HANDSHAKES, and then a client without a key; "": a tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +60,8 @@ class Gate:
     ):
         self._lag_s, self._metrics, self._clock = lag_s, metrics, clock
         self.streaming = streaming
-        self._line = FairLine[Ask | None]()  # None: one of the strangers
-        self._strangers = FairLine[Ask]()
+        self._line = FairLine[Ask | None]()  # None: of a group
+        self._groups = {group: FairLine[Ask]() for group in (STRANGERS, HANDSHAKES)}
         self._spent = 0.0  # in this turn of the event loop, s
         self._turned = clock()  # when the last turn ended, s
         self._scheduled = False
@@ -73,9 +75,9 @@ class Gate:
         ask = Ask(asker, run, self._clock())
         if not later and not self._line.count and self._spent < self._budget():
             self._run(ask)
-        elif asker.stranger:
-            self._strangers.push(asker.name, asker.weight, ask)
-            self._line.push(STRANGERS, STRANGERS_WEIGHT, None)
+        elif asker.group:
+            self._groups[asker.group].push(asker.name, asker.weight, ask)
+            self._line.push(asker.group, GROUP_WEIGHT, None)
         else:
             self._line.push(asker.name, asker.weight, ask)
         self._schedule()
@@ -107,7 +109,7 @@ class Gate:
     def late(self, asker: Asker) -> bool:
         """Whether the oldest work of an owner had waited for longer than lag_s at the end of the last turn. A pause of the
         process does not count."""
-        ask = self._strangers.head(asker.name) if asker.stranger else self._line.head(asker.name)
+        ask = self._groups[asker.group].head(asker.name) if asker.group else self._line.head(asker.name)
         return ask is not None and self._turned - ask.since > self._lag_s
 
     @property
@@ -130,11 +132,11 @@ class Gate:
             found = self._line.pop()
             if found is None:
                 break
-            ask = found[1]
+            group, ask = found
             if ask is None:
-                stranger = self._strangers.pop()
-                assert stranger is not None
-                ask = stranger[1]
+                first = self._groups[group].pop()
+                assert first is not None
+                ask = first[1]
             lag = self._clock() - ask.since
             self._run(ask)
         self._turned = self._clock()
@@ -153,9 +155,9 @@ class Gate:
             logger.exception("work on the event loop failed")
         took = self._clock() - began
         self._spent += took
-        if ask.asker.stranger:
-            self._strangers.charge(ask.asker.name, took)
-            self._line.charge(STRANGERS, took)
+        if ask.asker.group:
+            self._groups[ask.asker.group].charge(ask.asker.name, took)
+            self._line.charge(ask.asker.group, took)
         else:
             self._line.charge(ask.asker.name, took)
 

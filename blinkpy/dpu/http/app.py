@@ -96,7 +96,7 @@ class App:
             logger.exception("failed to answer a request")
             exchange.refuse(internal_error())
         if exchange.complete and exchange.logged:
-            self._access_log.ended(exchange, exchange.asker.stranger and exchange.status >= 400)
+            self._access_log.ended(exchange, bool(exchange.asker.group) and exchange.status >= 400)
 
     async def _serve(self, handler: Handler, exchange: Exchange) -> None:
         self.running += 1

@@ -17,6 +17,7 @@ from support.front_end.http_server import MODEL, events, serving
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.admission.gate import HANDSHAKES, STRANGERS
 from blinkpy.dpu.descriptors import BACKLOG, PATH_BYTES, check_unix, listen_unix
 from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.serving.frontend_process import check_access, print_ready
@@ -164,6 +165,39 @@ def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder
         for sock in (*silent, begun):
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1000)[:1] in (b"", b"\x15"), "closed, or an alert"
+
+
+def test_handshakes_of_strangers_go_after_all_else_of_their_kind(engine, folder, certificate, monkeypatch) -> None:
+    """Only the first message of a handshake is HANDSHAKES' work, and not of an address that has shown a key."""
+    cert, key = certificate
+    with serving(engine, folder, ssl_certfile=cert, ssl_keyfile=key, api_key="secret") as server:
+        groups, context = list[str](), ssl.create_default_context(cafile=cert)
+        gate = server.server.app.service.gate
+        ask = gate.ask
+        monkeypatch.setattr(gate, "ask", lambda asker, *a, **b: (groups.append(asker.group), ask(asker, *a, **b))[1])
+
+        def connect(address: str) -> ssl.SSLSocket:
+            sock = socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0))
+            return context.wrap_socket(sock, server_hostname="127.0.0.1")
+
+        def models(sock: ssl.SSLSocket, given: str) -> bytes:
+            sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n" % given.encode())
+            return sock.recv(12)
+
+        with connect("127.0.0.1") as known:
+            assert groups.count(HANDSHAKES) == 1
+            assert models(known, "wrong") == b"HTTP/1.1 401"
+            assert groups.count(HANDSHAKES) == 1 and STRANGERS in groups
+            connect("127.0.0.1").close()
+            assert groups.count(HANDSHAKES) == 2
+            assert models(known, "secret") != b""
+            wait_for(lambda: server.server.connections.knows("127.0.0.1") or models(known, "secret") == b"")
+            groups.clear()
+            connect("127.0.0.1").close()
+            assert HANDSHAKES not in groups and STRANGERS in groups
+            connect("127.0.0.2").close()
+            assert groups.count(HANDSHAKES) == 1
+        wait_for(lambda: not server.server.connections.knows("127.0.0.1"))
 
 
 def test_https_that_asks_for_clients_certificates(engine, folder, certificate) -> None:

@@ -173,7 +173,7 @@ def test_room_for_connections_ends_where_all_are_served() -> None:
 
 def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: bool = False) -> Any:
     """A connection of an owner. opened: s; asked: whether it has unread bytes."""
-    transport = SimpleNamespace(asked=asked)
+    transport = SimpleNamespace(asked=asked, delays_others=asked)
     one = Mock(asker=Asker(name), opened=opened, is_answering=is_answering)
     one.transport = transport
     return one
@@ -226,6 +226,28 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
             budget.enter(one)
             budget.busy(one)
         assert budget.close_another(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
+
+
+def test_an_address_is_known_while_a_client_of_it_with_a_key_is_connected(rng) -> None:
+    """The TLS handshakes of such addresses go before those of others."""
+    budget = connections.Connections(FrontendOptions(max_connections=100), 1, Metrics(), Mock())
+    here = list[Any]()
+    for _ in range(300):
+        if not here or (len(here) < 20 and rng.random() < 0.5):
+            here.append(client("stranger"))
+            here[-1].address, here[-1].keyed = f"10.0.0.{rng.integers(4)}", False
+            budget.enter(here[-1])
+        elif rng.random() < 0.5:
+            one = here[rng.integers(len(here))]
+            one.keyed = True
+            budget.own(one, Asker("tenant"))
+        else:
+            budget.remove(here.pop(int(rng.integers(len(here)))))
+        for address in (f"10.0.0.{number}" for number in range(4)):
+            assert budget.knows(address) == any(one.keyed and one.address == address for one in here)
+    for one in here:
+        budget.remove(one)
+    assert not budget._known and not budget._keyed
 
 
 def test_the_books_of_connections_are_those_of_what_happened(seed: int) -> None:

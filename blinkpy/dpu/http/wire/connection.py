@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.dpu.admission.gate import Asker
+from blinkpy.dpu.admission.gate import STRANGERS, Asker
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.wire.connections import Connections
 from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNREAD_BODY, Exchange
@@ -22,8 +22,8 @@ class Connection(RequestReader):
     def __init__(self, connections: Connections):
         super().__init__(connections)
         self.loop = asyncio.get_running_loop()
-        self.asker = Asker("", 1.0, stranger=True)  # whose work the next request is
-        self.client = ""  # address and port
+        self.asker = Asker("", 1.0, STRANGERS)  # whose work the next request is
+        self.address = self.client = ""  # without and with the port
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.disconnected = False
         self.opened = time.monotonic()  # s
@@ -41,8 +41,8 @@ class Connection(RequestReader):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         name = transport.peer
-        address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
-        self.asker = Asker(address, 1.0, stranger=True)
+        self.address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
+        self.asker = Asker(self.address, 1.0, STRANGERS)
         self._unread_since = self.loop.time()
         self.all.enter(self)
         self._set_timer(self.options.header_timeout_s, self._give_up_headers)

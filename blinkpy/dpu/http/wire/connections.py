@@ -80,6 +80,8 @@ class Connections:
         self.waiting: dict[Connection, None] = {}
         self.lingering: dict[Connection, None] = {}
         self._owned = Counter[str]()  # connections of each owner
+        self._keyed = dict[Connection, str]()  # addresses of connections whose client has shown a key
+        self._known = Counter[str]()  # these connections of each address
         self.bodies = ByteBudget(body_bytes, too_many_bodies)
         self.unread = ByteBudget(options.unread_budget_mib << 20, too_much_unread)
         self.answers = ByteBudget(options.answer_budget_mib << 20, too_many_answers, largest=True)
@@ -96,7 +98,7 @@ class Connections:
         many new connections have unread bytes, the next connection waits.
         """
         newest = islice(reversed(self.fresh), 2 * MOST_NEW)
-        if sum(connection.transport.asked for connection in newest) >= MOST_NEW:
+        if sum(connection.transport.delays_others for connection in newest) >= MOST_NEW:
             return False
         most = self.options.max_connections
         return len(self.open) < most or self._close_one() or len(self.open) < most + SPARE_CONNECTIONS
@@ -169,7 +171,14 @@ class Connections:
         if connection in self.open:
             self._disown(connection)
             self._owned[asker.name] += 1
+            if connection not in self._keyed:
+                self._keyed[connection] = connection.address
+                self._known[connection.address] += 1
         connection.asker = asker
+
+    def knows(self, address: str) -> bool:
+        """Whether a client of an address has a connection now on which it has shown a key."""
+        return self._known[address] > 0
 
     def _disown(self, connection: Connection) -> None:
         name = connection.asker.name
@@ -182,6 +191,11 @@ class Connections:
         if connection in self.open:
             del self.open[connection]
             self._disown(connection)
+            address = self._keyed.pop(connection, None)
+            if address is not None:
+                self._known[address] -= 1
+                if not self._known[address]:
+                    del self._known[address]
         self.busy(connection)
         self.lingering.pop(connection, None)
         self.unread.release(connection)

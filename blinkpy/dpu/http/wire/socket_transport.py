@@ -13,7 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from blinkpy.dpu.admission.gate import Gate
+from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.http.wire.socket_calls import FLAGS, MOST_BYTES, raw_send, receive, send
 from blinkpy.dpu.http.wire.socket_events import HANG_UP, STREAM, SocketEvents
 
@@ -70,10 +70,20 @@ class SocketTransport:
         """Ask the gate for a turn if there may be bytes to read."""
         if not self.asked and not self._paused and not self._closing and self._has_more():
             self.asked = True
-            self._gate.ask(self._connection.asker, self._turn, later=True)
+            self._gate.ask(self._asker(), self._turn, later=True)
 
     def _has_more(self) -> bool:
         return self._readable
+
+    @property
+    def delays_others(self) -> bool:
+        """Whether no further connection is accepted while many connections are like this one: their heads are to be read soon."""
+        return self.asked
+
+    def _asker(self) -> Asker:
+        """Whose work the next read is."""
+        asker: Asker = self._connection.asker
+        return asker
 
     def _turn(self) -> None:
         """Read and parse some bytes."""

@@ -5,7 +5,7 @@ import socket
 import ssl
 from typing import Any
 
-from blinkpy.dpu.admission.gate import Gate
+from blinkpy.dpu.admission.gate import HANDSHAKES, Asker, Gate
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 
@@ -19,21 +19,33 @@ class TlsTransport(SocketTransport):
         self, context: ssl.SSLContext, sock: socket.socket, peer: Any, events: SocketEvents, gate: Gate, connection: Any
     ):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._context = context
+        self._tls: ssl.SSLObject | None = None  # from the first bytes on
+        self._begun = False  # the first message of the handshake is answered, which takes most of its time
         self._open = self._decrypted = False  # the handshake is complete; there may be more bytes in the records read so far
         super().__init__(sock, peer, events, gate, connection)
 
     def _has_more(self) -> bool:
         return self._readable or self._decrypted
 
+    @property
+    def delays_others(self) -> bool:
+        return self.asked and self._begun  # clients of other addresses are found only after accept
+
+    def _asker(self) -> Asker:
+        asker = super()._asker()
+        first = not self._begun and not self._connection.all.knows(asker.name)
+        return asker._replace(group=HANDSHAKES) if first else asker
+
     def _receive(self, size: int) -> bytes | None:
         """Continue the handshake, or decrypt."""
-        assert self._tls is not None
         if self._readable and not self._decrypted:
             records = super()._receive(max(size, RECORD_BYTES))
             if not records:
                 return records
             self._incoming.write(records)
+        if self._tls is None:
+            self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._decrypted = False
         try:
             if not self._open:
@@ -53,6 +65,7 @@ class TlsTransport(SocketTransport):
     def _send_records(self) -> None:
         """Send the records that TLS has written, including alerts."""
         if self._outgoing.pending:
+            self._begun = True
             super().write(self._outgoing.read())
 
     def write(self, data: bytes) -> None:
@@ -74,4 +87,4 @@ class TlsTransport(SocketTransport):
 
     def _close(self) -> None:
         super()._close()
-        self._open, self._tls = False, None  # free its memory now: about 100 KiB
+        self._open, self._tls, self._begun = False, None, True  # free its memory now: about 100 KiB
