@@ -19,6 +19,7 @@ import uvloop
 
 from benchmarks.serving.attack_grammar import (
     DRIPPED,
+    HALF,
     MIDWAY,
     NEIGHBOUR,
     NEVER,
@@ -70,10 +71,9 @@ class Assault:
     def __init__(self, attack: Attack, goal: Goal, seed: str, seen: Seen | None = None):
         self._attack, self._goal, self._rng = attack, goal, random.Random(seed)
         kind = KINDS[attack.work]
-        self._whole = bool(kind.path)
         context = goal.context()
-        speaks = self._whole or (kind.name == "handshake" and attack.pace != STALLED)
-        self._context = context if speaks else None
+        silent = kind.name in ("accept", "invalid") or (kind.name == "handshake" and attack.pace == STALLED)
+        self._context = None if silent else context
         key = goal.key_of(attack.who)
         self._requests = [pieces_of(attack, key, self._rng)]
         space = PREPARED_BYTES // (1 + sum(map(len, self._requests[0])))
@@ -131,7 +131,9 @@ class Assault:
         reading = asyncio.create_task(self._read(reader))
         try:
             await self._send(writer)
-            if attack.leaves != STAYS:
+            if attack.leaves == HALF:
+                sock.shutdown(socket.SHUT_WR)
+            elif attack.leaves != STAYS:
                 self.seen["left"] += 1
                 if attack.leaves == RESET:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)

@@ -14,7 +14,7 @@ STRANGER, TENANT, NEIGHBOUR = "no key", "another tenant", "the victim's tenant"
 WHO = (STRANGER, TENANT, NEIGHBOUR)
 WHOLE, PIPELINED, DRIPPED, CHUNKED, STALLED = PACES = ("whole", "pipelined", "dripped", "small chunks", "stalled")
 READS, SLOWLY, NEVER = READING = ("at once", "slowly", "never")
-STAYS, MIDWAY, IMMEDIATELY, RESET = LEAVES = ("at the end", "midway", "immediately", "by reset")
+STAYS, MIDWAY, IMMEDIATELY, RESET, HALF = LEAVES = ("at the end", "midway", "immediately", "by reset", "by half")
 MOST_CONNECTIONS, MOST_SIZE = 3000, 1 << 20
 HEAVY_BYTES = 1 << 30  # maximum connections times bytes of a body: the attacker's memory and time
 
@@ -46,7 +46,7 @@ class Attack:
             _log_uniform(rng, MOST_SIZE) if kind.grows else 1,
             rng.choices(PACES, (6, 2, 1, 1, 1))[0],
             rng.choices(READING, (4, 1, 1))[0],
-            rng.choices(LEAVES, (4, 1, 2, 1))[0],
+            rng.choices(LEAVES, (4, 1, 2, 1, 1))[0],
             rng.choice((1, 1000)),
             rng.choice((0, 0, 1)),
         ).bounded()

@@ -3,7 +3,7 @@ the API, and the shapes of bodies and answers that cost most per byte."""
 
 from typing import Any
 
-from blinkpy.dpu.admission.work_kinds import ENGINE, LOOP, MEMORY, PROCESS, THREAD, WORK_KINDS, WorkKind
+from blinkpy.dpu.admission.work_kinds import ENGINE, LOOP, MEMORY, PROCESS, SOCKETS, THREAD, WORK_KINDS, WorkKind
 from blinkpy.dpu.http.endpoints import ENDPOINTS
 
 LARGEST = 8_000_000  # bytes of a body, just below --max-body-bytes
@@ -53,6 +53,14 @@ ANSWERS = (
     _completion("all slots", ENGINE, "ask for many choices", {"prompt": ["a", "b"], "n": 1, "max_tokens": 200}, "n"),
     _completion("echo", MEMORY, "have the prompt repeated", {"prompt": "word " * 100, "echo": True, "n": 1}, "n"),
 )  # fmt: skip
+# Bytes that no body makes (attack_requests.py).
+RAW = (
+    WorkKind("HTTP/2", LOOP, "speak HTTP/2 from the first byte on", False),
+    WorkKind("many headers", LOOP, "send more headers than allowed", False),
+    WorkKind("upgrade", LOOP, "offer another protocol", False),
+    WorkKind("expectation", SOCKETS, "ask to continue, and send no body"),
+    WorkKind("trailers", LOOP, "send trailers and chunk extensions behind a body"),
+)
 # Bodies of a random field in a random shape (attack_shapes.py), of 1,700 bytes times the size.
 ANY_FIELD, ANY_FIELD_BYTES = "*", 1700
 FIELDS = tuple(
@@ -60,4 +68,4 @@ FIELDS = tuple(
     for endpoint in ENDPOINTS
     if endpoint.body is not None
 )
-KINDS = {kind.name: kind for kind in (*WORK_KINDS, *BARE, *BODIES, *ANSWERS, *FIELDS)}
+KINDS = {kind.name: kind for kind in (*WORK_KINDS, *BARE, *BODIES, *ANSWERS, *RAW, *FIELDS)}

@@ -90,12 +90,31 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" * 100  # empty SETTINGS
+MANY_HEADERS = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(1000)) + b"\r\n"
+UPGRADE = "GET /livez HTTP/1.1\r\nHost: localhost\r\n{key}Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+POST = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\n"
+EXPECTATION = POST + "Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
+TRAILERS = POST + "Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{{}}\r\n0;c=d\r\n" + "t: u\r\n" * 300 + "\r\n"
+
+
+def raw_bytes(name: str, key: str) -> bytes:
+    """What a client sends for a kind of work without a path."""
+    if name == "handshake":
+        return client_hello()
+    made = {"invalid": b"nonsense\r\n\r\n", "HTTP/2": HTTP2, "many headers": MANY_HEADERS}
+    if name in made:
+        return made[name]
+    texts = {"upgrade": UPGRADE, "expectation": EXPECTATION, "trailers": TRAILERS}
+    return texts.get(name, "").format(key=f"Authorization: Bearer {key}\r\n" if key else "").encode()
+
+
 def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
     """The pieces that one client sends, with a pause after each piece of DRIPPED. A kind without a path has no
     request."""
     kind = KINDS[attack.work]
     if not kind.path:
-        made = {"handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}.get(kind.name, b"")
+        made = raw_bytes(kind.name, key)
         return [made[: len(made) // 2] if attack.pace == STALLED else made]
     body, closes = body_of(kind, attack.size, rng), attack.leaves == STAYS and attack.pace != PIPELINED
     if attack.pace == CHUNKED and body:
