@@ -99,7 +99,7 @@ TRAILERS = POST + "Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{{}}\r\n0;c=d\r\n"
 
 
 def raw_bytes(name: str, key: str) -> bytes:
-    """What a client sends for a kind of work without a path."""
+    """The bytes of a client for a kind of work without a path."""
     if name == "handshake":
         return client_hello()
     made = {"invalid": b"nonsense\r\n\r\n", "HTTP/2": HTTP2, "many headers": MANY_HEADERS}

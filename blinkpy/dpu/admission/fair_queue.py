@@ -66,7 +66,7 @@ class Ticket:
 class _LeastFirst:
     """Names by keys, the least key first.
 
-    A key that has grown is corrected once its name would be first, so growing keys cost nothing. key: of a name, now.
+    A key that has grown is corrected once its name would be first, so growing keys cost nothing. key: returns the key of a name.
     """
 
     def __init__(self, key: Callable[[str], Any]):

@@ -2,7 +2,7 @@
 
 On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets get
 their turn. The order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a
-key are one tenant, shared fairly between addresses; their TLS handshakes are another one, so that connections whose handshake
+key are one tenant, shared fairly between addresses. Their TLS handshakes are a separate tenant, so connections whose handshake
 has begun go first. The charge for work is its wall-clock time.
 
 A pool (`Places`) has the same rules for threads and processes: a number of places, a bounded queue that is fair
@@ -60,7 +60,7 @@ class Gate:
     ):
         self._lag_s, self._metrics, self._clock = lag_s, metrics, clock
         self.streaming = streaming
-        self._line = FairLine[Ask | None]()  # None: of a group
+        self._line = FairLine[Ask | None]()  # None: work of a group
         self._groups = {group: FairLine[Ask]() for group in (STRANGERS, HANDSHAKES)}
         self._spent = 0.0  # in this turn of the event loop, s
         self._turned = clock()  # when the last turn ended, s

@@ -177,7 +177,7 @@ def test_waiting_requests_of_a_tenant_at_its_limits_are_not_judged_one_by_one(rn
 
 
 class ScannedQueue:
-    """The order as the docstring of the module says it, by a look at every request."""
+    """The order of the module's docstring, by a look at every request."""
 
     def __init__(self) -> None:
         self.waiting, self.served = list[Ticket](), dict[str, float]()

@@ -1,5 +1,5 @@
-"""A tenant with any load leaves another one of equal weight at least 45 % of each resource of the gate's table of work
-(`blinkpy/dpu/admission/work_kinds.py`), as long as the other one has work.
+"""A greedy tenant leaves an honest tenant of equal weight at least 45 % of each resource, while both have work. The
+resources are those of the gate's table, `blinkpy/dpu/admission/work_kinds.py`.
 
 The loads are random; the parts that share the resource are a worker's own, with its own sizes. Clocks are the tests'.
 """
@@ -36,7 +36,7 @@ Shares = dict[str, float]
 
 
 async def of_the_loop(draw: random.Random, tmp_path: Path) -> Shares:
-    """Work of the greedy one is much and long; of the honest one, short and one after the other."""
+    """Work of the greedy one is much and long; of the honest one, short and in order."""
     now, spent = [100.0], defaultdict[str, float](float)
     turns = Gate(1.0, Metrics(), clock=lambda: now[0])
 
@@ -183,7 +183,7 @@ async def of_memory(draw: random.Random, tmp_path: Path) -> Shares:
 
 
 async def of_connections(draw: random.Random, tmp_path: Path) -> Shares:
-    """Connections with requests: the greedy one has all of them first, and goes on."""
+    """Connections with requests: the greedy one has all of them first, and opens more."""
     most = draw.randrange(20, 200)
     every = Connections(Mock(max_connections=most, max_lag_ms=1, unread_budget_mib=1, answer_budget_mib=1), 1, Metrics(), Mock())
 
