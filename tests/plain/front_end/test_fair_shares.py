@@ -126,11 +126,11 @@ async def of_slots(draw: random.Random, tmp_path: Path) -> Shares:
         "greedy": lambda: (draw.randint(1, most_prompt), draw.randint(1, most_tokens), draw.choice((1, 1, most_choices))),
         "honest": lambda: (draw.randint(1, 5), draw.randint(5, 30), 1),
     }
-    most_prompt, most_tokens, most_choices = draw.randint(1, 500), draw.randint(1, 300), draw.randint(1, SLOTS)
+    most_prompt, most_tokens, most_choices = draw.randint(1, 500), draw.randint(1, 100), draw.randint(1, SLOTS)
     tokens_of = dict[Any, int]()
     waiting, spent = dict[str, list[Any]](greedy=[], honest=[]), defaultdict[str, float](float)
-    wanted = {"greedy": draw.randint(SLOTS, 200), "honest": SLOTS}
-    for step in range(3000):
+    wanted = {"greedy": draw.randint(SLOTS, 100), "honest": SLOTS}
+    for step in range(1200):
         now[0] += STEP_S
         for name in kinds if step > 5 else ("greedy",):
             waiting[name] = [ticket for ticket in waiting[name] if ticket.granted < ticket.slots]
@@ -151,7 +151,7 @@ async def of_slots(draw: random.Random, tmp_path: Path) -> Shares:
                 if left:
                     choices[number] -= 1
                     ticket.generations[number].tokens += 1
-                    spent[ticket.tenant.name] += step > 1000
+                    spent[ticket.tenant.name] += step > 400
                     if left == 1:
                         ticket.generations[number].open = False
                         free[0] += 1
