@@ -140,22 +140,22 @@ async def of_slots(draw: random.Random, tmp_path: Path) -> Shares:
                 tokens_of[ticket] = tokens
                 waiting[name].append(ticket)
                 running[ticket] = []
-        for ticket, choices in list(running.items()):
+        for ticket, steps in list(running.items()):
             if ticket.reserved:
                 for _ in range(ticket.reserved):
                     ticket.generations.append(SimpleNamespace(tokens=0, open=True))
-                    choices.append(tokens_of[ticket])
+                    steps.append(tokens_of[ticket])
                 free[0] -= ticket.reserved
                 admission.submitted(ticket, ticket.reserved)
-            for number, left in enumerate(choices):
+            for number, left in enumerate(steps):
                 if left:
-                    choices[number] -= 1
+                    steps[number] -= 1
                     ticket.generations[number].tokens += 1
                     spent[ticket.tenant.name] += step > 400
                     if left == 1:
                         ticket.generations[number].open = False
                         free[0] += 1
-            if len(choices) == ticket.slots and not any(choices):
+            if len(steps) == ticket.slots and not any(steps):
                 del running[ticket]
                 admission.remove(ticket)
         admission.admit()
