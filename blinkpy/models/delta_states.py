@@ -101,7 +101,7 @@ def require_recurrent(config: Config, model: DecoderDescription) -> None:
 
 
 def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, space: int) -> int:
-    """Snapshots of states: the number that the user set, or as many as fit into `room` bytes, at most DEFAULT_SNAPSHOTS.
+    """Snapshots of states: the number that the user set, or as many as fit into `space` bytes, at most DEFAULT_SNAPSHOTS.
     0 without recurrent layers or prefix caching.
 
     itemsize: bytes of an activation.

@@ -77,7 +77,7 @@ class _Actor:
             try:
                 how = str(wait_end(self._kept, self._tick))
             except Stopped:
-                return "was told to end"
+                return "was asked to end"
             self._free(0.0)
         return how
 

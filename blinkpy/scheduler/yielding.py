@@ -70,7 +70,7 @@ def sensitive_prompt_runs(state, lane, lanes):
 
 
 @device
-def best_effort_is_there(state, lane, lanes):
+def has_best_effort(state, lane, lanes):
     """Whether a best-effort request runs or waits."""
     requests, counts, found = state.requests, state.counts, 0
     for i in strided(lane, counts[S.RUNNING_COUNT], lanes):
@@ -114,7 +114,7 @@ def begin_yield(limits, state, lane, lanes):
     """
     counts = state.counts
     yielded = counts[S.YIELDED_TURNS]
-    yields = best_effort_is_there(state, lane, lanes) and yielded < limits.yield_steps
+    yields = has_best_effort(state, lane, lanes) and yielded < limits.yield_steps
     if yields:
         first, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
         yields = sensitive_prompt_runs(state, lane, lanes) or (first >= 0 and counts[S.RUNNING_COUNT] < limits.rows)

@@ -332,7 +332,7 @@ SCHEDULER_BUGS = _bugs({
         ("the last one in the line enters first", "first = max(first, waiting - i)", "first = waiting - i"),
         ("one that just entered enters again", "requests.status[slot] == S.WAITING and ", ""),
         ("best-effort prompts yield for ever", "lanes) and yielded < limits.yield_steps\n", "lanes)\n"),
-        ("prompts yield where there is no best effort", "best_effort_is_there(state, lane, lanes) and ", ""),
+        ("prompts yield where there is no best effort", "has_best_effort(state, lane, lanes) and ", ""),
         ("prompts yield to none while all best effort waits",
          "found += 1 if requests.entry[state.waiting[i], WORD_BEST_EFFORT] != 0 else 0", "found += 0"),
         ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),

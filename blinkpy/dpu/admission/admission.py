@@ -299,16 +299,16 @@ class Admission:
     def _may_begin(self, tenant: Tenant, best_effort: int) -> bool:
         """Whether the limits of a tenant and a class leave a slot to a request without slots."""
         tenant = self.tenants.get(tenant.name, tenant)
-        return min(self._within_limits(tenant, best_effort), self._beside_reserve(tenant)) > 0
+        return min(self._within_limits(tenant, best_effort), self._beyond_reserve(tenant)) > 0
 
     def _allowed(self, ticket: Ticket) -> int:
         """The number of missing slots that the limits of tenant and class permit; 0 if its grammar has no place in the
         engine."""
         tenant = self.tenants.get(ticket.tenant.name, ticket.tenant)
-        missing, beside = ticket.slots - ticket.granted, self._beside_reserve(tenant)
-        if beside < missing:  # slots of ended choices are free
-            beside += sum(not generation.open for generation in ticket.generations[: ticket.granted])
-        allowed = int(min(missing, beside, self._within_limits(tenant, ticket.best_effort)))
+        missing, unreserved = ticket.slots - ticket.granted, self._beyond_reserve(tenant)
+        if unreserved < missing:  # slots of ended choices are free
+            unreserved += sum(not generation.open for generation in ticket.generations[: ticket.granted])
+        allowed = int(min(missing, unreserved, self._within_limits(tenant, ticket.best_effort)))
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
     def _class_left(self) -> float:
@@ -323,7 +323,7 @@ class Admission:
             left = min(left, tenant.requests - self.table.total(tenant.number, "requests_in_flight"))
         return left
 
-    def _beside_reserve(self, tenant: Tenant) -> float:
+    def _beyond_reserve(self, tenant: Tenant) -> float:
         """Further slots of a tenant, if other tenants keep theirs."""
         slots = self._slots()
         reserve = slots // RESERVED if len(self.tenants) > 1 else 0

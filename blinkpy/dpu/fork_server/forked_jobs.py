@@ -122,7 +122,7 @@ class _Server:
             return
         if pid == 0:
             try:
-                self._leave()
+                self._close_inherited()
                 _run(job, self.work, self.budget, alone)
             finally:
                 os._exit(0)
@@ -141,7 +141,7 @@ class _Server:
             if pid == 0:
                 try:
                     ours.close()
-                    self._leave()
+                    self._close_inherited()
                     self._wait_for_job(theirs)
                 finally:
                     os._exit(0)
@@ -159,7 +159,7 @@ class _Server:
             _name(JOB_NAME)
             _run(socket.socket(fileno=files[0]), self.work, self.budget, alone == b"\1")
 
-    def _leave(self) -> None:
+    def _close_inherited(self) -> None:
         """In a fork, close the descriptors of the server and of other forks."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

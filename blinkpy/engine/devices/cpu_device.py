@@ -33,16 +33,16 @@ def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
 
     Raises ConfigError if the model needs torch and it is not installed.
     """
-    name, torch_is_there = dtype_name(model, requested, "cpu"), installed("torch")
+    name, has_torch = dtype_name(model, requested, "cpu"), installed("torch")
     if name != "float32":
-        if torch_is_there:
+        if has_torch:
             return name
         if requested != "auto":
             raise ConfigError(f"dtype {name} on the CPU needs torch ({TORCH}); float32 does not")
     lacking = lacking_without_torch(model)
     if not lacking:
         return None
-    if not torch_is_there:
+    if not has_torch:
         raise ConfigError(f"{model.name} needs {', '.join(lacking)}, which needs torch on the CPU: {TORCH}")
     return "float32"
 

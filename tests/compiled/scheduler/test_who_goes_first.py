@@ -16,7 +16,7 @@ from blinkpy.scheduler.phases.admit import budget_left, tokens_ahead
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, page_demand, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.waiting_list import insert_by_rank, make_rank_of, make_rank_waiting
 from blinkpy.scheduler.policies import RequestFields, read_policy
-from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, next_to_pass, sensitive_prompt_runs
+from blinkpy.scheduler.yielding import best_effort_prompt, has_best_effort, next_to_pass, sensitive_prompt_runs
 
 
 def test_states_at_random(rng: np.random.Generator) -> None:
@@ -43,7 +43,7 @@ def test_states_at_random(rng: np.random.Generator) -> None:
         for slot in range(limits.slots):
             assert best_effort_prompt(views.requests, slot) == (effort[slot] and missing[slot] > 1)
         assert sensitive_prompt_runs(views, 0, 1) == any(missing[slot] > 1 and not effort[slot] for slot in free)
-        there = best_effort_is_there(views, 0, 1)
+        there = has_best_effort(views, 0, 1)
         assert there == any(effort[slot] for slot in running + line)
         r.status[line[:waiting]] = rng.choice(
             (S.WAITING, S.RUNNING), waiting, p=(0.8, 0.2)

@@ -175,16 +175,16 @@ def test_what_the_arrays_do_not_know_is_named(dense: DecoderDescription, monkeyp
     assert unknown_parts(biased) == ["weights o_bias"]
 
 
-@pytest.mark.parametrize("torch_is_there", [True, False])
-def test_which_decoder_computes(torch_is_there: bool, dense: DecoderDescription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_device, "installed", lambda name: torch_is_there)
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_which_decoder_computes(has_torch: bool, dense: DecoderDescription, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device, "installed", lambda name: has_torch)
     narrow, half = replace(dense, dtype="bfloat16"), replace(dense, dtype="float16")
     other = replace(dense, placement=NormPlacement.SANDWICH)
     for model, requested in ((dense, "auto"), (narrow, "float32"), (half, "auto")):
         assert torch_dtype_name(model, requested) is None
     with pytest.raises(ConfigError, match="float16 is not supported on the CPU"):
         torch_dtype_name(dense, "float16")
-    if torch_is_there:
+    if has_torch:
         assert torch_dtype_name(narrow, "auto") == torch_dtype_name(dense, "bfloat16") == "bfloat16"
         assert torch_dtype_name(other, "auto") == "float32"
         return
