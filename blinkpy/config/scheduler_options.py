@@ -171,7 +171,9 @@ def check_drafts(options: SchedulerOptions) -> None:
     if options.speculative == "off" and tokens:
         raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram or mtp")
     if options.speculative != NGRAM and match != DRAFT_MATCH:
-        raise ConfigError(f"speculative_match ({match}) has no effect with speculative {options.speculative}: set it to ngram")
+        raise ConfigError(
+            f"speculative_match ({match}) has no effect with speculative {options.speculative}: set speculative to ngram"
+        )
     if options.speculative == "off":
         return
     if options.max_num_seqs < 2:

@@ -185,7 +185,7 @@ def test_a_draft_layer_that_does_not_fit_is_refused(
     [
         ({"device": "null"}, "speculative mtp needs device cuda or cpu, not null"),
         ({"window_cache": "ring"}, "window_cache ring"),
-        ({"speculative_match": 3}, r"speculative_match \(3\) has no effect with speculative mtp: set it to ngram"),
+        ({"speculative_match": 3}, r"speculative_match \(3\) has no effect with speculative mtp: set speculative to ngram"),
         ({"max_num_seqs": 1}, "speculative mtp needs max_num_seqs of at least 2"),
     ],
 )
