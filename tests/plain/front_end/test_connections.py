@@ -229,7 +229,7 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
 
 
 def test_an_address_is_known_while_a_client_of_it_with_a_key_is_connected(rng) -> None:
-    """The TLS handshakes of such addresses go before those of others."""
+    """TLS handshakes of such addresses go first."""
     budget = connections.Connections(FrontendOptions(max_connections=100), 1, Metrics(), Mock())
     here = list[Any]()
     for _ in range(300):
