@@ -700,7 +700,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
             ticket = entered(*request)
             for connection in list(server.server.connections.open):
                 connection.transport.abort()
-                connection.disconnected = True  # as its protocol hears in this turn of the event loop
+                connection.disconnected = True  # as its protocol notices in this turn of the event loop
             return ticket
 
         monkeypatch.setattr(handler, "enter", leaving)

@@ -330,7 +330,7 @@ def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder
         assert refused == MORE + statuses.count(503) == server.server.app.service.metrics.values(503)[0]
         wait_for(lambda: not server.server.app.service.gate.waiting)
         time.sleep(0.01)  # a turn ends
-        late[0].sendall(short)  # on a connection that heard 503
+        late[0].sendall(short)  # on a connection that got a 503
         assert late[0].recv(65536).startswith(b"HTTP/1.1 200")
 
 

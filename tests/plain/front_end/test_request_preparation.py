@@ -137,7 +137,7 @@ def test_requests_beyond_the_shape_are_refused_in_place_and_in_processes(engine,
 
 @pytest.mark.parametrize("size", [0, preparation_queue.THREAD_BYTES // 2, LARGE], ids=["in place", "in a thread", "in a process"])
 def test_a_request_says_the_same_whatever_prepares_it(engine, folder, size) -> None:
-    """Prompt, parameters and answer: `user` has no effect, and decides by its length who prepares the request."""
+    """Prompt, parameters and answer: `user` has no effect, and only decides by its length where the request is prepared."""
     user, tokenizer = "u" * size, Tokenizer(folder)
     with serving(engine, folder) as server:
         assert server.complete("the lazy dog", max_tokens=3, seed=5, user=user).status_code == 200
