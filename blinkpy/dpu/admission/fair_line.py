@@ -32,9 +32,7 @@ class FairLine(Generic[Item]):
     def __init__(self) -> None:
         self._owners: dict[str, _Owner[Item]] = {}
         self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each queued owner, at most its finish
-        self._most = (
-            MOST_IDLE  # owners before the next search for those to drop: it doubles, so that a search costs little per owner
-        )
+        self._most = MOST_IDLE  # owners before the next search for those to drop; it doubles, so that searches are rare
         self._now = self._latest = 0.0  # the queue's virtual time, and the greatest of any owner
         self._pushed = self.count = 0
         self.size = 0.0

@@ -224,10 +224,8 @@ class FairQueue:
         """
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
         lost = list[tuple[float, str]]()  # a heap of tenants that lose requests, by their remaining share, the largest first
-        totals, last = (
-            dict[str, int](),
-            dict[str, Iterator[Ticket]](),
-        )  # of each of these: its remaining tokens; its last requests first
+        totals = dict[str, int]()  # remaining tokens of each of these
+        last = dict[str, Iterator[Ticket]]()  # their requests, the last first
         try:
             while tokens > most and tokens > ticket.tokens:
                 name = self._largest.first()
