@@ -1,26 +1,19 @@
 """Every family against transformers, on small random checkpoints that transformers itself saved."""
 
-import copy
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model, text_model
+from support.models.expected_logits import expected_logits, experts_of_a_token
+from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
 from support.part_of_cases import part_of
-from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
-from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from blinkpy.engine.devices.cpu_device import lacking_without_torch
 from blinkpy.models.cpu.cpu_step import emitting_tokens
@@ -38,7 +31,6 @@ PAGE = 8
 NEW_TOKENS = 32
 TOLERANCE = 1e-4
 MOST_OFTEN = 3e-4  # 99th percentile of the errors of logits
-TIE = 1e-6  # of two experts' weights
 MOST_PROMPTS, FOLLOWED = 20, 25  # until this many tokens have the same experts in bfloat16
 WITHOUT_TORCH = {"llama2", "llama3", "llama-biased-mqa", "mistral", "mistral-window", "ministral", "qwen2", "qwen2-window-yarn"}
 WITHOUT_TORCH |= {"qwen3", "qwen3-biased", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-stride", "mixtral", "smollm3"}
@@ -83,68 +75,6 @@ def run(decoder: TorchDecoder | NumpyDecoder, batches: PagedBatches, work: list[
     batch.sampled[: len(batches.work)][batch.emits[: len(batches.work)] == 1] = logits[last].argmax(axis=1)
     batches.commit(batch)
     return seen
-
-
-def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token: int) -> tuple[np.ndarray, int]:
-    """transformers' logits [tokens, vocab], and from which position on they mean nothing: where two experts are so nearly equal
-    that roundings choose between them, another choice is as right, and all tokens behind see it."""
-    ties = [len(tokens)]
-
-    def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
-        ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
-        if isinstance(router, Gemma4TextRouter):  # its outputs are probabilities
-            ranks = ranks.log()
-        if isinstance(router, Ernie4_5_MoeTopKRouter):
-            ranks = router.moe_statics(ranks.softmax(-1))
-        kept, biased = getattr(router, "topk_group", 0), hasattr(router, "e_score_correction_bias")
-        if kept and getattr(router, "topk_method", "") != "greedy":
-            ranks = ranks.sigmoid() + router.e_score_correction_bias if biased else ranks
-            grouped = ranks.view(len(ranks), router.num_group, -1)
-            groups = grouped.sort(descending=True).values[..., : 2 if biased else 1].sum(-1)
-            if kept < router.num_group:
-                note_ties(groups, kept)
-            lowest = groups.sort(descending=True).values[:, kept - 1 : kept]
-            ranks = grouped.masked_fill((groups < lowest)[..., None], -torch.inf).view(len(ranks), -1)
-        note_ties(ranks, experts_per_token)
-
-    def note_ties(ranks: torch.Tensor, kept: int) -> None:
-        ordered = ranks.sort(descending=True).values
-        ties.extend((ordered[:, kept - 1] - ordered[:, kept] < TIE).nonzero()[:1, 0].tolist())
-
-    with exact_delta_nets(text_model(model)) as text, torch.no_grad():
-        routers = [module for name, module in text.named_modules() if name.endswith((".gate", ".router"))]
-        hooks = [router.register_forward_hook(find_ties) for router in routers]
-        assert bool(hooks) == bool(experts_per_token)
-        logits = text(torch.tensor([tokens])).logits[0].float().numpy()
-    for hook in hooks:
-        hook.remove()
-    return logits, min(ties)
-
-
-class Float64Torch(ModuleType):
-    """torch, whose float32 is float64."""
-
-    def __getattr__(self, name: str) -> Any:
-        return torch.float64 if name == "float32" else getattr(torch, name)
-
-
-@contextmanager
-def exact_delta_nets(text: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model itself, or in float64 if it has gated delta nets: in chunks, as transformers computes them, float32 can be off by
-    more than our tolerance."""
-    if not hasattr(text.config.get_text_config(), "linear_num_key_heads"):
-        yield text
-        return
-    module, text = sys.modules[type(text).__module__], copy.deepcopy(text).double()
-    text.config.get_text_config()._experts_implementation = "eager"  # the others lack float64
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "torch", Float64Torch("torch"))
-        yield text
-
-
-def experts_of_a_token(config: Any) -> int:
-    """0 without experts."""
-    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0
 
 
 def tolerance(config: Any) -> float:

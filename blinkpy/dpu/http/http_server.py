@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -182,7 +183,7 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close stuck connections, and update the gauges."""
-        every, metrics = self.connections, self.app.service.metrics
+        every, metrics, counted = self.connections, self.app.service.metrics, Counter[str]()
         while True:
             await asyncio.sleep(SWEEP_S)
             self._end_stuck()
@@ -193,8 +194,8 @@ class Server:
             for name, gauge in gauges.items():
                 budget: ByteBudget = getattr(every, name)
                 metrics.gauge(gauge, budget.used)
-                metrics.count(f"{name}_given_up", budget.given_up)
-                budget.given_up = 0
+                metrics.count(f"{name}_given_up", budget.given_up - counted[name])
+                counted[name] = budget.given_up
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

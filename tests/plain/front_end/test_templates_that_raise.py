@@ -68,7 +68,7 @@ def test_the_last_resort_is_plain_text(rule: str, tokenizer: Tokenizer, seed: in
             body = orjson.dumps({"messages": talk.messages})
             prompt = tokenizer.specials.unmark(dialect.prompt(parse_chat(body, RequestParameters()), tokenizer.specials)[0])
             assert all(text in prompt for text in talk.texts), (more, talk.messages, prompt)
-    assert "plain texts" in caplog.text
+    assert "plain text" in caplog.text
 
 
 REFUSES = (

@@ -158,6 +158,8 @@ class Exchange:
             async with asyncio.timeout(timeout_s) as deadline:
                 budget.hold(self, 1, give_up, owner)  # it counts as arriving, and can be refused
                 while await self._read_piece(body, limit):
+                    if refused:  # bytes that are counted once more would drop the bodies of others
+                        raise refused[0].again()
                     budget.hold(self, len(body), give_up, owner)
         except TimeoutError:
             message = f"The body did not arrive within {timeout_s:g} s."
