@@ -33,7 +33,9 @@ ENGINE = ("--device", "null", "--null-step-us", "30000", "--max-model-len", "512
 FRONT_END = ("--transport", "rdma", "--no-access-log")
 # A front end's reason to give up a link, its card's timeout (4.096 us * 2**n, seven times), and its own, s. With the default of
 # half a second, a busy emulator loses links that were not cut.
-CARD_GIVES_UP, FRONT_END_GIVES_UP = ("does not answer", 17, 60), ("has made no progress for", 20, 10)
+CARD_GIVES_UP, FRONT_END_GIVES_UP = ("does not answer", 18, 60), ("has made no progress for", 20, 10)
+SOONEST_S = 2.0  # from a cut to a report of it: a busy emulator has lost the link before an earlier one
+TRIES = 3
 
 Answer = tuple[str, str]  # text and end
 Body = dict[str, Any]
@@ -188,21 +190,28 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
 def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], ends: list[int], name: str, reason: str) -> None:
     """Data between the ends is lost once streams run. name: of the second engine, which is reached over the wire. reason: why the
     front end gives its link up."""
-    reported = f"a cut of what ends {ends} send"
-    moves, carried, expired = served.moves(), [wire.carried(end) for end in range(2)], counter(name, "leases_expired")
+    reported, noticed = f"a cut of what ends {ends} send", list[float]()
 
     def cut() -> None:
         assert all(wire.carried(end) > carried[end] + TOKENS for end in range(2)), "the link does not go over the wire"
         seen = len(served.front.said)
         wire.cut(*ends)
-        noticed = wait_for(
+        after_s = wait_for(
             lambda: any("queue pair lost" in line and reason in line for line in served.front.said[seen:]),
             timeout_s=100,
             what=lambda: f"{reported} is noticed ({reason!r}); {served.said()}",
         )
-        print(f"{reported} was noticed after {noticed:.2f} s: {reason}")
+        print(f"{reported} was noticed after {after_s:.2f} s: {reason}")
+        noticed.append(after_s)
 
-    assert served.play(bodies, cut) == calm, f"{reported}; {served.said()}"
+    for _ in range(TRIES):
+        moves, carried, expired = served.moves(), [wire.carried(end) for end in range(2)], counter(name, "leases_expired")
+        assert served.play(bodies, cut) == calm, f"{reported}; {served.said()}"
+        if noticed[-1] >= SOONEST_S:
+            break
+        wire.mend()
+        served.wait_until_up(1, 1)
+    assert noticed[-1] >= SOONEST_S, f"{reported}: the link was lost before each cut; {served.said()}"
     assert served.moves() > moves, f"{reported}: nothing was there to move; {served.said()}"
     moves = served.moves()
     if len(ends) == 2:  # else the engine's old requests may still be there when the front end is back
