@@ -188,7 +188,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
 
 
 def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], ends: list[int], name: str, reason: str) -> None:
-    """Data between the ends is lost once streams run. name: of the second engine, which is reached over the wire. reason: why the
+    """Data between the ends is lost once streams run. name: the second engine's, which is reached over the wire. reason: why the
     front end gives its link up."""
     reported, noticed = f"a cut of what ends {ends} send", list[float]()
 

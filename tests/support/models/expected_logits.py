@@ -21,8 +21,8 @@ TIE = 1e-6  # of two experts' weights
 def expected_logits(
     model: torch.nn.Module, tokens: list[int], experts_per_token: int, tie: float = TIE
 ) -> tuple[np.ndarray, int]:
-    """transformers' logits [tokens, vocab], and from which position on they mean nothing: where two experts are so nearly equal
-    that roundings choose between them, another choice is as right, and all tokens behind see it."""
+    """transformers' logits [tokens, vocab], and the first position at which roundings may choose another expert, which all later
+    tokens see. tie: the largest difference of two experts' weights that roundings may reverse."""
     ties = [len(tokens)]
 
     def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:

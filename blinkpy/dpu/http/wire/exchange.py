@@ -158,7 +158,7 @@ class Exchange:
             async with asyncio.timeout(timeout_s) as deadline:
                 budget.hold(self, 1, give_up, owner)  # it counts as arriving, and can be refused
                 while await self._read_piece(body, limit):
-                    if refused:  # bytes that are counted once more would drop the bodies of others
+                    if refused:  # counting these bytes again would drop another body
                         raise refused[0].again()
                     budget.hold(self, len(body), give_up, owner)
         except TimeoutError:
