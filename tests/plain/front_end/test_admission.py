@@ -294,6 +294,23 @@ async def test_what_needs_a_place_of_the_engine_holds_back_nothing_else(keys: Pa
 
 
 @in_loop
+async def test_a_free_place_goes_to_another_tenant_at_once(keys: Path) -> None:
+    in_flight = {1}
+    stage = Stage(keys, slots=20)
+    stage.admission._places = lambda: (in_flight, 1)
+    tickets = []
+    for name, number in (("a", 1), ("b", 2)):
+        ticket = stage.admission.enter(stage.admission.tenants[name], 10, 20, 1, names=frozenset({number}))
+        stage.submit(ticket)
+        tickets.append(ticket)
+    first, waits = tickets
+    assert (first.inside, waits.inside) == (True, False)
+    in_flight.clear()
+    stage.end(first)
+    assert waits.inside
+
+
+@in_loop
 async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
     """Random entries, ends and disconnects. All limits hold at every moment, tokens add up to the service, and
     at the end every request was served."""

@@ -211,24 +211,30 @@ class ScannedQueue:
 
 def test_the_order_is_that_of_a_look_at_every_request(rng) -> None:
     """Random requests of tenants with limits, of two classes, that need places or not, come, get some or all of their slots, and
-    leave. A tenant is recalled only when its limit, or a place, may have changed."""
+    leave. A tenant is recalled only if its limit, or a place, may have changed; more slots for its own requests recall none."""
     for _ in range(12):
         names = [f"t{number}" for number in range(int(rng.integers(1, 12)))]
         tenants = {name: Tenant(name, weight=float(rng.uniform(0.3, 4)), by_priority=rng.random() < 0.3) for name in names}
         queue, scan = FairQueue(), ScannedQueue()
         limited, placed, closed = set[tuple[str, int]](), set[int](range(4)), set[int]()
+        stuck = set[str]()  # tenants whose requests with slots get no further ones
 
         def may_begin(tenant: Tenant, best_effort: int, limited: set[tuple[str, int]] = limited) -> bool:
             return (tenant.name, best_effort) not in limited
 
-        def may_run(ticket: Ticket, limited: set[tuple[str, int]] = limited, placed: set[int] = placed) -> bool:
-            return bool(ticket.granted or (ticket.tenant.name, ticket.best_effort) not in limited) and ticket.names <= placed
+        def may_run(
+            ticket: Ticket, limited: set[tuple[str, int]] = limited, placed: set[int] = placed, stuck: set[str] = stuck
+        ) -> bool:
+            name = ticket.tenant.name
+            able = name not in stuck if ticket.granted else (name, ticket.best_effort) not in limited
+            return able and ticket.names <= placed
 
         def open_to(ticket: Ticket, closed: set[int] = closed, may_run: Callable[[Ticket], bool] = may_run) -> bool:
             return ticket.best_effort not in closed and may_run(ticket)
 
         for number in range(1, 400):
             act, name = rng.random(), names[rng.integers(len(names))]
+            stuck.symmetric_difference_update({name} if rng.random() < 0.1 else ())
             if act < 0.4:
                 facts = {"priority": int(rng.integers(3)), "best_effort": int(rng.random() < 0.3), "number": number}
                 needs = frozenset({int(rng.integers(8))} if rng.random() < 0.3 else ())

@@ -196,16 +196,22 @@ def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> 
         assert said(text) == said(expected) * (STREAMED // 3)
 
 
+def begin_stream(engine: FakeEngine, clients: ThreadPoolExecutor, url: str) -> Future[httpx.Response]:
+    """A stream without tokens until `engine.hold` is false."""
+    engine.hold = True
+    stream = {"prompt": [9], "max_tokens": 5, "stream": True}
+    begun = clients.submit(httpx.post, f"{url}/v1/completions", json=stream, timeout=60)
+    wait_for(lambda: engine.submitted)
+    return begun
+
+
 def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_path: Path) -> None:
     """After handover_s the front end that was replaced ends, and the other one serves."""
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(1) as clients:
         config = options(engine, tmp_path / "handover", handover_s=1)
         first = start(config, folder)
         assert first.ready.wait(60)
-        engine.hold = True
-        stream = {"prompt": [9], "max_tokens": 5, "stream": True}
-        begun = clients.submit(httpx.post, f"{first.url}/v1/completions", json=stream, timeout=60)
-        wait_for(lambda: engine.submitted)
+        begun = begin_stream(engine, clients, first.url)
         second = start(config, folder)
         assert second.ready.wait(60)
         assert first.code.result(60) == 0
@@ -220,10 +226,7 @@ def test_requests_have_until_handover_s_however_short_a_shutdown_is(folder: Path
         config = options(engine, tmp_path / "handover", handover_s=600, shutdown_s=0)
         first = start(config, folder)
         assert first.ready.wait(60)
-        engine.hold = True
-        stream = {"prompt": [9], "max_tokens": 5, "stream": True}
-        begun = clients.submit(httpx.post, f"{first.url}/v1/completions", json=stream, timeout=60)
-        wait_for(lambda: engine.submitted)
+        begun = begin_stream(engine, clients, first.url)
         assert start(config, folder).ready.wait(60)
         time.sleep(2)
         engine.hold = False

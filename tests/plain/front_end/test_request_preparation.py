@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -34,6 +35,8 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits, check_shape
 from blinkpy.dpu.http.wire.byte_budget import ByteBudget
+from blinkpy.dpu.http.wire.connections import too_many_bodies
+from blinkpy.dpu.http.wire.exchange import Exchange
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
@@ -452,6 +455,29 @@ def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
         for sock in socks:
             sock.close()
         wait_for(lambda: budget.used == 0)
+
+
+def test_a_dropped_body_is_not_counted_again() -> None:
+    """Its next bytes have arrived already. Counted, they would drop a younger body of its key."""
+
+    async def main() -> None:
+        exchange, budget, gone = object.__new__(Exchange), ByteBudget(10, too_many_bodies), list[ApiError]()
+        connections = SimpleNamespace(bodies=budget)
+        exchange.connection = SimpleNamespace(all=connections, options=SimpleNamespace(body_timeout_s=60))  # type: ignore[assignment]
+        exchange.asker, pieces = Asker("a"), iter([True, True, False])
+
+        async def read_piece(body: bytearray, limit: int) -> bool:
+            if body:
+                budget.hold("younger", 5, gone.append, "a")
+            body += b"x" * 6
+            return next(pieces)
+
+        exchange._read_piece = read_piece  # type: ignore[method-assign]
+        with pytest.raises(ApiError, match="too many request bodies"):
+            await exchange._read_slowly(bytearray(), 100)
+        assert (gone, budget.used, budget.given_up) == ([], 5, 1)
+
+    asyncio.run(main())
 
 
 def test_bodies_of_one_key_leave_room_to_the_oldest_body_of_another(engine, folder, tmp_path: Path) -> None:
