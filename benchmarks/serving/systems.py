@@ -356,7 +356,7 @@ def process_title(pid: int) -> str:
         return ""
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A free port outside the range that the kernel gives to connections.
 
     A server may bind its port minutes after it gets the number, while another benchmark's client connects. Raises
@@ -365,6 +365,6 @@ def free_port() -> int:
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(PORT_TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
+            probe.bind((host, random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
             return int(probe.getsockname()[1])
     raise ServerError(f"none of {PORT_TRIES} ports is free")

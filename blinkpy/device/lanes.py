@@ -23,7 +23,8 @@ from typing import Any
 from blinkpy.device import portable
 from blinkpy.device.tables import map_named_arrays
 
-WHICHEVER = {"scratch.found"}  # several lanes may write the same value: kv/grammars.unused_grammar
+# Several lanes may write the same value (kv/grammars.unused_grammar). A name may begin with the tables that hold the state.
+EQUAL_WRITES = ("scratch.found",)
 
 
 class LaneRaceError(RuntimeError):
@@ -62,16 +63,15 @@ class Accesses:
 class _Watched:
     """An array that records which lanes read and write its words."""
 
-    __slots__ = ("_accesses", "_array", "_name", "_read", "_written")
+    __slots__ = ("_accesses", "_array", "_equal_writes", "_name", "_read", "_written")
 
     def __init__(self, accesses: Accesses, name: str, array: Any) -> None:
         self._accesses = accesses
         self._name = name
         self._array = array
-        self._read, self._written = (
-            dict[Any, int](),
-            dict[Any, int](),
-        )  # marks by index; earlier ones than `since` no longer count
+        self._equal_writes = f".{name}".endswith(tuple(f".{allowed}" for allowed in EQUAL_WRITES))
+        # Marks by index. Earlier ones than `since` no longer count.
+        self._read, self._written = dict[Any, int](), dict[Any, int]()
 
     def __len__(self) -> int:
         return len(self._array)
@@ -96,7 +96,7 @@ class _Watched:
         if before >= accesses.since and before != now:
             raise accesses.race(self._name, index, before, "writes what is read:")
         written = self._written.get(index, -1)
-        if written >= accesses.since and written != now and (self._name not in WHICHEVER or self._array[index] != value):
+        if written >= accesses.since and written != now and not (self._equal_writes and self._array[index] == value):
             raise accesses.race(self._name, index, written, "writes what is written:")
         self._written[index] = now
         self._array[index] = value

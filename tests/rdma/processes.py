@@ -3,7 +3,6 @@
 import contextlib
 import re
 import secrets
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -11,6 +10,7 @@ import httpx
 from support.commands import START_S, Command
 from support.waiting import wait_for
 
+from benchmarks.serving.systems import free_port
 from blinkpy.queues.layout import HEADER, read_header
 from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.transport.segment import segment_path
@@ -21,8 +21,7 @@ URL = re.compile(r"on (http://\S+) ")
 
 def free_address(host: str = "127.0.0.1") -> str:
     """HOST:PORT of a port that is free now."""
-    with socket.create_server((host, 0)) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
+    return f"{host}:{free_port(host)}"
 
 
 @contextlib.contextmanager

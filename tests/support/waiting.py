@@ -25,7 +25,7 @@ def wait_until_served(process: subprocess.Popen[bytes], port: int) -> None:
     """Wait until /health of a front end's process is 200. Raises AssertionError if it ends before."""
 
     def serves() -> bool:
-        assert process.poll() is None, "it has ended"
+        assert process.poll() is None, f"it ended with exit code {process.returncode}"
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
         return False

@@ -84,12 +84,12 @@ def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
                 yield simulation.world.limits, simulation.world.state
 
 
-def grammars_of_drafts(state: State) -> list[int]:
-    """Grammars whose words are walked: with another number of states, such a walk reads words that mean something else."""
-    walked = list[int]()
+def walked_grammars(state: State) -> set[int]:
+    """Grammars of drafts. The check walks their words, which have no meaning once one of them is damaged."""
+    walked = set[int]()
     for batch in (state.batch, state.suspended):
         rows = int(batch.counts[S.ROWS])
-        walked += state.requests.grammar[batch.row_slots[:rows][batch.emits[:rows] == S.DRAFT]].tolist()
+        walked |= {*state.requests.grammar[batch.row_slots[:rows][batch.emits[:rows] == S.DRAFT]].tolist()}
     return walked
 
 
@@ -113,9 +113,15 @@ def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits,
         index[1:] = [draw.randrange(min(n, (length if name == "requests.tokens" else held) + 1)) for n in array.shape[1:]]
         if name == "requests.entry":
             index[1] = draw.choice(CHECKED_WORDS)
-    elif name.startswith("grammars.") and (undrafted := sorted({*r.grammar[live].tolist()} - {-1, *grammars_of_drafts(state)})):
-        index[0] = own = draw.choice(undrafted)
-        index[1:], values = [STATES_WORD] * (array.ndim - 1), r.grammar_state[r.grammar == own].tolist()
+    elif name.startswith("grammars."):
+        walked = walked_grammars(state)
+        if in_use := sorted({*r.grammar[live].tolist()} - {-1} - walked):
+            index[0] = own = draw.choice(in_use)
+            index[1:], values = [STATES_WORD] * (array.ndim - 1), r.grammar_state[r.grammar == own].tolist()
+        elif unwalked := sorted({*range(len(array))} - walked):
+            index[0] = draw.choice(unwalked)
+        else:
+            return
     elif name in listed or name.startswith(("batch.", "suspended.")):
         if name.startswith("suspended."):
             rows, tokens = state.suspended.counts[[S.ROWS, S.TOKENS]].tolist()

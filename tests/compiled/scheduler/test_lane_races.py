@@ -3,6 +3,7 @@
 Supports claim state/lanes.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,6 +84,33 @@ def test_a_race_is_found_in_every_order(work: Callable[..., None], error: str, s
             Team(LANES, seed, races=True).run(work, words)
     else:
         Team(LANES, seed, races=True).run(work, words)
+
+
+class Table(NamedTuple):
+    """A table with scratch words, or with a table that has them."""
+
+    scratch: Any = 0
+    state: Any = 0
+
+
+class Found(NamedTuple):
+    found: Any
+    profound: Any
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize(("field", "factor", "allowed"), [("found", 0, True), ("found", 1, False), ("profound", 0, False)])
+def test_equal_writes_are_allowed_for_one_array(outer: bool, field: str, factor: int, allowed: bool) -> None:
+    """Whether its state is an argument or a field of one; never different values."""
+
+    def work(table: Table, lane: int, lanes: int) -> None:
+        scratch = table.state.scratch if outer else table.scratch
+        getattr(scratch, field)[2] = factor * lane
+        barrier(lanes)
+
+    table = Table(scratch=Found(np.zeros(8, np.int64).data, np.zeros(8, np.int64).data))
+    with contextlib.nullcontext() if allowed else pytest.raises(LaneRaceError, match=rf"scratch\.{field}\[2\]"):
+        Team(LANES, races=True).run(work, Table(state=table) if outer else table)
 
 
 def test_an_index_below_0_is_outside() -> None:

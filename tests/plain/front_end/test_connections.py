@@ -26,6 +26,7 @@ from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import RunningServer, completion_bytes, serving
 from support.waiting import wait_for, wait_until_served
 
+from benchmarks.serving.systems import free_port
 from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
 from blinkpy.dpu.admission.gate import Asker
@@ -532,10 +533,8 @@ CHOSEN = int(os.environ["BLINKPY_SEED"])  # of other sockets closed in this run
 @pytest.mark.parametrize("closed", [CLOSED[CHOSEN % 6], CLOSED[-1]])
 def test_a_front_end_serves_without_standard_descriptors(folder, closed: str) -> None:
     """As some supervisors start it: its sockets must not get their numbers."""
-    with FakeEngine() as engine, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with FakeEngine() as engine:
+        port = free_port()
         options = f"--name {engine.segment_name} --model {folder} --port {port}"
         command = ["sh", "-c", f"exec {sys.executable} -m blinkpy frontend {options} {closed}"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -28,6 +28,7 @@ from support.front_end.tiny_tokenizer import write_model
 from support.front_end.victim import Victim, attacked
 from support.waiting import wait_for, wait_until_served
 
+from benchmarks.serving.systems import free_port
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fleet.engine_list import EnginesFile
@@ -304,10 +305,8 @@ def test_the_door_of_a_handover_waits_for_a_descriptor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", ["a full disk", "a reader that is gone"])
 def test_a_log_that_can_not_be_written_ends_nothing(folder: Path, output: str) -> None:
-    with FakeEngine() as engine, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with FakeEngine() as engine:
+        port = free_port()
         if output == "a full disk":
             log = os.open("/dev/full", os.O_WRONLY)
         else:
