@@ -3,11 +3,12 @@
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import httpx
-from support.commands import START_S, Command
+from support.commands import Command
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import free_port
@@ -16,6 +17,7 @@ from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.transport.segment import segment_path
 
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
+EMULATED_START_S = 700.0  # two engines with a model, in one of two virtual machines on two busy cores
 URL = re.compile(r"on (http://\S+) ")
 
 
@@ -76,9 +78,17 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
     fronts = {name: Command("frontend", "--port", "0", *transport, *options) for name, (_, transport) in ways.items()}
     clients = dict[str, httpx.Client]()
 
-    def wait_until(served: bool) -> None:
-        for transport, client in clients.items():
-            wait_for(lambda c=client: (health(c) == 200) == served, START_S, f"over {transport}, an engine serves: {served}")
+    def wait_until(served: bool, commands: Sequence[Command] = ()) -> None:
+        def reached(client: httpx.Client) -> bool:
+            ended = [command.said for command in commands if command.process.poll() is not None]
+            assert not ended, f"an engine ended: {ended}"
+            return (health(client) == 200) == served
+
+        def last_lines() -> str:
+            return f"an engine serves: {served}; {[command.said[-8:] for command in (*fronts.values(), *commands)]}"
+
+        for client in clients.values():
+            wait_for(partial(reached, client), EMULATED_START_S, last_lines)
 
     @contextlib.contextmanager
     def engines(*own: str) -> Iterator[dict[str, httpx.Client]]:
@@ -87,7 +97,7 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
             for transport, front in fronts.items():
                 if transport not in clients:
                     clients[transport] = opened.enter_context(httpx.Client(base_url=front.find(URL)[1], timeout=120))
-            wait_until(True)
+            wait_until(True, commands)
             yield clients
         finally:
             for command in commands:
