@@ -13,6 +13,7 @@ from support.drafted_requests import constrained_requests, outputs, requests_of
 from support.engine_serving import collect, config_for, serving
 from support.models import model_zoo
 from support.models.draft_heads import FAMILIES, save_drafting_model
+from support.models.redrawn_cases import redrawn_at_ties
 from support.near_ties import check_same_outputs
 from support.waiting import wait_for
 from transformers.cache_utils import MtpCache
@@ -60,6 +61,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@redrawn_at_ties
 def test_drafts_are_those_of_transformers(
     family: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from support.models.expected_logits import expected_logits, experts_of_a_token
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
+from support.models.redrawn_cases import redrawn_at_ties
 from support.models.ring_storm import ring_storm
 from support.part_of_cases import part_of
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
@@ -106,6 +107,7 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ZOO)
+@redrawn_at_ties
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """By torch's decoder, and by NumPy's if it has all blocks."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
@@ -153,6 +155,7 @@ LONG = 500  # tokens
 
 
 @pytest.mark.parametrize("name", part_of(ZOO, 4))
+@redrawn_at_ties
 def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """In chunks, then a few tokens alone."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
@@ -170,6 +173,7 @@ WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-e", "gemma4-e-nested", "
 
 
 @pytest.mark.parametrize("name", part_of(WINDOWS, 2))
+@redrawn_at_ties
 def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Sequences of many times the window, chunks of up to six rings, preemptions, and slots that are taken again: logits to the
     bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks.

