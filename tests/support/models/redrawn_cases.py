@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from blinkpy.models.cpu import cpu_step, numpy_decoder, torch_decoder
+from blinkpy.models.cpu.cpu_sampler import sample_rows
 from blinkpy.models.description.blocks import RouterKind
 
 P = ParamSpec("P")
@@ -24,7 +25,7 @@ TRIES = 8
 @contextmanager
 def noted_ties() -> Iterator[list[str]]:
     """Within the block, the list gets an entry whenever rounding may choose an expert or a token of the CPU engine."""
-    ties, sample = list[str](), cpu_step.sample_rows
+    ties = list[str]()
 
     def noting(route: Callable[..., Any]) -> Callable[..., Any]:
         def routed(scores: Any, experts: Any, *more: Any) -> Any:
@@ -39,10 +40,10 @@ def noted_ties() -> Iterator[list[str]]:
         return routed
 
     def sampled(logits: np.ndarray, *more: Any) -> Any:
-        found, rng = sample(logits, *more), np.random.default_rng(1)
+        found, rng = sample_rows(logits, *more), np.random.default_rng(1)
         for _ in range(TRIES):
             noise = rng.uniform(-LOGIT_SLACK, LOGIT_SLACK, logits.shape).astype(np.float32)
-            if not np.array_equal(sample(logits + noise, *more), found):
+            if not np.array_equal(sample_rows(logits + noise, *more), found):
                 ties.append("tokens")
                 break
         return found
