@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.config import Config, ConfigError, check_asked, help_text, load_file, meant, option_type, options
-from blinkpy.processes import open_standard_descriptors
+from blinkpy.processes import collect_rarely, open_standard_descriptors
 from blinkpy.serving import load_choices
 from blinkpy.version import __version__
 
@@ -198,6 +198,7 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Without a command, show the list of commands."""
     open_standard_descriptors()
+    collect_rarely()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # print names that the terminal can't encode
     try:

@@ -31,7 +31,8 @@ from blinkpy.transport.contract import TransportError
 
 LINK = "the link to the engine"  # in the log
 NOT_YET, REMOVED = "The engine is not connected yet.", "The engine is being removed."
-RECONNECT_S = 0.2
+STARTING = "The engine is starting: it loads the model."
+RECONNECT_S, FIRST_CONNECT_S = 0.2, 0.05  # between two attempts; while the server's first engine starts
 # Limits per turn of the event loop: each costs one or two milliseconds.
 MOST_COMPLETIONS, MOST_FINAL = 128, 16
 
@@ -153,6 +154,11 @@ class EngineLink:
     def restarts(self) -> int | None:
         """Restarts of the engine; None if no process of this server restarts it."""
         return None if self._starts is None else self._starts.restarts
+
+    @property
+    def starting(self) -> bool:
+        """Whether this server's first engine is starting."""
+        return self._starts is not None and self._starts.first
 
     def engine_words(self) -> list[int] | None:
         """The engine's block, for metrics; None without an engine."""
@@ -379,7 +385,7 @@ class EngineLink:
             if pair is None:
                 pair = await self._try_connect()
                 if pair is None:
-                    await asyncio.sleep(RECONNECT_S)
+                    await asyncio.sleep(FIRST_CONNECT_S if self.starting else RECONNECT_S)
                     continue
                 stray = 0
             await asyncio.sleep(min(CHECK_S, pair.facts.lease_ms / 4000))
@@ -404,8 +410,8 @@ class EngineLink:
         try:
             pair = await asyncio.to_thread(connect)
         except (EngineLostError, LayoutError, OSError) as error:
-            problem = sentence(error)
-            if problem != self._problem:
+            problem = STARTING if self.starting else sentence(error)
+            if problem not in (self._problem, STARTING):
                 logger.warning("%s%s", self._log_prefix, problem)
             self._problem = problem
             return None

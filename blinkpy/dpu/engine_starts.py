@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from blinkpy.dpu.link.queue_pair import QueuePair
 
 RESTARTS, EXPECTED_S = range(2)  # float64 each; EXPECTED_S: time of the monotonic clock, s, 0 while the engine serves
+FIRST = -1.0  # EXPECTED_S during the first start, whose duration is unknown
 STARTS_BYTES = 16
 MOST_RETRY_S = 600
 
@@ -31,6 +32,15 @@ class EngineStarts:
     def count(self) -> None:
         """Count a restart."""
         self._words[RESTARTS] += 1
+
+    @property
+    def first(self) -> bool:
+        """Whether the first engine is starting."""
+        return self._words[EXPECTED_S] == FIRST
+
+    def begin(self) -> None:
+        """Record that the first engine is starting."""
+        self._words[EXPECTED_S] = FIRST
 
     def expect(self, in_s: float) -> None:
         """Record that the next engine should serve after in_s seconds."""

@@ -13,7 +13,7 @@ from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, end_within, exit_process, print_error
-from blinkpy.processes import Reporter
+from blinkpy.processes import Reporter, collect_as_usual
 from blinkpy.progress import Progress, ProgressCallback
 from blinkpy.recording.recording_layout import remove_dead_links
 from blinkpy.transport.contract import TransportError, check_end
@@ -99,6 +99,7 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
         try:
             engine.start()
             listener.start(engine.segment, engine.pair_memory)
+            collect_as_usual()
             running = True
             on_ready(listener.flags)
             engine.run()

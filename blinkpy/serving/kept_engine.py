@@ -105,6 +105,7 @@ class KeptEngine:
 
     def start(self) -> None:
         """Start the first process."""
+        self._starts.begin()
         self._process.start()
 
     def look(self, timeout_s: float = 0.0, on_progress: ProgressCallback = no_progress) -> Death | None:
@@ -230,12 +231,13 @@ class EngineGroup:
         self._restart = config.engine.restart
         self.lost = ""  # name and death of an engine that is not restarted
 
-    def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
-        """Start all engines concurrently, and wait until they serve. Reports the first engine's progress.
-        Raises ChildError, and exceptions of on_tick.
-        """
+    def start(self) -> None:
+        """Start all engines concurrently."""
         for engine in self._engines:
             engine.start()
+
+    def wait_ready(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
+        """Wait until all engines serve. Reports the first engine's progress. Raises ChildError, and exceptions of on_tick."""
         while starting := [engine for engine in self._engines if not engine.ready]:
             on_tick()
             for engine in self._engines:

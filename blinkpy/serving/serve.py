@@ -1,8 +1,10 @@
 """`blinkpy serve`: an engine and front ends as processes, watched by this process.
 
-Order of a start: find the model, start the engine, wait until it is ready, start the front ends, print the
-address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine
-stops, then the segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine).
+Order of a start: find the model, start engine and front ends concurrently, wait until both are ready, print the
+address. Until the engine is ready, the front ends answer 503.
+
+Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine stops, then the
+segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine).
 
 No death prevents the next start: children end with this process (blinkpy.processes), a segment without a
 living engine is removed (blinkpy.transport.segment), and segments of `serve` have unique names.
@@ -78,17 +80,22 @@ def _run(config: Config) -> int:
             engines = EngineGroup(config, starts_fd, lambda: signals.count > 1)
             config = engines.front_config
             stack.callback(engines.end)
-            engines.start(progress, tick)
-            progress("starting front ends")
+            engines.start()
             frontend = Child("frontend", config, orders={"starts_fd": starts_fd}, fds=(starts_fd,))
             grace_s = config.frontend.shutdown_s + ENGINE_STOP_S
             stack.callback(frontend.end, grace_s, lambda: signals.count > 1, FRONTEND_HURRY_S)
 
-            def look() -> None:
+            def look_at_front() -> None:
+                tick()
+                frontend.look_at_start()
+
+            def look_at_engines() -> None:
                 tick()
                 engines.look()
 
-            facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look)
+            engines.wait_ready(progress, look_at_front)
+            progress("connecting front ends")
+            facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look_at_engines)
             ready.append(frontend)
             if hang_ups:  # it may have read its files before the signal
                 frontend.hang_up()

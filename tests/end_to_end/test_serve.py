@@ -1,5 +1,6 @@
 """`blinkpy serve` as people run it: processes, the official client, and failures of its parts."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,10 +17,11 @@ from openai import APIError
 from support.commands import ROOT, START_S, Command
 from support.front_end.tenants import bearer, write_keys
 from support.served import LINE, STORY, Server, serving
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
+from blinkpy.dpu.engine_link import STARTING
 from blinkpy.recording.recording_reader import read_dump
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.serving.engine_process import OPENMP_SPINS
@@ -253,6 +255,62 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
     with serving("--device", "null") as server:
         assert not left.exists()
         assert server.chat()
+
+
+HELD = """
+import os, sys, time
+while "engine" in sys.orig_argv and not os.path.exists({gate!r}) and os.getppid() > 1:
+    time.sleep(0.01)
+"""
+
+
+@contextlib.contextmanager
+def held_start(folder: Path) -> Iterator[tuple[Server, httpx.Client, Path]]:
+    """(server, client, gate): the start of the server's engine waits until the gate exists."""
+    gate, uds = folder / "gate", folder / "socket"
+    (folder / "sitecustomize.py").write_text(HELD.format(gate=str(gate)))
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    server = Server("serve", "--device", "null", "--uds", str(uds), env={"PYTHONPATH": paths})
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://x", timeout=BUSY_S) as client:
+            wait_for(uds.exists, START_S, lambda: f"a socket: {server.said}")
+            yield server, client, gate
+    finally:
+        server.end()
+
+
+def test_until_the_engine_is_ready_requests_get_503_with_the_reason(tmp_path: Path) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 3}
+    with held_start(tmp_path) as (server, client, gate):
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/v1/completions")):
+            answer = client.request(method, path, json=body if method == "POST" else None)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            error = answer.json()["error"]
+            assert (error["code"], error["message"]) == ("engine_unavailable", STARTING)
+        assert client.get("/livez").status_code == client.get("/v1/models").status_code == 200
+        assert not any("serves demo" in line or "WARNING" in line for line in server.said)
+        gate.touch()
+        server.find(re.compile("^blinkpy serves demo on the Unix socket"))
+        assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("ended", ["engine", "frontend", "serve"])
+def test_a_start_that_ends_early_leaves_nothing(tmp_path: Path, ended: str) -> None:
+    """With one line that says why, unless a signal ended it."""
+    with held_start(tmp_path) as (server, client, _):
+        assert client.get("/health").status_code == 503
+        below = server.children()
+        if ended == "serve":
+            server.process.terminate()
+        else:
+            os.kill(server.child(ended), signal.SIGKILL)
+        assert server.wait(BUSY_S) == (0 if ended == "serve" else 1)
+        wait_for(lambda: not any(alive(pid) for pid in below), BUSY_S, "children ended")
+        assert not server.segments()
+    errors = [line for line in server.said if line.startswith("blinkpy: error: ")]
+    assert errors == ([] if ended == "serve" else [f"blinkpy: error: the {ended} process was ended by SIGKILL while starting\n"])
+    assert not any("Traceback" in line for line in server.said)
 
 
 def test_engine_and_front_end_run_separately_by_name() -> None:

@@ -140,7 +140,7 @@ class Engines:
         timeout_s seconds.
         """
         deadline = time.monotonic() + timeout_s
-        while any(link.pair is None for link in self.links) and time.monotonic() < deadline:
+        while not self.attached and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
         return self.pair is not None
 
@@ -160,6 +160,16 @@ class Engines:
     def pair(self) -> QueuePair | None:
         """Any attached queue pair, or None. All queue pairs have the facts that request checks use."""
         return next((link.pair for link in self.links if link.pair is not None), None)
+
+    @property
+    def attached(self) -> bool:
+        """Whether all engines have granted their queue pairs."""
+        return all(link.pair is not None for link in self.links)
+
+    @property
+    def starting(self) -> bool:
+        """Whether a first engine of this server is starting."""
+        return any(link.starting for link in self.links)
 
     def pairs(self) -> list[QueuePair]:
         """The attached queue pairs."""

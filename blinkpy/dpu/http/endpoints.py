@@ -56,7 +56,7 @@ ENDPOINTS = (
     Endpoint(
         "GET",
         "/health",
-        "200 while requests are served; 503 while the engine or the queue pair is missing, not ready, silent or draining",
+        "200 while requests are served; 503 while the engine or the queue pair is missing, loading, silent or draining",
         True,
     ),
     Endpoint("GET", "/livez", "200 as long as the worker answers, also without an engine and while draining", True),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import signal
 import socket
 import ssl
@@ -147,7 +148,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
         self._events = SocketEvents()
-        await self.app.service.engine.connected(CONNECT_S)
+        await self._connected()
         if not self._heir or self.app.service.engine.pair is not None:
             self._listener = Listener(sockets, self._events, self.connections.gate, self._opened, self.connections.may_enter)
         self.started = True
@@ -156,7 +157,21 @@ class Server:
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: exclude them from garbage collection
         gc.set_threshold(YOUNG_OBJECTS)
-        self._on_ready()
+        await self._first_engines()
+        if not self.should_exit:
+            self._on_ready()
+
+    async def _connected(self) -> None:
+        """Wait until all engines have granted their queue pairs, at most CONNECT_S."""
+        engine = self.app.service.engine
+        await self._wait_until(time.monotonic() + CONNECT_S, lambda: self.should_exit or engine.attached)
+
+    async def _first_engines(self) -> None:
+        """Wait while this server's engines start for the first time. Meanwhile requests get a 503 with the reason."""
+        engine = self.app.service.engine
+        if engine.starting:
+            await self._wait_until(math.inf, lambda: self.should_exit or not engine.starting)
+            await self._connected()
 
     def _opened(self, sock: socket.socket, peer: Any) -> None:
         """A connection was accepted."""
