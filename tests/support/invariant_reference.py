@@ -252,17 +252,20 @@ def _pairs(limits: Limits, state: Any) -> Wrong:
 
 
 def _legal_draft(limits: Limits, state: Any, slot: int, ahead: int) -> bool:
-    """Whether a request's grammar allows its first drafts, and their positions are right."""
+    """Whether a request's grammar allows draft number `ahead` after the drafts before it, and the position after it is right.
+    TOKEN_WRONG covers drafts outside the vocabulary."""
     r, g, own, length = state.requests, state.grammars, state.requests.grammar[slot], state.requests.length[slot]
-    if own < 0:
+    draft, places = r.tokens[slot][length + ahead - 1], r.draft_states[slot]
+    if own < 0 or draft not in range(limits.vocab_size):
         return True
     words, memory = g.words[own], np.array(g.token_bytes, np.int32).tobytes()
     size = A.packed_words(words[A.STATES_WORD], words[A.CLASSES_WORD], words[A.STATES_WORD] - words[A.COUNTED_WORD])
     grammar = A.ByteAutomaton.of_words(np.array(words[:size], np.int32))
-    request = Request(slot, 0, 0, grammar=grammar, grammar_state=r.grammar_state[slot])
+    before = r.grammar_state[slot] if ahead == 1 else places[(length + ahead - 1) % S.DRAFT_PLACES]
+    request = Request(slot, 0, 0, grammar=grammar, grammar_state=before)
     pieces = [memory[4 * first : 4 * first + count] for first, count in g.token_place]
-    found = positions_after(SimpleNamespace(pieces=pieces), request, r.tokens[slot][length : length + ahead])  # type: ignore[arg-type]
-    return found == [r.draft_states[slot][(length + k) % S.DRAFT_PLACES] for k in range(1, ahead + 1)]
+    found = positions_after(SimpleNamespace(pieces=pieces), request, [draft])  # type: ignore[arg-type]
+    return found == [places[(length + ahead) % S.DRAFT_PLACES]]
 
 
 def _ahead(b: Any, row: int) -> int:
