@@ -12,6 +12,7 @@ from support.front_end.scripted_server import Exchange, answer, scripted
 from benchmarks.common.load import Answer, Record, Request, Target, events_of, offer
 
 LIMIT_S = 20.0
+BUSY_TRIES = 5  # a busy machine may wake the client after the server's next token
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 NONSENSE = {5: b"nonsense\r\n\r\n", 6: CHUNKED + b"zz\r\n", 7: CHUNKED + b"b\r\ndata: [1]\n\n\r\n0\r\n\r\n"}
 
@@ -60,16 +61,22 @@ def test_times_are_those_of_the_server(spin: bool) -> None:
         sent.append(time.perf_counter())
         exchange.end(4)
 
-    with scripted(script) as server:
-        target = Target("127.0.0.1", server.port, "m")
-        result = offer(target, [Request(0.2, [1], 4)], 0, 1, (), LIMIT_S, spin=spin)
-    (record,) = result.records
-    assert record.error == ""
-    assert server.seen[0][0] >= result.began + 0.2  # not before it was due
-    assert record.due == 0.2 <= record.sent
-    came = result.began + record.times
-    assert len(came) == 4
-    assert all(before <= when <= after for before, when, after in zip(sent, came, sent[1:], strict=False))
+    for _ in range(BUSY_TRIES):
+        sent.clear()
+        with scripted(script) as server:
+            target = Target("127.0.0.1", server.port, "m")
+            result = offer(target, [Request(0.2, [1], 4)], 0, 1, (), LIMIT_S, spin=spin)
+        (record,) = result.records
+        assert record.error == ""
+        assert server.seen[0][0] >= result.began + 0.2  # not before it was due
+        assert record.due == 0.2 <= record.sent
+        came = result.began + record.times
+        assert len(came) == 4
+        assert (came >= sent[:4]).all()
+        if (came <= sent[1:]).all():
+            break
+    else:
+        raise AssertionError("in no try were all times before the next one of the server")
     assert len(result.lags_s) >= 5
     assert (result.lags_s >= 0).all()
     assert 0 < result.busy < 0.5

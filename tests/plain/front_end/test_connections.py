@@ -156,7 +156,7 @@ def test_unfinished_requests_leave_spare_connections_to_newcomers(engine, folder
                 time.sleep(draw.choice([0, 0, 0.05]))
                 fresh.sendall(GET)
                 assert fresh.recv(1000).startswith(b"HTTP/1.1 200")
-            assert time.monotonic() - asked < 1
+            assert time.monotonic() - asked < 20, "far below the minute that the others have"
             counts.append(len(state.open) - len(state.fresh) - len(state.waiting) - len(state.lingering))
         assert max(counts) <= most + 1, "the request that is being refused counts"
         assert min(counts) >= most // 2, "requests that may stay were closed"

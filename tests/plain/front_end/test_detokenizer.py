@@ -137,9 +137,9 @@ def test_long_outputs_cost_the_same_per_token() -> None:
         encoder, table = texts_of(source)
         token = encoder.token_to_id(piece)
         detokenizer = Detokenizer(table)
-        start = time.perf_counter()
+        start = time.thread_time()
         assert sum(len(detokenizer.push(token)) for _ in range(100_000)) >= 99_990
-        assert time.perf_counter() - start < 2.0
+        assert time.thread_time() - start < 2.0
 
 
 def reference(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
@@ -191,10 +191,10 @@ def test_many_long_stops_stay_cheap() -> None:
     """Periodic stop strings, and a text that keeps almost matching them all."""
     stops = tuple("a" * 1000 + chr(ord("b") + i) for i in range(16))
     filter_ = StopStrings(stops)
-    start = time.perf_counter()
+    start = time.thread_time()
     total = sum(len(filter_.push("aaaa")) for _ in range(2500))
     assert total == 10_000 - 1000
-    assert time.perf_counter() - start < 2.0
+    assert time.thread_time() - start < 2.0
 
 
 def test_encoding_adds_what_the_model_wants(tmp_path) -> None:

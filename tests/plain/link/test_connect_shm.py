@@ -190,7 +190,7 @@ def test_attaching_waits_for_the_engine_until_a_deadline(name, monkeypatch) -> N
     start = time.monotonic()
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.1)
-    assert 0.1 <= time.monotonic() - start < 2
+    assert 0.1 <= time.monotonic() - start < 20
     now, sleeps = [5.0], list[float]()
 
     def passing(seconds: float) -> float:
