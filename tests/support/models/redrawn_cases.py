@@ -48,8 +48,18 @@ def noted_ties() -> Iterator[list[str]]:
                 break
         return found
 
+    draft = torch_decoder.TorchDecoder.draft
+
+    def drafted(decoder: torch_decoder.TorchDecoder, *arguments: Any) -> Any:
+        found = draft(decoder, *arguments)
+        best = decoder.progress.linear(found[1], decoder.weights.lm_head).float().topk(2).values
+        if bool((best[:, 0] - best[:, 1] < LOGIT_SLACK).any()):
+            ties.append("drafts")
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_step, "sample_rows", sampled)
+        patch.setattr(torch_decoder.TorchDecoder, "draft", drafted)
         for blocks in (torch_decoder.BLOCKS, numpy_decoder.BLOCKS):
             for kind in RouterKind:
                 if kind in blocks:

@@ -10,7 +10,6 @@ import torch
 from support.models import fp8_reference, kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
-from support.models.redrawn_cases import redrawn_at_ties
 from support.models.ring_storm import ring_storm
 
 from blinkpy.device.tables import map_arrays
@@ -139,7 +138,6 @@ WIDE = {parts: LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=p
 TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
 
-@redrawn_at_ties
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,

@@ -14,6 +14,7 @@ import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 from support.models.draft_heads import save_drafting_model
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
+from support.models.redrawn_cases import redrawn_at_ties
 from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
@@ -33,12 +34,14 @@ TABLES = {name: getattr(step_cases, f"{name}_TABLE") for name in ("SPLIT", "CUBL
 
 
 @pytest.mark.parametrize("table", part_of(TABLES, 2))
+@redrawn_at_ties
 def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     dtype, limit = (torch.bfloat16, 3e-2) if table == "TMA" else (torch.float32, 1e-4)
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
 @pytest.mark.parametrize("name", part_of(["smollm3-window", "gemma4-nested", "gemma4-e"]))
+@redrawn_at_ties
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Both measure the same; with these scales, decode rows only and with chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
@@ -87,6 +90,7 @@ MIXED_STEPS = [  # model, rows, steps
 
 
 @pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 6))
+@redrawn_at_ties
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
 ) -> None:
@@ -108,6 +112,7 @@ DRAFTED_STEPS = [  # model, steps: the second step has one request, the last one
 
 @pytest.mark.parametrize(("name", "steps"), part_of(DRAFTED_STEPS))
 @pytest.mark.parametrize("options", [{}, {"invariant": True}, {"fp8_cache": True}], ids=["plain", "invariant", "fp8 cache"])
+@redrawn_at_ties
 def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, steps: int, options: dict[str, Any]) -> None:
     """Rows of one request read the keys of the rows before them."""
     if options.get("fp8_cache") and name == "deepseek-v3":
@@ -122,6 +127,7 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
     ids=["plain", "drafts", "invariant"],
 )
 @pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
+@redrawn_at_ties
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
     them at the same time, over the ends of pages."""
@@ -194,6 +200,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 
 
 @pytest.mark.parametrize("case", part_of(list(PACKED_STEPS)))
+@redrawn_at_ties
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """4-bit matrices together with unquantised ones."""
     name, packed, table, invariant = PACKED_STEPS[case]
@@ -203,6 +210,7 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
 
 
 @pytest.mark.parametrize(("form", "zoo"), part_of([*((form, "qwen3-biased") for form in FORMS), ("gptq-order", "qwen3-moe")]))
+@redrawn_at_ties
 def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
     how: dict[str, Any] = {"save": lambda folder: save_packed(rng, folder, form, zoo), "rows": 3, "sampled": False}
@@ -218,6 +226,7 @@ def of_three(error: Callable[[], float], limit: float) -> bool:
     return any(error() < limit for _ in range(3))
 
 
+@redrawn_at_ties
 def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
     """With FP8 matrices and unquantised ones; and batch-invariant."""
     how: dict[str, Any] = {"quantise": fp8_reference.fp8_weights, "rows": 3}
@@ -225,6 +234,7 @@ def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
     assert step_cases.step_case(rng, "cpu", "glm4-moe-lite", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
 
 
+@redrawn_at_ties
 def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right, and the same bits in every batch where each product of tiles adds in one order, as the matrix unit does."""
     assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
@@ -256,12 +266,14 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
         ]
     ),
 )
+@redrawn_at_ties
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
 @pytest.mark.parametrize(("name", "table"), part_of([("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT")], 2))
+@redrawn_at_ties
 def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
     """The input of a gated delta net is normed for two products; its norm adds up split sums."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
