@@ -117,6 +117,11 @@ class SchedulerOptions(BatchOptions):
         "scheduling policy: fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION (docs/policies.md)",
     )
 
+    @property
+    def draft_tokens(self) -> int:
+        """Maximum drafts of a request in one step; 0: no drafts."""
+        return self.speculative_tokens or DRAFT_TOKENS.get(self.speculative, 0)
+
 
 TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
 

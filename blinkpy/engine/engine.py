@@ -139,10 +139,6 @@ class Engine:
         support the chosen kind of drafts.
         """
         kind = self.config.scheduler.speculative
-        if model.delta is not None and kind != "off":
-            raise ConfigError(
-                f"speculative {kind} does not support {model.name}: its recurrent states can't be rolled back after a wrong draft"
-            )
         if kind != MTP:
             return model
         if not self.device.has_draft_layers:

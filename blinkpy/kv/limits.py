@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from blinkpy.config import (
-    DRAFT_TOKENS,
     MOST_GROUPS,
     MTP,
     ConfigError,
@@ -135,8 +134,7 @@ def make_limits(
     require(0 <= snapshots <= MOST_SNAPSHOTS, f"state_snapshots must be 0 to {MOST_SNAPSHOTS}, not {snapshots}")
     require(snapshots == 0 or prefix_caching, "state_snapshots needs enable_prefix_caching")
     burst_step = options.burst_step_tokens or tokens
-    draft_tokens = options.speculative_tokens or DRAFT_TOKENS.get(options.speculative, 0)
-    step_drafts = draft_tokens if options.speculative == MTP else 0
+    step_drafts = options.draft_tokens if options.speculative == MTP else 0
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
@@ -181,7 +179,7 @@ def make_limits(
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens, step_drafts) if record_turns else 1,
         pace_ns=_pace_ns(options.tpot_target_ms),
         best_effort_pace_ns=_pace_ns(options.flex_tpot_target_ms or options.tpot_target_ms),
-        draft_tokens=draft_tokens,
+        draft_tokens=options.draft_tokens,
         draft_match=options.speculative_match,
         draft_rest=0 if step_drafts else DRAFT_REST,
         draft_buckets=_power_of_two(max(2, facts.max_model_len // 2)),

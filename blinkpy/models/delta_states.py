@@ -1,5 +1,9 @@
 """The recurrent states of layers with a gated delta net: one for each request slot, and snapshots for the prefix cache. The
 other layers have pages.
+
+A step with drafts (docs/speculation.md) does not know yet which of them are correct, and a matrix can't be rolled back. So the
+step's matrices include only each request's own token. For each draft the state keeps its key, value, strength and decay, and its
+input of the convolution. The request's next step first repeats the recurrence over the drafts that were correct.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import DEFAULT_SLOTS, Config, ConfigError
+from blinkpy.kv.state import DRAFT, ROWS, Batch
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 if TYPE_CHECKING:
@@ -25,56 +30,77 @@ class LayerStates(NamedTuple):
     """The states of one layer. A request whose first token is at position 0 ignores what its slot holds.
 
     matrices: float32 [slots, value_heads, key_dim, value_dim].
-    inputs: [slots, taps - 1, channels], the last inputs of the convolution, oldest first; in the dtype of activations, but
-        float32 on a CPU.
+    inputs: [slots, taps - 1 + drafts, channels], the last inputs of the convolution that the matrices include, oldest first, then
+        those of drafts; in the dtype of activations, but float32 on a CPU.
+    drafted: [slots, drafts, value_heads, key_dim + value_dim + 2] in the dtype of `inputs`: key, value, strength and decay of
+        each draft. On a CPU the key is normalised, and strength and decay are factors; on a GPU they are as projected.
     """
 
     matrices: torch.Tensor
     inputs: torch.Tensor
+    drafted: torch.Tensor
 
 
 class StatePool(NamedTuple):
     """The states of all R recurrent layers, one per place; a place is a request slot or a snapshot."""
 
     matrices: torch.Tensor  # float32 [R, places, value_heads, key_dim, value_dim]
-    inputs: torch.Tensor  # [R, places, taps - 1, channels]
+    inputs: torch.Tensor  # [R, places, taps - 1, channels]; of request slots [R, slots, taps - 1 + drafts, channels]
 
     def copy(self, places: NDArray[np.int32], source: StatePool, sources: NDArray[np.int32]) -> None:
-        """Replace the states in some places by those of another pool."""
+        """Replace the states in some places by those of another pool, without their drafts."""
         import torch
 
         to, of = torch.from_numpy(places.astype(np.int64)), torch.from_numpy(sources.astype(np.int64))
-        for target, kept in zip(self, source, strict=True):
-            target[:, to] = kept[:, of]
+        self.matrices[:, to] = source.matrices[:, of]
+        kept = min(self.inputs.shape[2], source.inputs.shape[2])
+        self.inputs[:, to, :kept] = source.inputs[:, of, :kept]
 
 
 class DeltaStates:
     """The states of all layers, for `slots` requests, and `snapshots` copies of them.
 
+    drafts: maximum drafts of a request in one step.
     layers: None for a layer without a gated delta net.
     pool, kept: all states of the slots and of the snapshots; None without them.
+    held: int32 [slots], number of the request's tokens that its matrices include; unused without drafts.
     """
 
     def __init__(
-        self, model: DecoderDescription, slots: int, dtype: torch.dtype, device: str | torch.device = "cpu", snapshots: int = 0
+        self,
+        model: DecoderDescription,
+        slots: int,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        snapshots: int = 0,
+        drafts: int = 0,
     ):
-        self.slots = slots
-        self.pool = _make_pool(model, slots, dtype, device) if model.delta is not None else None
+        import torch
+
+        self.slots, self.drafts = slots, drafts
+        self.pool = _make_pool(model, slots, dtype, device, drafts) if model.delta is not None else None
         self.kept = _make_pool(model, snapshots, dtype, device) if model.delta is not None and snapshots else None
+        self.held = torch.zeros(slots, dtype=torch.int32, device=device)
         self.layers: list[LayerStates | None] = []
         recurrent = 0
         for layer in model.layers:
             if layer.delta is None or self.pool is None:
                 self.layers.append(None)
                 continue
-            self.layers.append(LayerStates(self.pool.matrices[recurrent], self.pool.inputs[recurrent]))
+            shape = slots, drafts, layer.delta.value_heads, layer.delta.drafted_size
+            drafted = torch.zeros(shape, dtype=dtype, device=device)
+            self.layers.append(LayerStates(self.pool.matrices[recurrent], self.pool.inputs[recurrent], drafted))
             recurrent += 1
 
-    def load(self, slots: NDArray[np.int32], sources: NDArray[np.int32]) -> None:
-        """Copy snapshots into the states of request slots; a slot with a source of -1 is skipped. On a CPU."""
+    def load(self, slots: NDArray[np.int32], sources: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        """Copy snapshots into the states of request slots; a slot with a source of -1 is skipped. On a CPU.
+
+        tokens: the number of tokens that each snapshot includes.
+        """
         chosen = sources >= 0
         if self.pool is not None and self.kept is not None and chosen.any():
             self.pool.copy(slots[chosen], self.kept, sources[chosen])
+            self.held.numpy()[slots[chosen]] = tokens[chosen]
 
     def save(self, slots: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copy the states of request slots into snapshots; a slot with a target of -1 is skipped. On a CPU."""
@@ -82,13 +108,20 @@ class DeltaStates:
         if self.pool is not None and self.kept is not None and chosen.any():
             self.kept.copy(targets[chosen], self.pool, slots[chosen])
 
+    def hold(self, batch: Batch) -> None:
+        """Note that the matrices include a batch's tokens, except its drafts. On a CPU, after all layers."""
+        own = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])] != DRAFT)
+        self.held.numpy()[batch.row_slots[own]] = batch.context_lengths[own]
 
-def _make_pool(model: DecoderDescription, places: int, dtype: torch.dtype, device: str | torch.device) -> StatePool:
+
+def _make_pool(
+    model: DecoderDescription, places: int, dtype: torch.dtype, device: str | torch.device, drafts: int = 0
+) -> StatePool:
     import torch
 
     delta: Any = model.delta
     matrices = torch.zeros(model.delta_layers, places, delta.value_heads, delta.key_dim, delta.value_dim, device=device)
-    inputs = torch.zeros(model.delta_layers, places, delta.taps - 1, delta.channels, dtype=dtype, device=device)
+    inputs = torch.zeros(model.delta_layers, places, delta.taps - 1 + drafts, delta.channels, dtype=dtype, device=device)
     return StatePool(matrices, inputs)
 
 
@@ -121,11 +154,11 @@ def settled_slots(config: Config, model: DecoderDescription, itemsize: int, spac
 
     itemsize: bytes of an activation. space: bytes for the states of all workers.
     """
-    each = config.frontend.workers * model.state_bytes(itemsize)
+    each = config.frontend.workers * model.state_bytes(itemsize, config.scheduler.draft_tokens)
     slots = min(DEFAULT_SLOTS, max(1, space // each)) if each else DEFAULT_SLOTS
     return slots - slots % SLOTS_STEP if slots > SLOTS_STEP else slots
 
 
 def pool_bytes(config: Config, model: DecoderDescription, itemsize: int) -> int:
     """Bytes of the states of all request slots. itemsize: bytes of an activation."""
-    return config.all_slots * model.state_bytes(itemsize)
+    return config.all_slots * model.state_bytes(itemsize, config.scheduler.draft_tokens)

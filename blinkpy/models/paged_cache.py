@@ -235,7 +235,7 @@ class PagedCache:
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
         contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that reads the keys of
         another layer has that layer's tensors. With latent attention, values are views of the first elements of keys.
-    states: states of layers with a gated delta net, for `slots` requests, with `snapshots` copies.
+    states: states of layers with a gated delta net, for `slots` requests with up to `drafts` drafts, with `snapshots` copies.
     num_pages: pages of the pool, for the other layers.
     dtype: dtype of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
@@ -252,6 +252,7 @@ class PagedCache:
         scales: Scales | None = None,
         slots: int = 1,
         snapshots: int = 0,
+        drafts: int = 0,
     ):
         import torch
 
@@ -269,7 +270,7 @@ class PagedCache:
         else:
             self.values = _of_layers(model, page_size, num_pages, rings, zeros)
         own = torch.float32 if torch.device(device).type == "cpu" else dtype
-        self.states = DeltaStates(model, slots, own, device, snapshots)
+        self.states = DeltaStates(model, slots, own, device, snapshots, drafts)
 
     def largest(self) -> NDArray[np.float32]:
         """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 for layers without pages and heads

@@ -17,7 +17,7 @@ CPU = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 96, "num_p
 EXACT = CPU | {"batch_invariant": True}  # no near tie is decided by rounding
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral-window", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["llama3", "mistral-window", "gpt-oss", "deepseek-v3", "qwen3-next", "qwen3.5"])
 def test_drafts_change_no_token(family: str, rng: np.random.Generator, tmp_path: Path) -> None:
     model_zoo.save_model(family, tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)
@@ -50,7 +50,6 @@ def test_drafts_change_no_output_with_a_grammar(pages: int, rng: np.random.Gener
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        ("qwen3-next", {}, "speculative ngram does not support .*: its recurrent states can't be rolled back"),
         ("mistral-window", {"window_cache": "ring"}, "window_cache ring does not support speculative ngram"),
     ],
 )

@@ -182,6 +182,7 @@ class CpuDevice(HostDevice):
             scales,
             sizes.slots,
             setup.limits.snapshots,
+            setup.limits.draft_tokens,
             setup.limits.step_drafts,
         )
         return step, progress

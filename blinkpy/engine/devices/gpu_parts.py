@@ -73,7 +73,9 @@ def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers |
     torch.cuda.empty_cache()
     report("allocating the KV cache and the scheduler's state")
     rings = ring_sizes(config, model)
-    cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales, sizes.slots, setup.limits.snapshots)
+    limits, pages = setup.limits, sizes.num_pages
+    places = sizes.slots, limits.snapshots, limits.draft_tokens
+    cache = PagedCache(model, pages, page_size, dtype, "cuda", rings, scales, *places)
     state, stream = setup.make_state(buckets), torch.cuda.Stream()
 
     def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:

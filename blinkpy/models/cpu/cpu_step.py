@@ -44,7 +44,8 @@ class CpuStep:
     scales: scales of an FP8 KV cache.
     slots: requests that may have a recurrent state.
     snapshots: number of snapshots of such states.
-    drafts: number of drafts that a draft layer returns for each row; 0 without such a layer.
+    drafts: maximum drafts of a request in a batch; 0: no row is a draft.
+    step_drafts: number of drafts that a draft layer returns for each row; 0 without such a layer.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class CpuStep:
         slots: int = 1,
         snapshots: int = 0,
         drafts: int = 0,
+        step_drafts: int = 0,
     ):
         self.cache: Any
-        self._snapshots = snapshots
+        self._snapshots, self._rolls_back = snapshots, model.delta is not None and drafts > 0
         self.decoder: Any
         if isinstance(weights, ArrayWeights):
             self.cache = ArrayCache(model, num_pages, page_size, rings, scales)
@@ -73,11 +75,10 @@ class CpuStep:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            self.cache = PagedCache(
-                model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, slots=slots, snapshots=snapshots
-            )
+            sizes = {"slots": slots, "snapshots": snapshots, "drafts": drafts}
+            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, **sizes)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
-        self._chain = DraftChain(self.decoder, max_model_len, page_size, drafts) if model.drafting else None
+        self._chain = DraftChain(self.decoder, max_model_len, page_size, step_drafts) if model.drafting else None
         self._grammars, self._layers = grammars, model.own_layers
         self._stream: Any = None  # of a cut step, after its last completed layer group
         warm_up()
@@ -99,15 +100,19 @@ class CpuStep:
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
         stream = self._stream if group else None
-        chunks = batch.row_slots[int(batch.counts[S.DECODE_ROWS]) : int(batch.counts[S.ROWS])]  # only they copy states
+        rows = slice(int(batch.counts[S.DECODE_ROWS]), int(batch.counts[S.ROWS]))
+        chunks = batch.row_slots[rows]  # only they copy states
         if self._snapshots and group == 0:
-            self.cache.states.load(chunks, requests.snapshot_source[chunks])
+            before = batch.context_lengths[rows] - np.diff(batch.query_starts[rows.start : rows.stop + 1])
+            self.cache.states.load(chunks, requests.snapshot_source[chunks], before)
         wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all
         hidden = self.decoder.forward(batch, requests.page_table, wanted, layers, stream)
         if groups > 1:
             self._stream = hidden if group + 1 < groups else None
         if group + 1 < groups:
             return
+        if self._rolls_back:
+            self.cache.states.hold(batch)
         if self._snapshots:
             self.cache.states.save(chunks, requests.snapshot_target[chunks])
         emitting = hidden if self._chain is None else hidden[emitting_tokens(batch)]

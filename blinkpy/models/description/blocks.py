@@ -340,9 +340,19 @@ class GatedDelta(NamedTuple):
         """Width of the first projection: the channels, then the gate of the results."""
         return self.channels + self.value_size
 
-    def state_bytes(self, itemsize: int) -> int:
-        """Bytes of the state of one request in one layer. itemsize: bytes of an input of the convolution."""
-        return 4 * self.value_size * self.key_dim + (self.taps - 1) * self.channels * itemsize
+    @property
+    def drafted_size(self) -> int:
+        """Numbers of a drafted token that its state keeps for each value head: its key, its value, strength and decay."""
+        return self.key_dim + self.value_dim + 2
+
+    def state_bytes(self, itemsize: int, drafts: int = 0) -> int:
+        """Bytes of the state of one request in one layer.
+
+        itemsize: bytes of an input of the convolution.
+        drafts: maximum drafts of a request in one step; see blinkpy.models.delta_states.
+        """
+        drafted = drafts * (self.channels + self.value_heads * self.drafted_size)
+        return 4 * self.value_size * self.key_dim + ((self.taps - 1) * self.channels + drafted) * itemsize
 
 
 class Layer(NamedTuple):

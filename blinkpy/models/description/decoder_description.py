@@ -187,9 +187,13 @@ class DecoderDescription:
         """The number of layers that have a recurrent state instead of keys and values."""
         return sum(layer.delta is not None for layer in self.layers)
 
-    def state_bytes(self, itemsize: int) -> int:
-        """The recurrent state of one request. itemsize: bytes of an activation."""
-        return self.delta_layers * self.delta.state_bytes(itemsize) if self.delta is not None else 0
+    def state_bytes(self, itemsize: int, drafts: int = 0) -> int:
+        """Bytes of the recurrent state of one request.
+
+        itemsize: bytes of an activation.
+        drafts: maximum drafts of a request in one step.
+        """
+        return self.delta_layers * self.delta.state_bytes(itemsize, drafts) if self.delta is not None else 0
 
     @property
     def default_context(self) -> int:
