@@ -33,7 +33,7 @@ from blinkpy.kv.state import DRAFT_PLACES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import LOGPROB_ENTRIES
 
-MAX_MODEL_LEN, SLOTS, SNAPSHOTS = 8192, 512, 128
+MAX_MODEL_LEN, SLOTS, SNAPSHOTS, DRAFTS = 8192, 512, 128, 3
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, SNAPSHOTS, meta, meta_grammars, meta_packed, meta_requests
+from benchmarks.common.aot_cases import DRAFTS, MAX_MODEL_LEN, SLOTS, SNAPSHOTS, meta, meta_grammars, meta_packed, meta_requests
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
 from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
@@ -185,12 +185,13 @@ def step_of(asked: MetaStep) -> GpuStep:
         query_starts=meta(shape.rows + 1),
         counts=meta(8, dtype=torch.int64),
         logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
-        drafted=meta(shape.rows, 3),
+        drafted=meta(shape.rows, DRAFTS),
     )
     snapshots = {name: meta(SLOTS) for name in ("snapshot_source", "snapshot_target")}
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **snapshots, **meta_requests()._asdict())
     scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
-    cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, slots=SLOTS, snapshots=SNAPSHOTS)
+    places = {"slots": SLOTS, "snapshots": SNAPSHOTS, "drafts": DRAFTS if shape.drafted else 0}
+    cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, **places)
     of_gpu = tables(asked.gpu)
     with patch.object(Rope, "tables", KEPT_ANGLES):
         decoder = GpuDecoder(

@@ -102,7 +102,7 @@ def make_limits(
     intake_tokens: prompt tokens after which the intake of a turn ends.
     record_turns: turns that the flight recorder keeps; 0: off.
     token_words: words for the bytes of all tokens, for grammars.
-    snapshots: number of snapshots of recurrent states; only with prefix_caching, and without drafts.
+    snapshots: number of snapshots of recurrent states; only with prefix_caching.
     snapshot_tokens: prompt tokens between two snapshots; rounded up to a power of two, at least the page size.
     Raises ConfigError for contradictory options, with their names.
     """

@@ -16,6 +16,8 @@ from support.models import model_zoo
         ("qwen3", "gpu", "fp8_e4m3"),
         ("gpt-oss", "gpu", "auto"),
         ("deepseek-v3", "gpu", "auto"),
+        ("qwen3.5", "gpu", "auto"),
+        ("qwen3-next", "host", "auto"),
     ],
 )
 def test_drafts_change_no_token(family: str, control: str, cache: str, rng: np.random.Generator, tmp_path: Path) -> None:

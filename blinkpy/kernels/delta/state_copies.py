@@ -27,16 +27,20 @@ def _copy_part(target_ptr, source_ptr, part, size, PARTS: tl.constexpr, BLOCK: t
 @triton.jit
 def _copy_states(
     states_ptr,  # float32 [R, slots, matrix_size]
-    inputs_ptr,  # [R, slots, inputs_size]
+    inputs_ptr,  # [R, slots, inputs_stride], of which the first inputs_size numbers are copied
+    held_ptr,  # int32 [slots] tokens that the states include; replaced by copies from snapshots
     kept_states_ptr,  # float32 [R, snapshots, matrix_size]
     kept_inputs_ptr,  # [R, snapshots, inputs_size]
     places_ptr,  # int32 [slots] snapshot of each slot; negative: nothing to copy
     counts_ptr,  # int64 [8] batch header
     row_slots_ptr,  # int32 [B]
+    query_starts_ptr,  # int32 [B + 1]
+    context_lengths_ptr,  # int32 [B]
     slots,
     snapshots,
     matrix_size,
     inputs_size,
+    inputs_stride,
     SAVE: tl.constexpr,  # from the slots' states to snapshots; otherwise back
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -51,18 +55,24 @@ def _copy_states(
         if place >= 0:
             own, kept = layer * slots + slot, layer * snapshots + place
             state, kept_state = states_ptr + own * matrix_size, kept_states_ptr + kept * matrix_size
-            taken, kept_taken = inputs_ptr + own * inputs_size, kept_inputs_ptr + kept * inputs_size
+            taken, kept_taken = inputs_ptr + own * inputs_stride, kept_inputs_ptr + kept * inputs_size
             if SAVE:
                 _copy_part(kept_state, state, part, matrix_size, PARTS, BLOCK)
                 _copy_part(kept_taken, taken, part, inputs_size, PARTS, BLOCK)
             else:
                 _copy_part(state, kept_state, part, matrix_size, PARTS, BLOCK)
                 _copy_part(taken, kept_taken, part, inputs_size, PARTS, BLOCK)
+                if layer == 0 and part == 0:
+                    start = tl.load(query_starts_ptr + row, cache_modifier=".cg")
+                    end = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg")
+                    context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
+                    tl.store(held_ptr + slot, context - (end - start))
 
 
 def copy_states(
     states: tuple[torch.Tensor, torch.Tensor],
     kept: tuple[torch.Tensor, torch.Tensor],
+    held: torch.Tensor,
     places: torch.Tensor,
     batch: BatchView,
     *,
@@ -73,24 +83,27 @@ def copy_states(
     """Copy the states of the batch's chunk rows from snapshots, or with `save` to snapshots.
 
     states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the
-        convolutions, [R, slots, taps - 1, channels], of R recurrent layers.
-    kept: the corresponding arrays of the snapshots.
+        convolutions, [R, slots, taps - 1 + drafts, channels], of R recurrent layers.
+    kept: the corresponding arrays of the snapshots, whose inputs are [R, snapshots, taps - 1, channels].
+    held: int32 [slots], tokens that the states include.
     places: int32 [slots], the snapshot of each slot; negative: its state is not copied.
     rows: rows of the step's shape.
     """
     (matrices, inputs), (kept_matrices, kept_inputs) = states, kept
     layers, slots, *matrix = matrices.shape
-    count, taken = kept_matrices.shape[1], inputs.shape[2:]
+    (count, taps, channels), drafted = kept_inputs.shape[1:], inputs.shape[2]
     launch.check_tensors(
         (matrices, "matrices", (None,) * 5, torch.float32),
         (kept_matrices, "kept matrices", (layers, count, *matrix), torch.float32),
-        (inputs, "inputs", (layers, slots, *taken)),
-        (kept_inputs, "kept inputs", (layers, count, *taken), inputs.dtype),
+        (inputs, "inputs", (layers, slots, launch.AtLeast(taps), channels)),
+        (kept_inputs, "kept inputs", (layers, count, taps, channels), inputs.dtype),
+        (held, "held", (slots,), torch.int32),
         (places, "places", (slots,), torch.int32),
-        *batch.declared(rows, "row_slots"),
+        *batch.declared(rows, "row_slots", "query_starts", "context_lengths"),
     )
     _copy_states[(rows, layers, PARTS)](
-        matrices, inputs, kept_matrices, kept_inputs, places, batch.counts, batch.row_slots, slots, count,
-        matrices[0, 0].numel(), inputs[0, 0].numel(), SAVE=save, PARTS=PARTS, BLOCK=BLOCK, PDL=pdl, num_warps=8,
+        matrices, inputs, held, kept_matrices, kept_inputs, places, batch.counts, batch.row_slots, batch.query_starts,
+        batch.context_lengths, slots, count, matrices[0, 0].numel(), taps * channels, drafted * channels, SAVE=save, PARTS=PARTS,
+        BLOCK=BLOCK, PDL=pdl, num_warps=8,
         **launch.options(pdl),
     )  # fmt: skip

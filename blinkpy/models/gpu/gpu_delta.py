@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.activation import gate_output
-from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
+from blinkpy.kernels.delta.drafted_rows import hold
+from blinkpy.kernels.delta.recurrence import DeltaSizes, DraftedStates, recur
 from blinkpy.kernels.delta.short_convolution import convolve
 from blinkpy.kernels.delta.state_copies import copy_states
 from blinkpy.kernels.fp8_rows import BLOCK
@@ -34,24 +35,30 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     normed = decoder._norm(layer.input_norm)
     decoder._linear(normed, layer.qkv, projected)
     decoder._linear(normed, strengths, scores)
-    convolve(projected, taps, states.inputs, view, mixed, rows=shape.rows, mixed=shape.mixed, pdl=pdl)
+    held = decoder.cache.states.held
+    convolve(projected, taps, states.inputs, held, view, mixed, rows=shape.rows, mixed=shape.mixed, pdl=pdl)
     if last_tokens_only:
         decoder._keep_last_tokens(shape)
     out, gates = buffers.delta_out[: decoder.stream.rows], projected[:, delta.channels :]
     rates = layer.delta_decay, layer.delta_bias
     recur(
-        DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps), states.matrices, view, out,
-        rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
+        DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps),
+        DraftedStates(states.matrices, states.drafted, held), view, out, rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
     )  # fmt: skip
     return out
 
 
 def launch_copies(decoder: Any, shape: StepShape, *, save: bool) -> None:
-    """Launch the copies of states from snapshots, before a step's layers, or with `save` to snapshots, after them."""
+    """Launch the copies of states from snapshots, before a step's layers, or with `save` to snapshots, after them. With drafts,
+    note then which tokens the states include.
+    """
     states, requests = decoder.cache.states, decoder.requests
+    if save and states.pool is not None and states.drafts:
+        hold(states.held, decoder.view, rows=shape.rows, pdl=decoder.pdl)
     if states.kept is not None and shape.mixed:
         places = requests.snapshot_target if save else requests.snapshot_source
-        copy_states(states.pool, states.kept, places, decoder.view, rows=shape.rows, save=save, pdl=decoder.pdl)
+        copies = states.pool, states.kept, states.held, places, decoder.view
+        copy_states(*copies, rows=shape.rows, save=save, pdl=decoder.pdl)
 
 
 def project_gated(decoder: Any, layer: LayerWeights, qkv: torch.Tensor) -> None:

@@ -10,7 +10,9 @@ mark was overwritten, another step wrote to the cache meanwhile; a step that rea
 tokens. Every group must see the same input.
 
 In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
-copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group.
+copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group. A state never
+includes a draft of the step: their numbers are kept beside it, and the request's next step takes that of the last correct draft
+(blinkpy.models.delta_states).
 """
 
 from blinkpy.device.expect import fault_code
@@ -165,10 +167,12 @@ def input_sum(limits, state):
 @device
 def load_states(state, sim):
     """Copy the snapshots from which the batch's requests start into the states of their slots."""
-    for row in range(state.batch.counts[S.DECODE_ROWS], state.batch.counts[S.ROWS]):
-        slot = state.batch.row_slots[row]
+    batch = state.batch
+    for row in range(batch.counts[S.DECODE_ROWS], batch.counts[S.ROWS]):
+        slot = batch.row_slots[row]
         if state.requests.snapshot_source[slot] >= 0:
             sim.states[slot] = sim.snapshots[state.requests.snapshot_source[slot]]
+            sim.held[slot] = batch.positions[batch.query_starts[row]]
 
 
 @device
@@ -178,6 +182,26 @@ def save_states(state, sim):
         slot = state.batch.row_slots[row]
         if state.requests.snapshot_target[slot] >= 0:
             sim.snapshots[state.requests.snapshot_target[slot]] = sim.states[slot]
+
+
+@device
+def number_before(limits, sim, slot, position):
+    """The number of the token before a position, from a slot's state, or of a draft behind it."""
+    drafts = position - sim.held[slot]
+    if drafts < 0 or drafts > limits.draft_tokens:
+        return UNWRITTEN
+    return sim.states[slot] if drafts == 0 else sim.drafted[slot, drafts - 1]
+
+
+@device
+def hold_number(limits, sim, slot, position, draft, value):
+    """Keep a token's number in the state, or beside it if the token is a draft."""
+    if draft:
+        drafts = position - sim.held[slot]
+        if 0 <= drafts < limits.draft_tokens:
+            sim.drafted[slot, drafts] = value
+    else:
+        sim.states[slot], sim.held[slot] = value, position + 1
 
 
 @device
@@ -232,13 +256,14 @@ def compute(limits, queues, state, sim):
     if limits.snapshots > 0 and batch.counts[S.GROUPS] <= 1:
         load_states(state, sim)
     for i in range(tokens):
-        slot = batch.row_slots[batch.token_rows[i]]
-        position, before = batch.positions[i], 0
+        row = batch.token_rows[i]
+        slot, position, before = batch.row_slots[row], batch.positions[i], 0
         if position > 0:
-            before = sim.states[slot] if limits.snapshots > 0 else cached(limits, state, cache, slot, position - 1)
+            recurrent = limits.snapshots > 0
+            before = number_before(limits, sim, slot, position) if recurrent else cached(limits, state, cache, slot, position - 1)
         value = value_of(before, batch.token_ids[i], position, requests.cache_salt[slot])
         cache[batch.cache_slots[i]] = value
-        sim.states[slot] = value
+        hold_number(limits, sim, slot, position, batch.emits[row] == S.DRAFT, value)
     if limits.snapshots > 0:
         save_states(state, sim)
     emitted = 0

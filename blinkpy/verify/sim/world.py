@@ -139,6 +139,8 @@ class Sim(NamedTuple):
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
     states: Int64  # [S] the recurrent state of each slot: the number of its last computed token
+    drafted: Int64  # [S, D] numbers of the drafts behind each state
+    held: Int64  # [S] tokens that each state includes
     snapshots: Int64  # [M] snapshots of such states
     muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
     draws: Int64  # [1]
@@ -305,7 +307,8 @@ def make_world(
             words = 4 * limits.record_words if records else 1  # for up to 5 drafts of each row
             limits = limits._replace(step_drafts=limits.draft_tokens, draft_rest=0, record_words=words)
     snapshots = random.Random(f"snapshots {seed}")
-    if chosen is None and not drafting and limits.prefix_caching and snapshots.random() < 0.7:
+    likely = 0.3 if drafting else 0.7  # drafting worlds also vary what excludes snapshots
+    if chosen is None and limits.prefix_caching and snapshots.random() < likely:
         distance = snapshots.choice((1, 2, 4, 16)) * limits.page_size
         limits = limits._replace(snapshots=snapshots.choice((1, 2, 3, 8)), snapshot_tokens=distance)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
@@ -322,6 +325,8 @@ def make_world(
         stems=stems,
         cache=np.full(limits.pages * limits.page_size, -1, np.int64),
         states=np.zeros(limits.slots, np.int64),
+        drafted=np.full((limits.slots, max(1, limits.draft_tokens)), -1, np.int64),
+        held=np.zeros(limits.slots, np.int64),
         snapshots=np.full(max(1, limits.snapshots), -1, np.int64),
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
         draws=np.zeros(1, np.int64),

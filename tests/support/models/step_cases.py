@@ -34,7 +34,7 @@ from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
 
-PAGE, LENGTH, ROWS_AT_MOST, STEP_DRAFTS = 16, 128, 8, 3
+PAGE, LENGTH, ROWS_AT_MOST, STEP_DRAFTS, DRAFTS_AT_MOST = 16, 128, 8, 3, 5
 TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter takes milliseconds for each program
 # Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and
 # a GPU's sums of FP8 products have fewer bits than float32.
@@ -69,7 +69,8 @@ class OnDevice:
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
         self.scales = None if self.largest is None else scales_for(self.largest)
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, slots, snapshots)
+        places = slots, snapshots, DRAFTS_AT_MOST if drafts else 0
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, *places)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
             expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant, peers=peers,
@@ -149,6 +150,7 @@ def step_case(
     In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
     drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
+    Without a draft layer, half of the drafts count as correct all the same.
     draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
     one more begins in each step but the second.
     """
@@ -159,11 +161,10 @@ def step_case(
     if quantise is not None:
         weights = quantise(weights)
     slots = len(batches.requests.page_table)
-    cpu = CpuStep(
-        model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots, drafts=STEP_DRAFTS * draft_layer
-    )
-    returned = 0
-    states = [tensor for one in cpu.cache.states.layers if one is not None for tensor in one]
+    of_drafts = {"drafts": DRAFTS_AT_MOST * drafts, "step_drafts": STEP_DRAFTS * draft_layer}
+    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots, **of_drafts)
+    returned, of_states = 0, cpu.cache.states
+    states = [tensor for one in of_states.layers if one is not None for tensor in (one.matrices, one.inputs, one.drafted)]
     if on.largest is not None:
         np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
     waiting = []
@@ -190,7 +191,7 @@ def step_case(
         for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
             buffer.fill_(float("nan"))
         cpu.decoder.weights = as_computed(on.step.decoder, shape, weights)
-        held = [state.clone() for state in states]
+        held, before_step = of_states.held.clone(), [state.clone() for state in states]
         cpu.decoder.attention.layers = cpu.decoder.weights.layers
         cpu.run(batch, batches.requests)
         if stream is not None:
@@ -201,9 +202,11 @@ def step_case(
         else:
             on.step.launch(shape)
         emitting = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
-        for state, before in zip(states, held, strict=True):
+        for state, before in zip((of_states.held, *states), (held, *before_step), strict=True):
             state.copy_(before)
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
+        if of_states.drafts and of_states.pool is not None:
+            of_states.hold(batch)
         if len(emitting) and not draft_layer:  # whose logits replace those of the model
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
         if exact:
@@ -214,15 +217,20 @@ def step_case(
             returned += int((made >= 0).sum())
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
             _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
+        if drafts and not draft_layer:
+            accept_drafts(rng, batch)
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
     if exact or not any(model.expert_layers):
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
         taken = [sequence.slot for sequence in running]
-        found = [tensor for one in on.cache.states.layers if one is not None for tensor in one]
-        for ours, theirs in zip(found, states, strict=True):
-            assert kernel_reference.relative_error(ours[taken].cpu(), theirs[taken]) < limit
+        for ours, theirs in zip(on.cache.states.layers, of_states.layers, strict=True):
+            if ours is not None and theirs is not None:  # the inputs of drafts are those of earlier steps, too
+                for mine, other in ((ours.matrices, theirs.matrices), (ours.inputs, theirs.inputs)):
+                    assert kernel_reference.relative_error(mine[taken].cpu(), other[taken]) < limit
+        if of_states.drafts and of_states.pool is not None:
+            assert on.cache.states.held.tolist() == of_states.held.tolist()
     assert drafted > 0 or not drafts, "no step had drafts"
     assert returned > 0 or not draft_layer or not exact, "no step returned drafts"
     return worst
@@ -280,11 +288,18 @@ def draw_drafts(rng: np.random.Generator, work: list[tuple[Sequence, int]], rows
     """Random drafts by slot; none in a step with chunks."""
     drafts, left = dict[int, list[int]](), rows - len(work)
     for sequence, _ in work if all(one.decodes(count) for one, count in work) else []:
-        most = min(left, LENGTH - len(sequence.tokens) - 1, 5)
+        most = min(left, LENGTH - len(sequence.tokens) - 1, DRAFTS_AT_MOST)
         if most > 0 and (rng.integers(2) or not drafts):
             drafts[sequence.slot] = rng.integers(0, vocabulary, int(rng.integers(1, most + 1))).tolist()
             left -= len(drafts[sequence.slot])
     return drafts
+
+
+def accept_drafts(rng: np.random.Generator, batch: Batch) -> None:
+    """Let half of a computed batch's drafts be the tokens sampled before them."""
+    for row in np.flatnonzero(batch.emits[: int(batch.counts[ROWS])] == DRAFT).tolist():
+        if rng.integers(2):
+            batch.sampled[row - 1] = batch.token_ids[batch.query_starts[row]]
 
 
 def as_computed(decoder: GpuDecoder, shape: StepShape, weights: Weights) -> Weights:

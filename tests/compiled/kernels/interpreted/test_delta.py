@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from support.models.kernel_cases.delta_cases import convolution_case, copy_case, drawn_rows, gate_case, recurrence_case
+from support.models.kernel_cases.delta_cases import (
+    convolution_case,
+    copy_case,
+    drafting_case,
+    drawn_rows,
+    gate_case,
+    recurrence_case,
+)
 
 from blinkpy.kernels.delta import short_convolution, state_copies
 from blinkpy.kernels.delta.recurrence import DeltaSizes
@@ -26,6 +33,16 @@ def test_recurrence(sizes: DeltaSizes, last_tokens_only: bool, either_dtype: tor
     recurrence_case(rng, CPU, either_dtype, drawn_rows(rng, 9), sizes, last_tokens_only=last_tokens_only)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "taps", "drafts"),
+    [(DeltaSizes(2, 4, 16, 24), 4, 3), (DeltaSizes(1, 3, 20, 16), 2, 1), (DeltaSizes(1, 2, 9, 16), 4, 7)],
+)
+def test_states_follow_correct_drafts(
+    sizes: DeltaSizes, taps: int, drafts: int, either_dtype: torch.dtype, rng: np.random.Generator
+) -> None:
+    assert drafting_case(rng, CPU, either_dtype, sizes, taps=taps, drafts=drafts, steps=12) > 0
+
+
 @pytest.mark.parametrize("width", [24, 2048, 2060])
 @pytest.mark.parametrize("last_tokens_only", [False, True])
 def test_gate_of_the_output(width: int, last_tokens_only: bool, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
@@ -40,4 +57,4 @@ def test_copies_of_states(
 ) -> None:  # fmt: skip
     """States of less than a block, and of more blocks than programs."""
     monkeypatch.setattr(state_copies, "BLOCK", 64)
-    copy_case(rng, CPU, either_dtype, layers=3, matrix=matrix, taken=taken, save=save)
+    copy_case(rng, CPU, either_dtype, layers=3, matrix=matrix, taken=taken, drafts=int(rng.integers(0, 3)), save=save)

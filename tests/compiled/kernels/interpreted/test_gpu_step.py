@@ -107,6 +107,7 @@ def test_mixed_steps(
 
 DRAFTED_STEPS = [  # model, steps: the second step has one request, the last ones of eight have four
     ("llama3", 8), ("gpt-oss", 3), ("deepseek-v3", 3), ("gemma4-moe", 3), ("smollm3-window", 8), ("qwen3-moe", 3),
+    ("qwen3-next", 8), ("qwen3.5-nested", 8),
 ]  # fmt: skip
 
 

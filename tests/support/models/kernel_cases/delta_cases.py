@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from blinkpy.kernels.activation import gate_output
-from blinkpy.kernels.delta.recurrence import DeltaSizes, recur
+from blinkpy.kernels.delta.drafted_rows import hold
+from blinkpy.kernels.delta.recurrence import DeltaSizes, DraftedStates, recur
 from blinkpy.kernels.delta.short_convolution import convolve
 from blinkpy.kernels.delta.state_copies import copy_states
 from blinkpy.kernels.launch import BatchView
@@ -69,7 +70,8 @@ def convolution_case(
         if fresh:
             inputs[slot] = float("nan")
     out = torch.full((tokens, channels), float("nan"), dtype=dtype, device=device)
-    convolve(x, weights, inputs, rows.view(6, device), out, rows=6, mixed=max(rows.counts) > 1)
+    held = torch.zeros(SLOTS, dtype=torch.int32, device=device)
+    convolve(x, weights, inputs, held, rows.view(6, device), out, rows=6, mixed=max(rows.counts) > 1)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
     for row, (slot, fresh) in enumerate(zip(rows.slots, rows.fresh, strict=True)):
         start, end = rows.starts[row : row + 2]
@@ -125,9 +127,10 @@ def recurrence_case(
             matrices[slot] = float("nan")
             before[slot] = 0
     out = torch.full((6 if last_tokens_only else tokens, size), float("nan"), dtype=dtype, device=device)
+    drafted, held = draw(SLOTS, 0, heads, dk + dv + 2), torch.zeros(SLOTS, dtype=torch.int32, device=device)
     recur(
-        sizes, mixed, gates, strengths, rates, (norm, EPS), matrices, rows.view(6, device), out, rows=6,
-        last_tokens_only=last_tokens_only,
+        sizes, mixed, gates, strengths, rates, (norm, EPS), DraftedStates(matrices, drafted, held), rows.view(6, device), out,
+        rows=6, last_tokens_only=last_tokens_only,
     )  # fmt: skip
     limit = 2e-5 if dtype == torch.float32 else 1e-2
     for row, slot in enumerate(rows.slots):
@@ -142,17 +145,104 @@ def recurrence_case(
     assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
 
 
+class Drafting(NamedTuple):
+    """A layer's weights, and the inputs of a request's tokens, which are appended as they are drawn."""
+
+    taps: np.ndarray
+    rates: list[np.ndarray]
+    norm: np.ndarray
+    x: list[np.ndarray]
+    gates: list[np.ndarray]
+    scores: list[np.ndarray]
+
+    def results(self, sizes: DeltaSizes) -> tuple[np.ndarray, np.ndarray]:
+        """Results of all tokens, and the state after them; float64."""
+        count, (keys, heads, dk, dv) = self.taps.shape[1], sizes
+        every = np.concatenate([np.zeros((count - 1, self.taps.shape[0])), np.stack(self.x)])
+        mixed = silu(sum(every[tap : tap + len(self.x)] * self.taps[:, tap] for tap in range(count)))
+        state = np.zeros((heads, dk, dv))
+        return reference(sizes, mixed, np.stack(self.gates), np.stack(self.scores), self.rates, self.norm, state)
+
+
+def drafting_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, sizes: DeltaSizes, *, taps: int, drafts: int, steps: int
+) -> int:
+    """Steps of several requests, some with drafts, of which the next step knows how many were correct. Returns the number of
+    correct drafts. The results of all tokens and drafts are those of a recurrence over the correct tokens alone.
+    """
+    keys, heads, dk, dv = sizes
+    channels, size = 2 * keys * dk + heads * dv, heads * dv
+
+    def draw(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
+
+    weights, norm, rates = draw(channels, taps), draw(dv), [draw(heads, dtype=torch.float32) for _ in range(2)]
+    nan = float("nan")
+    matrices = torch.full((SLOTS, heads, dk, dv), nan, device=device)
+    inputs = torch.full((SLOTS, taps - 1 + drafts, channels), nan, dtype=dtype, device=device)
+    drafted = torch.full((SLOTS, drafts, heads, dk + dv + 2), nan, dtype=dtype, device=device)
+    held = torch.full((SLOTS,), 77, dtype=torch.int32, device=device)
+    slots = rng.permutation(SLOTS)[:3].tolist()
+    known = [Drafting(numbers(weights), [numbers(rate) for rate in rates], numbers(norm), [], [], []) for _ in slots]
+    correct = 0
+    for step in range(steps):
+        mixed_step = step == 0 or bool(rng.random() < 0.3)
+        counts = [int(rng.integers(1, 5)) if mixed_step else 1 for _ in slots]
+        behind = [0 if mixed_step else int(rng.integers(0, drafts + 1)) for _ in slots]
+        row_slots, lengths, contexts, emits = list[int](), list[int](), list[int](), list[int]()
+        for slot, own, count, more in zip(slots, known, counts, behind, strict=True):
+            row_slots += [slot] * (1 + more)
+            lengths += [count] + [1] * more
+            contexts += [len(own.x) + count + place for place in range(1 + more)]
+            emits += [1] + [2] * more
+        tokens, rows = sum(lengths), len(row_slots)
+        padded = 3 * (1 + drafts)
+        x, both, scores = draw(tokens, channels + 8), draw(tokens, size + 8), draw(tokens, 2 * heads)
+        starts = [0, *np.cumsum(lengths).tolist()]
+        ints = [row_slots + [-1] * (padded - rows), starts + [tokens] * (padded - rows), contexts + [0] * (padded - rows)]
+        ints += [emits + [0] * (padded - rows)]
+        of_rows = [torch.tensor(values, dtype=torch.int32, device=device) for values in ints]
+        header = torch.tensor([rows, tokens, 0, 0, 0, 0, 0, 0], device=device)
+        view = BatchView(header, *of_rows, of_rows[0], of_rows[0])
+        mixed = torch.full((tokens, channels), nan, dtype=dtype, device=device)
+        out = torch.full((tokens, size), nan, dtype=dtype, device=device)
+        convolve(x, weights, inputs, held, view, mixed, rows=padded, mixed=mixed_step)
+        states = DraftedStates(matrices, drafted, held)
+        recur(sizes, mixed, both[:, 8:], scores, (rates[0], rates[1]), (norm, EPS), states, view, out, rows=padded)
+        hold(held, view, rows=padded)
+        first = 0
+        for slot, own, count, more in zip(slots, known, counts, behind, strict=True):
+            some, before = slice(first, first + count + more), len(own.x)
+            own.x.extend(numbers(x[some, :channels]))
+            own.gates.extend(numbers(both[some, 8:]))
+            own.scores.extend(numbers(scores[some]))
+            limit = 3e-5 if dtype == torch.float32 else 3e-2
+            wanted, _ = own.results(sizes)
+            assert relative(out[some], wanted[before:]) < limit, (step, slot, count, more)
+            for every in (own.x, own.gates, own.scores):
+                del every[before + count :]
+            _, state = own.results(sizes)
+            assert relative(matrices[slot], state) < limit and held[slot] == before + count
+            kept = int(rng.integers(0, more + 1))
+            for every, values in ((own.x, x[some, :channels]), (own.gates, both[some, 8:]), (own.scores, scores[some])):
+                every.extend(numbers(values[count : count + kept]))
+            correct += kept
+            first += count + more
+    return correct
+
+
 def copy_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, layers: int, matrix: tuple[int, int, int],
-    taken: tuple[int, int], save: bool,
+    taken: tuple[int, int], drafts: int, save: bool,
 ) -> None:  # fmt: skip
-    """Rows of the batch whose slots have a snapshot, except decode rows, and nothing else."""
+    """Rows of the batch whose slots have a snapshot, except decode rows, and nothing else; of slots without their drafts."""
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
 
     snapshots, rows = 5, Rows([1, 3, 2, 4], [False] * 4, rng.permutation(SLOTS)[:4].tolist())
-    states = draw(layers, SLOTS, *matrix), draw(layers, SLOTS, *taken, dtype=dtype)
+    states = draw(layers, SLOTS, *matrix), draw(layers, SLOTS, taken[0] + drafts, taken[1], dtype=dtype)
+    held = torch.full((SLOTS,), 77, dtype=torch.int32, device=device)
     kept = draw(layers, snapshots, *matrix), draw(layers, snapshots, *taken, dtype=dtype)
     chosen = rng.permutation(snapshots)[:3].tolist()
     places = torch.full((SLOTS,), 2, dtype=torch.int32, device=device)  # of slots without a row, and of the decode row
@@ -165,9 +255,12 @@ def copy_case(
     for slot, place in ((rows.slots[1], chosen[0]), (rows.slots[3], chosen[1])):
         to, of = (place, slot) if save else (slot, place)
         for target, source in zip(wanted, sources, strict=True):
-            target[:, to] = source[:, of]
+            count = min(target.shape[2], source.shape[2])
+            target[:, to, :count] = source[:, of, :count]
     unchanged = [tensor.clone() for tensor in sources]
-    copy_states(states, kept, places, view, rows=6, save=save)
+    copy_states(states, kept, held, places, view, rows=6, save=save)
+    known = [3 if slot in (rows.slots[1], rows.slots[3]) and not save else 77 for slot in range(SLOTS)]
+    assert held.tolist() == known, "tokens of the snapshots"
     for found, expected in zip((*targets, *sources), (*wanted, *unchanged), strict=True):
         assert torch.equal(found, expected)
 
