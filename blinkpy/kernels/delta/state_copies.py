@@ -63,10 +63,9 @@ def _copy_states(
                 _copy_part(state, kept_state, part, matrix_size, PARTS, BLOCK)
                 _copy_part(taken, kept_taken, part, inputs_size, PARTS, BLOCK)
                 if layer == 0 and part == 0:
-                    start = tl.load(query_starts_ptr + row, cache_modifier=".cg")
-                    end = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg")
-                    context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
-                    tl.store(held_ptr + slot, context - (end - start))
+                    first_token = tl.load(query_starts_ptr + row, cache_modifier=".cg")
+                    tokens = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - first_token
+                    tl.store(held_ptr + slot, tl.load(context_lengths_ptr + row, cache_modifier=".cg") - tokens)
 
 
 def copy_states(

@@ -95,11 +95,13 @@ class TensorNames(NamedTuple):
     delta_bias: str = "linear_attn.dt_bias"  # likewise
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
-    draft_embedding_norm: str = "enorm"  # of a draft layer, after its `layer`, as the three names below
+    draft_layer: str = ""  # prefix of a draft layer's tensors; empty: as of other layers
+    draft_outer: str = ""  # prefix of the five names below; empty: the layer's
+    draft_embedding_norm: str = "enorm"
     draft_hidden_norm: str = "hnorm"
     draft_projection: str = "eh_proj"
     draft_norm: str = "shared_head.norm"
-    draft_copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # likewise; of the model's embedding and head
+    draft_copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # of the model's embedding and head
     renamed: tuple[tuple[str, str], ...] = ()
     spare: tuple[str, ...] = ()
 
@@ -171,6 +173,16 @@ class DecoderDescription:
     def own_layers(self) -> int:
         """The number of layers without the draft layer."""
         return len(self.layers) - self.drafting
+
+    def prefix_of(self, layer: int) -> str:
+        """The first part of the names of a layer's tensors."""
+        drafts = self.drafting and layer == self.own_layers
+        return (self.tensors.draft_layer if drafts else "") or self.tensors.layer.format(layer=layer)
+
+    @property
+    def draft_prefix(self) -> str:
+        """The first part of the names of the tensors around the draft layer."""
+        return self.tensors.draft_outer or self.prefix_of(self.own_layers)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -1,14 +1,20 @@
 """Qwen3-Next and Qwen3.5: layers with a gated delta net, and every few layers one with gated attention.
 
-Norms add 1 to their weights, except the norm within a gated delta net. Heads rotate in part.
+Norms add 1 to their weights, except the norm within a gated delta net. Heads rotate in part. The layer for multi-token
+prediction has attention, and is used only for drafts.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.description.blocks import Experts, GatedDelta, Mlp, OutputGate, RouterKind
+from blinkpy.models.description.block_readers import (
+    MOST_FURTHER_LAYERS,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+)
+from blinkpy.models.description.blocks import Experts, GatedDelta, Layer, Mlp, OutputGate, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import routed_experts, strided_experts
 from blinkpy.models.description.hf_config import HfConfig
@@ -28,7 +34,15 @@ DELTA: dict[str, Any] = {
 }
 NEXT_EXPERTS: dict[str, Any] = {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, "decoder_sparse_step": 1}
 WIDTHS: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-SHARED = TensorNames(
+DRAFT_NAMES = TensorNames(
+    draft_layer="mtp.layers.0.",
+    draft_outer="mtp.",
+    draft_embedding_norm="pre_fc_norm_embedding",
+    draft_hidden_norm="pre_fc_norm_hidden",
+    draft_projection="fc",
+    draft_norm="norm",
+)
+SHARED = DRAFT_NAMES._replace(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
     one_for_experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
@@ -36,6 +50,7 @@ SHARED = TensorNames(
 NEXT_NAMES = SHARED._replace(delta_in=("linear_attn.in_proj_qkvz",), delta_ba=("linear_attn.in_proj_ba",))
 IGNORES: tuple[str, ...] = ("output_router_logits", "router_aux_loss_coef", "mamba_ssm_dtype", "mlp_only_layers")
 IGNORES += ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_nextn_predict_layers")
+MTP: dict[str, Any] = {"mtp_num_hidden_layers": 1}
 
 
 def _layer_types(c: HfConfig) -> list[str]:
@@ -70,7 +85,14 @@ def _decoder(c: HfConfig, mlp: Mlp | Experts | list[Mlp | Experts], tensors: Ten
     model = pre_norm_decoder(c, attention, mlp, (0,) * len(types), tensors)
     delta = _gated_delta(c)
     layers = (layer._replace(delta=delta if name == LINEAR else None) for layer, name in zip(model.layers, types, strict=True))
-    return replace(model, layers=tuple(layers), norm=model.norm._replace(offset=1.0))
+    further = _further_layers(c, Layer(attention, model.layers[-1].mlp))
+    return replace(model, layers=tuple(layers), norm=model.norm._replace(offset=1.0), further_layers=further)
+
+
+def _further_layers(c: HfConfig, layer: Layer) -> tuple[Layer, ...]:
+    """The layers for multi-token prediction; none if they need embeddings of their own."""
+    count = c.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", low=0, high=MOST_FURTHER_LAYERS)
+    return () if c.get("mtp_use_dedicated_embeddings") else (layer,) * count
 
 
 def _experts(c: HfConfig, *, normalize: bool) -> Experts:
@@ -81,9 +103,9 @@ def _experts(c: HfConfig, *, normalize: bool) -> Experts:
 
 @family(
     "Qwen3NextForCausalLM",
-    models="Qwen3-Next, Qwen3-Coder-Next; without the layers for multi-token prediction",
+    models="Qwen3-Next, Qwen3-Coder-Next; the layer for multi-token prediction only drafts",
     model_type="qwen3_next",
-    defaults=DELTA | NEXT_EXPERTS | WIDTHS | {"num_key_value_heads": 2, "intermediate_size": 5632},
+    defaults=DELTA | MTP | NEXT_EXPERTS | WIDTHS | {"num_key_value_heads": 2, "intermediate_size": 5632},
     ignores=(*IGNORES, "intermediate_size"),
 )
 def qwen3_next(c: HfConfig) -> DecoderDescription:
@@ -92,20 +114,20 @@ def qwen3_next(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Qwen3_5ForCausalLM",
-    models="Qwen3.5 and 3.6, dense; without the layers for multi-token prediction",
+    models="Qwen3.5 and 3.6, dense; the layer for multi-token prediction only drafts",
     model_type="qwen3_5_text",
-    defaults=DELTA | {"num_key_value_heads": 4},
+    defaults=DELTA | MTP | {"num_key_value_heads": 4},
     ignores=IGNORES,
 )
 def qwen3_5(c: HfConfig) -> DecoderDescription:
-    return _decoder(c, gated_mlp(c), TensorNames())
+    return _decoder(c, gated_mlp(c), DRAFT_NAMES)
 
 
 @family(
     "Qwen3_5MoeForCausalLM",
-    models="Qwen3.5 and 3.6, with experts; without the layers for multi-token prediction",
+    models="Qwen3.5 and 3.6, with experts; the layer for multi-token prediction only drafts",
     model_type="qwen3_5_moe_text",
-    defaults=DELTA | WIDTHS | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
+    defaults=DELTA | MTP | WIDTHS | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
     ignores=(*IGNORES, "intermediate_size", "norm_topk_prob"),
 )
 def qwen3_5_moe(c: HfConfig) -> DecoderDescription:

@@ -206,7 +206,7 @@ def first_layers(model: DecoderDescription) -> list[int]:
 
 
 def _problems(model: DecoderDescription) -> Iterator[str]:
-    first = model.tensors.layer.format(layer=0)
+    first = model.prefix_of(0)
     attention = f"{first}{model.tensors.o.rpartition('.')[0]}"
     if model.hidden_size > MAX_HIDDEN:
         yield f"{first}{model.tensors.input_norm}: hidden size {model.hidden_size} is over {MAX_HIDDEN}; {INSTEAD}"
@@ -226,7 +226,7 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
     for layer in first_layers(model):
         mlp = model.layers[layer].mlp
         if isinstance(mlp, Experts) and (mlp.number > MAX_EXPERTS or mlp.top_k > MAX_TOP_K):
-            router = f"{model.tensors.layer.format(layer=layer)}{model.tensors.router}"
+            router = f"{model.prefix_of(layer)}{model.tensors.router}"
             yield (
                 f"{router}: {mlp.top_k} of {mlp.number} experts, and the kernels take at most {MAX_TOP_K} of {MAX_EXPERTS}; "
                 f"{INSTEAD}"
@@ -248,7 +248,7 @@ def _unpackable(part: Part, packing: Packing) -> Iterator[str]:
 def _head_problems(model: DecoderDescription) -> Iterator[str]:
     for layer in first_layers(model):
         block = model.layers[layer].attention
-        name = f"{model.tensors.layer.format(layer=layer)}{model.tensors.o.rpartition('.')[0]}"
+        name = f"{model.prefix_of(layer)}{model.tensors.o.rpartition('.')[0]}"
         if not MIN_HEAD_DIM <= block.head_dim <= MAX_HEAD_DIM:
             limits = f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
             yield f"{name}: head size {block.head_dim}, and the kernels take sizes {limits}; {INSTEAD}"

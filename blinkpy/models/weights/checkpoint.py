@@ -42,8 +42,8 @@ def _spare(name: str, model: DecoderDescription) -> bool:
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
     outside = name.startswith((*SPARE, *model.tensors.spare, *unread_keys(model)))
     outside = outside or name.endswith(UNUSED_SCALES)
-    draft = model.tensors.layer.format(layer=model.own_layers)
-    outside = outside or (model.drafting and name.startswith(tuple(draft + copy for copy in model.tensors.draft_copies)))
+    copies = tuple(model.draft_prefix + copy for copy in model.tensors.draft_copies)
+    outside = outside or (model.drafting and name.startswith(copies))
     return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
 
@@ -104,7 +104,7 @@ def _with_shared_tensors(model: DecoderDescription, names: Container[str]) -> De
     if not model.tensors.one_for_experts or True not in model.expert_layers:
         return model
     gate_up, down = model.tensors.one_for_experts
-    if f"{model.tensors.layer.format(layer=model.expert_layers.index(True))}{down}" not in names:
+    if f"{model.prefix_of(model.expert_layers.index(True))}{down}" not in names:
         return model
     out_first = () if model.tensors.either_order else ("gate_up", "down")
     shared = model.tensors._replace(expert_gate_up=(gate_up,), expert_down=down, gate_first=True, out_first=out_first)

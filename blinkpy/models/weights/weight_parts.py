@@ -169,7 +169,7 @@ def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, 
 
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     names, delta = model.tensors, model.layers[layer].delta
-    prefix = names.layer.format(layer=layer)
+    prefix = model.prefix_of(layer)
     norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
     mixer = _attention_parts(model, layer, prefix) if delta is None else _delta_parts(model, delta, prefix)
     parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
@@ -327,7 +327,7 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
 def _draft_parts(model: DecoderDescription) -> list[Part]:
     """The weights around the draft layer."""
     names, hidden = model.tensors, model.hidden_size
-    prefix = names.layer.format(layer=model.own_layers)
+    prefix = model.draft_prefix
     norms = [_vector(f, prefix + getattr(names, f), hidden) for f in ("draft_embedding_norm", "draft_hidden_norm", "draft_norm")]
     projection = joined("draft_projection", [(f"{prefix}{names.draft_projection}.weight", hidden)], 2 * hidden)
     return [*(_with_offset(norm, model.norm.offset) for norm in norms), projection]
@@ -356,7 +356,7 @@ def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTen
     for layer in range(len(model.layers)):
         if model.layers[layer].attention.keys_of is not None:
             continue
-        prefix = model.tensors.layer.format(layer=layer) + model.tensors.o.rpartition(".")[0]
+        prefix = model.prefix_of(layer) + model.tensors.o.rpartition(".")[0]
         for field, names in CACHE_SCALES.items():
             yield layer, field, ScaleTensor(tuple(f"{prefix}.{name}" for name in names), SCALAR)
 
@@ -367,7 +367,7 @@ def unread_keys(model: DecoderDescription) -> tuple[str, ...]:
     ends = [f"{name}." for name in (*names.qkv[1:], names.k_norm)]
     ends += [f"{names.o.rpartition('.')[0]}.{name}" for kinds in CACHE_SCALES.values() for name in kinds]
     sharing = [index for index, layer in enumerate(model.layers) if layer.attention.keys_of is not None]
-    return tuple(names.layer.format(layer=layer) + end for layer in sharing for end in ends)
+    return tuple(model.prefix_of(layer) + end for layer in sharing for end in ends)
 
 
 def weight_elements(model: DecoderDescription) -> int:
