@@ -15,6 +15,7 @@ from support.models import model_zoo
 from support.models.draft_heads import FAMILIES, RECURRENT_FAMILIES, RecurrentReference, save_drafting_model
 from support.models.redrawn_cases import redrawn_at_ties
 from support.near_ties import check_same_outputs
+from support.part_of_cases import part_of
 from support.waiting import wait_for
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
@@ -60,7 +61,7 @@ class Reference:
         return found
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *part_of(RECURRENT_FAMILIES)])
 @redrawn_at_ties
 def test_drafts_are_those_of_transformers(
     family: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +87,7 @@ def test_drafts_are_those_of_transformers(
     reference, ties = (RecurrentReference if family in RECURRENT_FAMILIES else Reference)(tmp_path), 0
     assert len(seen) > 20
     if family in RECURRENT_FAMILIES:  # transformers takes a second for each
-        seen = [seen[i] for i in rng.permutation(len(seen))[:8]]
+        seen = [seen[i] for i in rng.permutation(len(seen))[:12]]
     for known, drafts, room in seen:
         made = [draft for draft in drafts if draft >= 0]
         assert drafts == made + [-1] * (4 - len(made))
@@ -96,10 +97,10 @@ def test_drafts_are_those_of_transformers(
                 ties += 1
                 break
             assert draft == expected
-    assert ties < len(seen) // 4
+    assert ties <= len(seen) // 4
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *part_of(RECURRENT_FAMILIES)])
 @pytest.mark.parametrize("pages", [128, 24])
 def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generator, tmp_path: Path) -> None:
     """With 24 pages, requests are preempted. Half of the prompts begin with the same pages."""

@@ -9,6 +9,7 @@ from support.drafted_requests import NGRAM, constrained_requests, outputs, reque
 from support.engine_serving import config_for
 from support.models import model_zoo
 from support.near_ties import check_same_outputs
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.engine import make_engine
@@ -17,7 +18,7 @@ CPU = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 96, "num_p
 EXACT = CPU | {"batch_invariant": True}  # no near tie is decided by rounding
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral-window", "gpt-oss", "deepseek-v3", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("family", ["llama3", "mistral-window", "gpt-oss", "deepseek-v3", *part_of(["qwen3-next", "qwen3.5"])])
 def test_drafts_change_no_token(family: str, rng: np.random.Generator, tmp_path: Path) -> None:
     model_zoo.save_model(family, tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)

@@ -127,7 +127,7 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
     [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}],
     ids=["plain", "drafts", "invariant"],
 )
-@pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite"]))
+@pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]))
 @redrawn_at_ties
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
