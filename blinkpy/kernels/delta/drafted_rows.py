@@ -1,4 +1,4 @@
-"""Rows of drafts in the kernels of gated delta nets: a request's own row computes them, since its state advances token by token."""
+"""Rows of drafts in kernels of gated delta nets: the row of their request computes them, since its state advances by tokens."""
 
 import torch
 import triton
@@ -65,9 +65,7 @@ def hold(held: torch.Tensor, batch: BatchView, *, rows: int, pdl: bool = False) 
     held: int32 [slots], tokens that the states include.
     rows: rows of the step's shape.
     """
-    launch.check_tensors(
-        (held, "held", (None,), torch.int32), *batch.declared(rows, "context_lengths", "row_slots", "emits")
-    )
+    launch.check_tensors((held, "held", (None,), torch.int32), *batch.declared(rows, "context_lengths", "row_slots", "emits"))
     _hold[(triton.cdiv(rows, BLOCK),)](
         held, batch.counts, batch.context_lengths, batch.row_slots, batch.emits, BLOCK=BLOCK, PDL=pdl, num_warps=4,
         **launch.options(pdl),

@@ -202,5 +202,6 @@ def recur(
         mixed, gates, strengths, *rates, norm[0], matrices, drafted, held, out, batch.counts, batch.query_starts,
         batch.context_lengths, batch.row_slots, batch.emits, gates.stride(0), norm[1], key_dim**-0.5,
         KEYS=key_heads, HEADS=heads, DK=key_dim, DV=value_dim, BK=block_k, BV=block_v,
-        LAST_TOKENS=last_tokens_only, DRAFTS=drafts, PDL=pdl, num_warps=max(1, min(8, block_k * block_v // 2048)), **launch.options(pdl),
+        LAST_TOKENS=last_tokens_only, DRAFTS=drafts, PDL=pdl,
+        num_warps=max(1, min(8, block_k * block_v // 2048)), **launch.options(pdl),
     )  # fmt: skip

@@ -43,7 +43,8 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     rates = layer.delta_decay, layer.delta_bias
     recur(
         DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps),
-        DraftedStates(states.matrices, states.drafted, held), view, out, rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
+        DraftedStates(states.matrices, states.drafted, held), view, out,
+        rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
     )  # fmt: skip
     return out
 

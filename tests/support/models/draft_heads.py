@@ -24,7 +24,12 @@ def save_drafting_model(name: str, folder: Path, seed: int, *, quiet: float = QU
     of all layers.
     """
     if name in RECURRENT_FAMILIES:
-        return _save_recurrent_model(name, folder, seed, quiet, more)
+        _save_recurrent_model(name, folder, seed, quiet, more)
+    else:
+        _save_model(name, folder, seed, quiet, more)
+
+
+def _save_model(name: str, folder: Path, seed: int, quiet: float, more: dict[str, Any]) -> None:
     layers = model_zoo.BASE["num_hidden_layers"]
     kinds = {"mlp_layer_types": ["dense"] + ["sparse"] * layers} if name == "glm4-moe-lite" else {}
     model_zoo.save_model(name, folder, seed, num_hidden_layers=layers + 1, **kinds, **more)

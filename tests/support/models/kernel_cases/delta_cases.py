@@ -157,7 +157,7 @@ class Drafting(NamedTuple):
 
     def results(self, sizes: DeltaSizes) -> tuple[np.ndarray, np.ndarray]:
         """Results of all tokens, and the state after them; float64."""
-        count, (keys, heads, dk, dv) = self.taps.shape[1], sizes
+        count, (_, heads, dk, dv) = self.taps.shape[1], sizes
         every = np.concatenate([np.zeros((count - 1, self.taps.shape[0])), np.stack(self.x)])
         mixed = silu(sum(every[tap : tap + len(self.x)] * self.taps[:, tap] for tap in range(count)))
         state = np.zeros((heads, dk, dv))
