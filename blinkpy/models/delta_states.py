@@ -30,8 +30,8 @@ class LayerStates(NamedTuple):
     """The states of one layer. A request whose first token is at position 0 ignores what its slot holds.
 
     matrices: float32 [slots, value_heads, key_dim, value_dim].
-    inputs: [slots, taps - 1 + drafts, channels], the last inputs of the convolution that the matrices include, oldest first, then
-        those of drafts; in the dtype of activations, but float32 on a CPU.
+    inputs: [slots, taps - 1 + drafts, channels] in the dtype of activations, but float32 on a CPU: inputs of the convolution.
+        First come the last inputs that the matrices include, oldest first, then those of drafts.
     drafted: [slots, drafts, value_heads, key_dim + value_dim + 2] in the dtype of `inputs`: key, value, strength and decay of
         each draft. On a CPU the key is normalised, and strength and decay are factors; on a GPU they are as projected.
     """

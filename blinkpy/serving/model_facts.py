@@ -256,7 +256,7 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     facts.cache_bytes_per_token = model.cached_elements(rings.layers if rings else ()) * cached
     facts.ring_bytes_per_slot = _ring_bytes_per_slot(model, rings, cached)
-    facts.state_bytes_per_slot = model.state_bytes(itemsize)
+    facts.state_bytes_per_slot = model.state_bytes(itemsize, config.scheduler.draft_tokens)
     facts.tried = tried(model)
     each = f"{ranks} x " if (ranks := config.engine.tensor_parallel_size) > 1 else ""
     facts.gpus = [fit(model, config, each + gpu, size) for gpu, size in gpus.items()]

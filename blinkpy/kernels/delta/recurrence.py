@@ -177,7 +177,7 @@ def recur(
     strengths: [T, 2 * value_heads], before their sigmoid; then the rates of decay, before their bias.
     rates: logarithms of the heads' rates, and biases, float32 [value_heads] each.
     norm: weights [value_dim] and eps.
-    states: of all request slots; changed.
+    states: states of all request slots; changed.
     out: [T, value_size]; with last_tokens_only [B, value_size], each row's last token.
     rows: rows of the step's shape.
     """

@@ -90,7 +90,7 @@ def _decoder(c: HfConfig, mlp: Mlp | Experts | list[Mlp | Experts], tensors: Ten
 
 
 def _further_layers(c: HfConfig, layer: Layer) -> tuple[Layer, ...]:
-    """The layers for multi-token prediction; none if they need embeddings of their own."""
+    """The layers for multi-token prediction; none if they need separate embeddings."""
     count = c.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", low=0, high=MOST_FURTHER_LAYERS)
     return () if c.get("mtp_use_dedicated_embeddings") else (layer,) * count
 

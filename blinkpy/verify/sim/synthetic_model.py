@@ -11,8 +11,8 @@ tokens. Every group must see the same input.
 
 In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
 copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group. A state never
-includes a draft of the step: their numbers are kept beside it, and the request's next step takes that of the last correct draft
-(blinkpy.models.delta_states).
+includes a draft of the step. The numbers of drafts are kept separately, and the request's next step takes that of the last
+correct draft (blinkpy.models.delta_states).
 """
 
 from blinkpy.device.expect import fault_code
@@ -195,7 +195,7 @@ def number_before(limits, sim, slot, position):
 
 @device
 def hold_number(limits, sim, slot, position, draft, value):
-    """Keep a token's number in the state, or beside it if the token is a draft."""
+    """Keep a token's number in the state, or a draft's number separately."""
     if draft:
         drafts = position - sim.held[slot]
         if 0 <= drafts < limits.draft_tokens:
