@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.drafted_requests import constrained_requests, outputs, requests_of
 from support.models import step_cases
-from support.models.draft_heads import save_drafting_model
+from support.models.draft_heads import FAMILIES, RECURRENT_FAMILIES, save_drafting_model
 from support.models.kernel_cases.draft_cases import following_case, keep_case, rows_case, take_case
 
 MTP = {"speculative": "mtp", "speculative_tokens": 4}
@@ -24,7 +24,7 @@ def test_kernels_around_a_draft_layer(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}], ids=str)
-@pytest.mark.parametrize("name", ["glm4-moe", "glm4-moe-air", "deepseek-v3", "glm4-moe-lite"])
+@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT_FAMILIES])
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the draft layer."""
     how: dict[str, Any] = {"steps": 12, "draft_layer": True, **options}
@@ -33,7 +33,11 @@ def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dic
 
 
 @pytest.mark.parametrize(
-    ("family", "control"), [("glm4-moe", "gpu"), ("glm4-moe", "host"), ("deepseek-v3", "gpu"), ("glm4-moe-lite", "gpu")]
+    ("family", "control"),
+    [
+        *(("glm4-moe", "gpu"), ("glm4-moe", "host"), ("deepseek-v3", "gpu"), ("glm4-moe-lite", "gpu")),
+        *(("qwen3.5", "gpu"), ("qwen3.5-moe", "host"), ("qwen3-next", "gpu")),
+    ],
 )
 def test_drafts_change_no_token(family: str, control: str, rng: np.random.Generator, tmp_path: Path) -> None:
     """Batch-invariant, so that the number of rows in a step changes no bit."""

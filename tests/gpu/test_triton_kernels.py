@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
-from support.models.kernel_cases.delta_cases import Rows, convolution_case, copy_case, drawn_rows, gate_case, recurrence_case
+from support.models.kernel_cases.delta_cases import (
+    Rows,
+    convolution_case,
+    copy_case,
+    drafting_case,
+    drawn_rows,
+    gate_case,
+    recurrence_case,
+)
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
 from support.models.kernel_cases.kernel_inputs import draw, header
 from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
@@ -224,10 +232,17 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
 
 
 @both_dtypes
+@pytest.mark.parametrize("sizes", [DeltaSizes(2, 4, 128, 128), DeltaSizes(1, 3, 20, 16)])
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_delta_states_follow_correct_drafts(rng: np.random.Generator, dtype: torch.dtype, sizes: DeltaSizes, drafts: int) -> None:
+    assert drafting_case(rng, CUDA, dtype, sizes, taps=4, drafts=drafts, steps=30) > 0
+
+
+@both_dtypes
 @pytest.mark.parametrize("save", [False, True])
 def test_copies_of_states(rng: np.random.Generator, dtype: torch.dtype, save: bool) -> None:
-    copy_case(rng, CUDA, dtype, layers=30, matrix=(32, 128, 128), taken=(3, 8192), save=save)
-    copy_case(rng, CUDA, dtype, layers=2, matrix=(3, 33, 9), taken=(1, 130), save=save)
+    copy_case(rng, CUDA, dtype, layers=30, matrix=(32, 128, 128), taken=(3, 8192), drafts=3, save=save)
+    copy_case(rng, CUDA, dtype, layers=2, matrix=(3, 33, 9), taken=(1, 130), drafts=0, save=save)
 
 
 @both_dtypes
