@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
+from support.models.kernel_cases.delta_cases import hold_case
 from support.models.kernel_cases.draft_cases import following_case, keep_case, take_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case, shared_gate_case
 from support.models.kernel_cases.kernel_inputs import draw, header, ints
@@ -257,6 +258,7 @@ BLOCKS = (
     Block("_sample_tokens", "BLOCK", "vocabulary", sampled, most=700),
     Block("_write_logprobs", "BLOCK", "vocabulary", sampled, most=700),
     Block("_following_tokens", "BLOCK", "tokens", lambda rng, dtype, n: following_case(rng, CPU, n)),
+    Block("_hold", "BLOCK", "rows", lambda rng, dtype, n: hold_case(rng, CPU, n)),
     Block("_keep_rows", "BLOCK", "hidden", _sized(keep_case, "hidden"), start=2048),
     Block("_take_drafts", "BLOCK", "vocabulary", lambda rng, dtype, n: take_case(rng, CPU, n), start=4096, most=9000),
 )

@@ -231,6 +231,21 @@ def drafting_case(
     return correct
 
 
+def hold_case(rng: np.random.Generator, device: str, rows: int) -> None:
+    """Of rows in a larger bucket, some of them drafts; other slots stay unchanged."""
+    slots, padded = 2 * rows, rows + 3
+    emits = np.array([1, *rng.integers(0, 3, rows - 1), *[0] * 3])
+    row_slots, contexts = rng.permutation(slots)[:padded], rng.integers(1, 1000, padded)
+    held, wanted = torch.full((slots,), 77, dtype=torch.int32, device=device), [77] * slots
+    for row in np.flatnonzero(emits[:rows] != 2):
+        wanted[row_slots[row]] = contexts[row]
+    of_rows = [torch.tensor(values, dtype=torch.int32, device=device) for values in (row_slots, contexts, emits)]
+    header = torch.tensor([rows, rows, 0, 0, 0, 0, 0, 0], device=device)
+    view = BatchView(header, of_rows[0], of_rows[0], *of_rows[1:], of_rows[0], of_rows[0])
+    hold(held, view, rows=padded)
+    assert held.tolist() == wanted
+
+
 def copy_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, layers: int, matrix: tuple[int, int, int],
     taken: tuple[int, int], drafts: int, save: bool,
