@@ -19,7 +19,7 @@ from support.seeded_bugs import Bug, patched_source, planted
 
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
 CASES = 5_000 if NIGHTLY else 150
-HUNT = 1_000  # cases for one bug, at most; most die within 20
+HUNT = 3_000  # cases for one bug, at most; most die within 20, the rarest within 600
 BUGS = 8  # of those in each run
 SEED = int(os.environ["BLINKPY_SEED"])
 
