@@ -214,8 +214,10 @@ class ByteAutomaton:
         order = np.argsort(target, kind="stable")
         first = np.searchsorted(target[order], np.arange(self.states + 1)).tolist()
         sources = source[order].tolist()
+        if not (least := self._least_of_hubs()).any():
+            return self._steps_to_end(sources, first)
         found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
-        more, counted = self._least_of_hubs().tolist(), self.counted  # bytes of the string that begins with a step to a hub
+        more, counted = least.tolist(), self.counted  # bytes of the string that begins with a step to a hub
         reached = {0: np.flatnonzero(self.accepting).tolist()}  # by distance
         while reached:
             level = min(reached)
@@ -225,6 +227,21 @@ class ByteAutomaton:
                     if far < found[before]:
                         found[before] = far
                         reached.setdefault(far, []).append(before)
+        return np.array(found, np.int64)
+
+    def _steps_to_end(self, sources: list[int], first: list[int]) -> NDArray[np.int64]:
+        """distances() if no string has a minimum length. sources[first[s] : first[s + 1]]: the states with an edge to state s."""
+        found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
+        level, far = np.flatnonzero(self.accepting).tolist(), 0
+        while level and far < MOST_DISTANCE - 1:
+            far += 1
+            following = []
+            for state in level:
+                for before in sources[first[state] : first[state + 1]]:
+                    if found[before] == MOST_DISTANCE:
+                        found[before] = far
+                        following.append(before)
+            level = following
         return np.array(found, np.int64)
 
     def _runs(self) -> tuple[NDArray[np.int64], NDArray[np.int16]]:

@@ -273,6 +273,7 @@ class _Subsets:
         self.found: list[Nodes] = []
         self._closures: dict[int, Nodes] = {}
         self._behind: dict[int, int] = {}  # the state after an edge to a single node
+        self._behind_two: dict[tuple[int, int], int] = {}  # the state after two edges for the same bytes
         self._start = self._reached(start, nfa.at_begin)
 
     def explore(self) -> tuple[Edges, list[bool]]:
@@ -281,7 +282,7 @@ class _Subsets:
         if not begin_edges:  # else the start is a separate state, since only the start may take these edges
             self.states[self._start] = 0
         self.found.append(self._start)
-        edges, accepting, of, known = no_edges(), list[bool](), self.nfa.edges, self._behind
+        edges, accepting, of, known, known_two = no_edges(), list[bool](), self.nfa.edges, self._behind, self._behind_two
         first, lows, highs, targets = edges
         for nodes in self.found:  # grows meanwhile
             single = type(nodes) is int
@@ -290,6 +291,16 @@ class _Subsets:
             else:
                 accepting.append(nodes == last if single else last in nodes)  # type: ignore[operator]
             outgoing = of[nodes] if single else [edge for node in nodes for edge in of[node]]  # type: ignore[index, union-attr]
+            if len(outgoing) == 2 and outgoing[0][:2] == outgoing[1][:2]:  # two texts that begin alike
+                (low, high, target), (_, _, other) = outgoing
+                state = known_two.get((target, other))
+                if state is None:
+                    state = known_two[target, other] = self._behind_edges([target, other])
+                lows.append(low)
+                highs.append(high)
+                targets.append(state)
+                first.append(len(lows))
+                continue
             if len(outgoing) > 1:
                 outgoing = sorted(outgoing)
                 if not all([before[1] < after[0] for before, after in pairwise(outgoing)]):  # noqa: C419 (a list is faster)
@@ -306,17 +317,20 @@ class _Subsets:
             first.append(len(lows))
         return edges, accepting
 
-    def counted(self) -> list[Counted | None]:
-        """The counted string of each state; empty if no string is counted. Raises MixedCountsError."""
-        of, result, mixed = self.nfa.counted, list[Counted | None](), set[tuple[int, int]]()
-        for nodes in self.found if of else ():
+    def counted(self) -> dict[int, Counted]:
+        """The counted string of each state in one. Raises MixedCountsError."""
+        of, result, mixed = self.nfa.counted, dict[int, Counted](), set[tuple[int, int]]()
+        inside = frozenset(of)
+        for state, nodes in enumerate(self.found if of else ()):
             if type(nodes) is int:
-                result.append(of.get(nodes))
-                continue
-            labels = {of.get(node) for node in nodes}  # type: ignore[union-attr]
-            if len(labels) > 1:
-                mixed |= {(one.least, one.most) for one in labels if one is not None}
-            result.append(labels.pop() if labels else None)
+                if nodes in of:
+                    result[state] = of[nodes]
+            elif not inside.isdisjoint(nodes):  # type: ignore[arg-type]
+                labels = {of.get(node) for node in nodes}  # type: ignore[union-attr]
+                known = [one for one in labels if one is not None]
+                if len(labels) > 1:
+                    mixed |= {(one.least, one.most) for one in known}
+                result[state] = known[0]
         if mixed:
             raise MixedCountsError(mixed)
         return result
@@ -345,12 +359,21 @@ class _Subsets:
 
     def _behind_edge(self, target: int) -> int:
         """The state after an edge to a node."""
-        state = self._behind[target] = self._state(self._closure(target))
+        nfa = self.nfa
+        nodes = target if target not in nfa.empty and nfa.edges[target] else self._closure(target)
+        state = self.states.get(nodes)
+        if state is None:
+            state = self._state(nodes)
+        self._behind[target] = state
         return state
 
     def _behind_edges(self, targets: list[int]) -> int:
         """The state after edges to several nodes."""
         union = set[int]()
+        if len(targets) == 2:
+            one, other = self._closure(targets[0]), self._closure(targets[1])
+            if type(one) is int and type(other) is int:
+                return self._state(one if one == other else frozenset((one, other)))
         for target in targets:
             closure = self._closure(target)
             if type(closure) is int:

@@ -4,7 +4,8 @@ States are separated in rounds, as in Moore's algorithm (1956). As in Hopcroft's
 with an edge into a block that was split off in the previous round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -83,23 +84,25 @@ class _Edges(NamedTuple):
         )
 
 
-def minimal_automaton(edges: Edges, accepting: list[bool], counted: Sequence[Counted | None] = ()) -> ByteAutomaton | None:
+def minimal_automaton(
+    edges: Edges, accepting: list[bool], counted: Mapping[int, Counted] = MappingProxyType({})
+) -> ByteAutomaton | None:
     """The minimal automaton; None if it accepts no string. State 0 is the start and reaches all states. counted: the counted
-    string of each state; empty if no string is counted.
+    string of each state in one.
     """
-    alive = _alive(edges, accepting)
-    if not alive[0]:
-        return None
-    distinct = {id(one): one for one in counted}  # most states share the object of their label
-    labels: list[Counted | None] = [None, *dict.fromkeys(one for one in distinct.values() if one is not None)]
-    index = {label: 2 * number for number, label in enumerate(labels)}
-    number = {key: index[one] for key, one in distinct.items()}
-    kinds = np.array(accepting, np.int64) + (np.array([number[id(one)] for one in counted]) if counted else 0)
     first, low, high, target = (np.array(column, np.int64) for column in edges)
     every = _Edges(np.repeat(np.arange(len(accepting)), np.diff(first)), low, high + 1, target, first)
-    chosen = np.array(alive)
-    found, kinds = every.among(chosen), kinds[chosen]  # each state before an alive one is alive
-    merged, first_of = _quotient(found, kinds, _blocks(found, kinds))
+    far = _bytes_to_end(every, accepting)
+    if far[0] < 0:
+        return None
+    labels: list[Counted | None] = [None, *dict.fromkeys(counted.values())]
+    index = {label: 2 * number for number, label in enumerate(labels)}
+    kinds = np.array(accepting, np.int64)
+    if counted:
+        kinds[[*counted]] += [index[label] for label in counted.values()]
+    alive = far >= 0
+    found, kinds, far = every.among(alive), kinds[alive], far[alive]
+    merged, first_of = _quotient(found, kinds, _blocks(found, kinds * (1 + int(far.max())) + far))
     return _numbered(merged, kinds[first_of], labels)
 
 
@@ -118,29 +121,22 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
     return edges
 
 
-def _alive(edges: Edges, accepting: list[bool]) -> list[bool]:
-    """For each state: whether it reaches an accepting state."""
-    first, targets, alive = edges.first, edges.target, list(accepting)
-    dead = []
-    for state in range(len(alive) - 1, -1, -1):  # most edges lead to states of higher numbers
-        if not alive[state]:
-            for target in targets[first[state] : first[state + 1]]:
-                if alive[target]:
-                    alive[state] = True
-                    break
-            else:
-                dead.append(state)
-    sources: dict[int, list[int]] = {}
-    for state in dead:
-        for target in targets[first[state] : first[state + 1]]:
-            sources.setdefault(target, []).append(state)
-    waiting = [state for state in sources if alive[state]]
-    while waiting:
-        for source in sources.get(waiting.pop(), ()):
-            if not alive[source]:
-                alive[source] = True
-                waiting.append(source)
-    return alive
+def _bytes_to_end(edges: _Edges, accepting: list[bool]) -> Int64:
+    """For each state: the edges of the shortest path to an accepting state, or -1 if there is none."""
+    order = np.argsort(edges.target, kind="stable")
+    first = np.searchsorted(edges.target[order], np.arange(len(accepting) + 1)).tolist()
+    sources, far = edges.source[order].tolist(), [-1 + ends for ends in accepting]
+    level, length = [state for state, ends in enumerate(accepting) if ends], 0
+    while level:
+        length += 1
+        following = []
+        for state in level:
+            for before in sources[first[state] : first[state + 1]]:
+                if far[before] < 0:
+                    far[before] = length
+                    following.append(before)
+        level = following
+    return np.array(far, np.int64)
 
 
 def _table(edges: _Edges) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
@@ -168,7 +164,8 @@ def _table(edges: _Edges) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
 
 
 def _blocks(edges: _Edges, kinds: Int64) -> Int64:
-    """The block of each state; states of one block are of one kind and accept the same strings."""
+    """The block of each state; states of one block are of one kind and accept the same strings. The finer the kinds, the fewer
+    rounds."""
     states = len(kinds)
     # The signature of a state is a sum over its edges. Sums and products wrap; _quotient checks the result.
     weights = np.cumsum(np.random.default_rng(1).integers(1, 1 << 62, BYTES + 1))
