@@ -22,6 +22,7 @@ class CheckModelOptions:
     model: str = option("demo", "folder, or Hugging Face hub id; only small files are downloaded")
     dtype: str = option("auto", "same as for blinkpy serve", choices=("auto", "float32", "bfloat16"))
     quantization: str = option("auto", "same as for blinkpy serve", choices=("auto", "fp8"))
+    speculative_model: str = option("", "same as for blinkpy serve")
     max_model_len: int = option(0, "same as for blinkpy serve", low=0, high=1 << 22)
     gpu_memory_utilization: float = option(0.9, "same as for blinkpy serve", low=0.05, high=0.98)
     slots: int = option(0, "same as for blinkpy serve", low=0, high=65535)

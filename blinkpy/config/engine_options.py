@@ -47,6 +47,9 @@ class ModelOptions:
         low=0,
         high=1 << 22,
     )
+    speculative_model: str = option(
+        "", "EAGLE-3 head of the model, which drafts tokens: a folder, or a Hugging Face hub id (docs/speculation.md)"
+    )
     chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
     tool_call_parser: str = option(
         "auto",

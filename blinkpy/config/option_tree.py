@@ -20,7 +20,14 @@ from blinkpy.config.engine_options import (
 from blinkpy.config.front_options import AccessOptions, FrontendOptions, TransportOptions, WatchOptions
 from blinkpy.config.option_fields import COMMANDS, EXTENSIONS, ConfigError, Options, check_value
 from blinkpy.config.peer_options import PEER_OPTIONS
-from blinkpy.config.scheduler_options import SchedulerOptions, check_class_sizes, check_drafts, check_step_sizes, check_targets
+from blinkpy.config.scheduler_options import (
+    EAGLE,
+    SchedulerOptions,
+    check_class_sizes,
+    check_drafts,
+    check_step_sizes,
+    check_targets,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Config:
         values = as_table(self)
         for _, item in options():
             check_value(item, values[item.name])
+        if self.model.speculative_model and self.scheduler.speculative == "off":
+            object.__setattr__(self, "scheduler", dataclasses.replace(self.scheduler, speculative=EAGLE))
         check_engine_name(self.engine.name)
         for name in ("page_size", "cq_entries", "sq_entries"):
             value = values[name]
@@ -61,6 +70,7 @@ class Config:
         check_class_sizes(self.scheduler)
         check_targets(self.scheduler)
         check_drafts(self.scheduler)
+        _check_head(self.model.speculative_model, self.scheduler.speculative)
 
     @property
     def worker_slots(self) -> int:
@@ -100,6 +110,14 @@ class Config:
         return part
 
 
+def _check_head(head: str, kind: str) -> None:
+    """Raise ConfigError if drafts need a head that was not given, or the other way round."""
+    if head and kind != EAGLE:
+        raise ConfigError(f"speculative_model needs speculative {EAGLE}, which it implies, not {kind}: set only one of them")
+    if kind == EAGLE and not head:
+        raise ConfigError(f"speculative {EAGLE} needs speculative_model: the folder of the model's EAGLE-3 head")
+
+
 def _kinds() -> Iterator[tuple[str, Any]]:
     """(section name, class of options) of each section. Extensions follow their section."""
     for section in dataclasses.fields(Config):
@@ -122,6 +140,8 @@ def check_asked(values: Mapping[str, Any]) -> None:
     """
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
+    if values.get("speculative_model") and values.get("speculative") == "off":
+        raise ConfigError("speculative_model has no effect with speculative off: set only one of them")
     if "response_store_count" in values and not values.get("response_store_mib"):
         raise ConfigError("response_store_count needs response_store_mib, since no response is stored without it")
     for name in ("api_key", "api_keys"):  # perhaps from an unset variable, which would disable authentication

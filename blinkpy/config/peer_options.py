@@ -2,7 +2,7 @@
 
 _OTHER_SPLITS = "a model is split only by '--tensor-parallel-size', over GPUs of one machine"
 _LORA = "adapters are not supported"
-_SPECULATION = "drafts come from the request's tokens or the checkpoint's own layer; see '--speculative', '--speculative-tokens'"
+_SPECULATION = "see '--speculative', '--speculative-model' and '--speculative-tokens'"
 _IMAGES = "models accept text only"
 _GRAPHS = "the whole loop is one CUDA graph"
 _OFFLOAD = "weights and cache stay in the GPU's memory; see '--gpu-memory-utilization'"

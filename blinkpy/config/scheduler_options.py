@@ -10,9 +10,11 @@ YIELD_STEPS = 16
 """Default number of consecutive steps in which best-effort prompts wait for latency-sensitive ones."""
 CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Default number of tokens up to which a step is not cut, and of steps that may interrupt one."""
-NGRAM, MTP = "ngram", "mtp"
-DRAFT_TOKENS, DRAFT_MATCH = {NGRAM: 7, MTP: 3}, 8
-"""Defaults of speculation: drafts of a request in a step, by their origin, and tokens that must repeat before a draft."""
+NGRAM, MTP, EAGLE = "ngram", "mtp", "eagle3"
+DRAFT_TOKENS, DRAFT_MATCH = {NGRAM: 7, MTP: 3, EAGLE: 3}, 8
+MOST_OF_HEAD = 7
+"""Defaults of speculation: drafts of a request in a step, by their origin; tokens that must repeat before a draft; maximum
+drafts of a head."""
 MOST_GROUPS = 255
 """Maximum groups of layers of a cut step: a record has a byte for their number."""
 
@@ -103,11 +105,11 @@ class SchedulerOptions(BatchOptions):
     speculative: str = option(
         "off",
         "source of drafts of the next tokens, which never change the output; ngram: earlier tokens of the request; mtp: the "
-        "checkpoint's draft layer (docs/speculation.md)",
-        choices=("off", NGRAM, MTP),
+        "checkpoint's draft layer; eagle3: the head of --speculative-model (docs/speculation.md)",
+        choices=("off", NGRAM, MTP, EAGLE),
     )
     speculative_tokens: int = option(
-        0, "maximum drafts of a request in one step, with --speculative (0: 7 with ngram, 3 with mtp)", low=0, high=31
+        0, "maximum drafts of a request in one step, with --speculative (0: 7 with ngram, otherwise 3)", low=0, high=31
     )
     speculative_match: int = option(
         DRAFT_MATCH, "tokens that must repeat before a request gets drafts, with --speculative ngram", low=2, high=64
@@ -181,6 +183,8 @@ def check_drafts(options: SchedulerOptions) -> None:
         )
     if options.speculative == "off":
         return
+    if options.speculative == EAGLE and tokens > MOST_OF_HEAD:
+        raise ConfigError(f"speculative_tokens ({tokens}) must be at most {MOST_OF_HEAD} with speculative {EAGLE}")
     if options.max_num_seqs < 2:
         raise ConfigError(f"speculative {options.speculative} needs max_num_seqs of at least 2: drafts use the rows left over")
 

@@ -3,7 +3,7 @@
 import logging
 import secrets
 
-from blinkpy.config import DEFAULT_SLOTS, MTP, NO_HITS, Config, ConfigError, step_sizes
+from blinkpy.config import DEFAULT_SLOTS, EAGLE, MTP, NO_HITS, Config, ConfigError, step_sizes
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
@@ -26,7 +26,8 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.paged_cache import ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored
-from blinkpy.models.weights.model_folder import resolve_model
+from blinkpy.models.weights.head_loader import with_draft_head
+from blinkpy.models.weights.model_folder import find_head, resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineFacts, EngineViews
@@ -99,6 +100,10 @@ class Engine:
         model = self._with_drafts(model)
         if weights:
             model = as_stored(model, folder)
+        if head := self.config.model.speculative_model:
+            head = str(find_head(head, weights=weights))
+            self.config = self.config.with_options({"speculative_model": head})
+            model = with_draft_head(model, head, weights=weights)
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
@@ -139,13 +144,15 @@ class Engine:
         support the chosen kind of drafts.
         """
         kind = self.config.scheduler.speculative
-        if kind != MTP:
-            return model
-        if not self.device.has_draft_layers:
+        if model.delta is not None and kind == EAGLE:
+            raise ConfigError(f"speculative_model does not support {model.name}, which has recurrent layers")
+        if kind == MTP and not self.device.has_draft_layers:
             raise ConfigError(
                 f"speculative {kind} needs device cuda or cpu, not {self.device.name}: use speculative ngram or off"
             )
-        return model.with_draft_layer()
+        if kind == EAGLE and not self.device.has_draft_heads:
+            raise ConfigError(f"speculative {kind} needs device cpu, not {self.device.name}: leave out speculative_model")
+        return model.with_draft_layer() if kind == MTP else model
 
     def _with_snapshots(self, config: Config, model: DecoderDescription) -> Config:
         """The options with the number of snapshots of recurrent states, or without prefix caching if none fits."""

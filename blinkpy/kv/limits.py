@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from blinkpy.config import (
+    EAGLE,
     MOST_GROUPS,
     MTP,
     ConfigError,
@@ -134,7 +135,7 @@ def make_limits(
     require(0 <= snapshots <= MOST_SNAPSHOTS, f"state_snapshots must be 0 to {MOST_SNAPSHOTS}, not {snapshots}")
     require(snapshots == 0 or prefix_caching, "state_snapshots needs enable_prefix_caching")
     burst_step = options.burst_step_tokens or tokens
-    step_drafts = options.draft_tokens if options.speculative == MTP else 0
+    step_drafts = options.draft_tokens if options.speculative in (MTP, EAGLE) else 0
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,

@@ -206,6 +206,17 @@ def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, 
     return max(1, model.cached_elements(rings.layers if rings else ()) * page_size * itemsize)
 
 
+def page_bytes_of(config: Config, model: DecoderDescription, itemsize: int) -> int:
+    """Bytes of one page of an engine's pool, with the keys and values of a draft head, which are never FP8.
+
+    itemsize: bytes of a number of the type in which the model computes.
+    Raises ConfigError for rings or FP8 that the model does not support.
+    """
+    page_size, rings = config.cache.page_size, ring_sizes(config, model)
+    own = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), rings)
+    return own if model.draft_head is None else own + kv_bytes_per_page(model.draft_head, page_size, itemsize)
+
+
 def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
     """Bytes of all window rings, keys and values, including spill pages."""
     if rings is None:

@@ -20,8 +20,8 @@ def as_json(facts: ModelFacts, **more: Any) -> str:
 
 
 SERVER_OPTIONS = (
-    "dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache", "kv_cache_dtype",
-    "tensor_parallel_size",
+    "dtype", "quantization", "speculative_model", "max_model_len", "gpu_memory_utilization", "slots", "window_cache",
+    "kv_cache_dtype", "tensor_parallel_size",
 )  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def run_check_model(options: CheckModelOptions) -> int:
     given = {name: getattr(options, name) for name in SERVER_OPTIONS}
     gpus = GPUS | ({f"{options.gpu_gib:g} GiB": int(options.gpu_gib * 2**30)} if options.gpu_gib else {})
     facts = model_facts(folder, Config().with_options(given), hub_id=hub_id, gpus=gpus)
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(CheckModelOptions, name)]
+    changed = {name: str(value) for name, value in given.items() if value != getattr(CheckModelOptions, name)}
+    flags = [f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in changed.items()]
     command = "" if facts.problems else " ".join(["blinkpy serve", shlex.quote(options.model), *flags])
     if options.json:
         print(as_json(facts, model=options.model, supported=not facts.problems, command=command))

@@ -25,12 +25,13 @@ from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.description.split import Share
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory, require_kernels, slots_that_fit, snapshots_that_fit
-from blinkpy.models.paged_cache import RingSizes, cache_itemsize, kv_bytes_per_page, ring_sizes
+from blinkpy.models.paged_cache import RingSizes, cache_itemsize, page_bytes_of, ring_sizes
 from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
-from blinkpy.models.weights.model_folder import names_on_hub
+from blinkpy.models.weights.head_loader import with_draft_head
+from blinkpy.models.weights.model_folder import find_head, names_on_hub
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.rank_checkpoint import rank_description
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.weight_parts import all_parts, layer_parts, outer_parts
 
 FILE = Path(__file__).with_name("tried_widths.json")
 
@@ -148,12 +149,23 @@ def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, in
             scheme = model.packing or model.quantization
             if scheme is not None:
                 facts.quantization = scheme.text
+            model = _tried(facts, lambda: _with_head(model, config.model.speculative_model)) or model
             _add_model(facts, model, config, gpus)
             _tried(facts, lambda: _check_tensors(model, folder, hub_id))
         tokenizer = _tried(facts, lambda: Tokenizer(folder))
         if tokenizer is not None:
             _tried(facts, lambda: _add_text(facts, tokenizer, model, config))
     return facts
+
+
+def _with_head(model: DecoderDescription, head: str) -> DecoderDescription:
+    """The description with a draft head, whose tensors are checked if it is in a local folder. head: "": there is none."""
+    if not head:
+        return model
+    local = Path(head).expanduser().exists()
+    if model.delta is not None:
+        raise ConfigError(f"speculative_model does not support {model.name}, which has recurrent states")
+    return with_draft_head(model, find_head(head, weights=local), weights=local)
 
 
 def _check_tensors(model: DecoderDescription, folder: Path, hub_id: str) -> None:
@@ -186,7 +198,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
         model = rank_description(model, Share(0, ranks))
         require_kernels(model)
         config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
-        page_bytes = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), ring_sizes(config, model))
+        page_bytes = page_bytes_of(config, model, itemsize)
         plan = plan_memory(config, model, itemsize, page_bytes, total, total, ranks=ranks)
         if not config.queue.slots:
             config = config.with_options({"slots": slots_that_fit(plan, config, model, itemsize)})
@@ -213,6 +225,8 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
     for layer in range(len(model.layers)):
         for part in layer_parts(model, layer):
             found[_part_of(part.field, isinstance(model.layers[layer].mlp, Experts))] += number(part)
+    if model.draft_head is not None:
+        found["draft head"] = sum(number(part) for part in all_parts(model.draft_head))
     return dict(found)
 
 
@@ -255,6 +269,7 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     cached, own = cache_itemsize(config, itemsize), "float32" if itemsize == 4 else "bfloat16"
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     facts.cache_bytes_per_token = model.cached_elements(rings.layers if rings else ()) * cached
+    facts.cache_bytes_per_token += model.draft_head.kv_elements * itemsize if model.draft_head is not None else 0
     facts.ring_bytes_per_slot = _ring_bytes_per_slot(model, rings, cached)
     facts.state_bytes_per_slot = model.state_bytes(itemsize, config.scheduler.draft_tokens)
     facts.tried = tried(model)

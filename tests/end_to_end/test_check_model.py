@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from support.front_end.tiny_tokenizer import write_model
+from support.models.eagle_heads import HEAD, save_head
 from support.models.model_zoo import save_model
 
 from blinkpy import cli
@@ -210,6 +211,27 @@ def test_several_gpus_have_a_part_of_the_model_each(model: Path, capsys: pytest.
     change(model, num_attention_heads=6)
     _, facts = look(capsys, str(model), "--tensor-parallel-size", "4")
     assert all("can't be split over 4 ranks: it has 6 query heads" in one["problem"] for one in facts["gpus"])
+
+
+def test_a_draft_head_counts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = save_head(model, tmp_path / "head", 1)
+    _, alone = look(capsys, str(model))
+    code, facts = look(capsys, str(model), "--speculative-model", str(head))
+    assert code == 0 and facts["command"] == f"blinkpy serve {model} --speculative-model {head}"
+    stored = safetensors.torch.load_file(head / "model.safetensors")
+    tensors = [tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")]
+    assert facts["parameters"] == alone["parameters"] | {"draft head": sum(tensor.numel() for tensor in tensors)}
+    keys = 2 * HEAD["num_key_value_heads"] * HEAD["head_dim"]
+    item = facts["weight_bytes"]["draft head"] // facts["parameters"]["draft head"]
+    assert facts["cache_bytes_per_token"] == alone["cache_bytes_per_token"] + keys * item
+    assert all("draft heads run only on the CPU" in one["problem"] for one in facts["gpus"])
+    _, facts = look(capsys, str(model), "--speculative-model", str(head), "--tensor-parallel-size", "2")
+    assert all("with a draft head can't be split over 2 ranks" in one["problem"] for one in facts["gpus"])
+    (head / "config.json").unlink()
+    code, facts = look(capsys, str(model), "--speculative-model", str(head))
+    assert code == 1 and any(
+        "speculative_model: " in problem and "has no config.json" in problem for problem in facts["problems"]
+    )
 
 
 def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator, saved: Path) -> None:

@@ -66,7 +66,7 @@ PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each 
 class CpuDevice(HostDevice):
     """See blinkpy.engine.devices.device_contract.Device."""
 
-    name, reads_weights, has_draft_layers = "cpu", True, True
+    name, reads_weights, has_draft_layers, has_draft_heads = "cpu", True, True, True
 
     def auto_rank(self) -> int:
         return 1
@@ -95,10 +95,9 @@ class CpuDevice(HostDevice):
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.engine.devices.cpu_device import torch_dtype_name
-        from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
+        from blinkpy.models.paged_cache import page_bytes_of
 
-        itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
-        return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
+        return page_bytes_of(config, model, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.engine.devices.cpu_device import torch_dtype_name

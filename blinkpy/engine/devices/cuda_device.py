@@ -112,7 +112,7 @@ class CudaDevice:
     gpus: numbers of the GPUs that have a part of the model each; empty: the first --tensor-parallel-size ones.
     """
 
-    name, gpu, reads_weights, has_draft_layers = "cuda", True, True, True
+    name, gpu, reads_weights, has_draft_layers, has_draft_heads = "cuda", True, True, True, False
 
     def __init__(
         self,
@@ -179,10 +179,9 @@ class CudaDevice:
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
-        from blinkpy.models.paged_cache import cache_itemsize, kv_bytes_per_page, ring_sizes
+        from blinkpy.models.paged_cache import page_bytes_of
 
-        model, itemsize = self._part(config, model), cache_itemsize(config, self._dtype(config, model).itemsize)
-        return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
+        return page_bytes_of(config, self._part(config, model), self._dtype(config, model).itemsize)
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.gpu.gpu_memory_plan import slots_that_fit

@@ -77,16 +77,24 @@ class Setup:
         return make_state(self.limits, buckets, checked=self.config.engine.check_integrity == "always", tokens=self.tokens)
 
     def load_weights(self, dtype: torch.dtype, device: str, share: Share | None = None) -> Weights:
-        """The model's weights, or a rank's share of them; random ones for --load-format dummy."""
+        """The model's weights, or a rank's share of them, with those of its draft head; random ones for --load-format dummy."""
         from blinkpy.models.description.split import WHOLE
+        from blinkpy.models.weights.head_loader import load_head
         from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
         self.report("loading weights")
-        if self.config.model.load_format == "dummy":
-            return dummy_weights(self.model, self.config.model.seed, dtype, device, share=share or WHOLE)
-        return load_weights(
-            self.model, self.folder, dtype, device, lambda done: self.report("loading weights", done, 1), share or WHOLE
-        )
+        dummy = self.config.model.load_format == "dummy"
+        if dummy:
+            weights = dummy_weights(self.model, self.config.model.seed, dtype, device, share=share or WHOLE)
+        else:
+            weights = load_weights(
+                self.model, self.folder, dtype, device, lambda done: self.report("loading weights", done, 1), share or WHOLE
+            )
+        if self.model.draft_head is not None:
+            load_head(
+                self.model.draft_head, self.config.model.speculative_model, weights, self.config.model.seed if dummy else None
+            )
+        return weights
 
     def load_array_weights(self) -> ArrayWeights:
         """The model's weights as float32 NumPy arrays."""
@@ -127,12 +135,14 @@ class Device(Protocol):
     gpu: whether it uses the step sizes of a GPU.
     reads_weights: whether it needs the model's weights.
     has_draft_layers: whether its steps can run a draft layer.
+    has_draft_heads: whether they can run an EAGLE-3 head.
     """
 
     name: str
     gpu: bool
     reads_weights: bool
     has_draft_layers: bool
+    has_draft_heads: bool
 
     def auto_rank(self) -> int:
         """--device auto takes the device with the highest rank; 0: never."""
@@ -171,7 +181,7 @@ class HostDevice:
     """Base class of the devices without a GPU."""
 
     name: str
-    gpu = has_draft_layers = False
+    gpu = has_draft_layers = has_draft_heads = False
     start_errors = nullcontext
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:

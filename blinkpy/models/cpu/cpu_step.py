@@ -29,6 +29,7 @@ from blinkpy.models.weights.array_weights import ArrayWeights
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 
 if TYPE_CHECKING:
+    from blinkpy.models.cpu.draft_head import DraftHead
     from blinkpy.models.weights.decoder_weights import Weights
 
 
@@ -45,7 +46,7 @@ class CpuStep:
     slots: requests that may have a recurrent state.
     snapshots: number of snapshots of such states.
     drafts: maximum drafts of a request in a batch; 0: no row is a draft.
-    step_drafts: number of drafts that a draft layer returns for each row; 0 without such a layer.
+    step_drafts: number of drafts that a draft layer or head returns for each row; 0 without it.
     """
 
     def __init__(
@@ -78,12 +79,27 @@ class CpuStep:
             sizes = {"slots": slots, "snapshots": snapshots, "drafts": drafts}
             self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, **sizes)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
-        self._chain = DraftChain(self.decoder, max_model_len, page_size, step_drafts) if model.drafting else None
+        self._head: DraftHead | None = None
+        if model.draft_head is not None:
+            self._head = self._draft_head(model.draft_head, weights, max_model_len, max_tokens, progress)
+        drafter = self._head or (self.decoder if model.drafting else None)
+        self._chain = None if drafter is None else DraftChain(drafter, max_model_len, page_size, step_drafts)
         self._grammars, self._layers = grammars, model.own_layers
         self._stream: Any = None  # of a cut step, after its last completed layer group
+        self._taken: Any = None  # residual streams of a cut step, for the draft head
         warm_up()
         if grammars is not None:
             warm_up_rules(grammars)
+
+    def _draft_head(
+        self, head: DecoderDescription, weights: Any, max_model_len: int, max_tokens: int, progress: Any
+    ) -> DraftHead:
+        from blinkpy.models.cpu.draft_head import DraftHead
+        from blinkpy.models.paged_cache import PagedCache
+
+        own, tokens = weights.draft_head, weights.head_tokens
+        cache = PagedCache(head, self.cache.num_pages, self.cache.page_size, weights.dtype)
+        return DraftHead(head, own, tokens, cache, max_model_len, max_tokens, progress)
 
     def run(self, batch: Batch, requests: Requests) -> None:
         """Compute a batch and write batch.sampled.
@@ -95,7 +111,7 @@ class CpuStep:
         new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
         batch.logprobs gets its record if requested. Other rows are unchanged. Of a cut step, one layer group
         is computed (Batch.counts), and only the last group yields tokens. Other steps may run between two
-        groups. With a draft layer, batch.drafted gets the drafts of the batch's rows.
+        groups. With a draft layer or head, batch.drafted gets the drafts of the batch's rows.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
@@ -106,9 +122,12 @@ class CpuStep:
             before = batch.context_lengths[rows] - np.diff(batch.query_starts[rows.start : rows.stop + 1])
             self.cache.states.load(chunks, requests.snapshot_source[chunks], before)
         wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all
-        hidden = self.decoder.forward(batch, requests.page_table, wanted, layers, stream)
+        head: dict[str, Any] = {}
+        if self._head is not None:
+            head["taken"] = self._taken if group else {}
+        hidden = self.decoder.forward(batch, requests.page_table, wanted, layers, stream, **head)
         if groups > 1:
-            self._stream = hidden if group + 1 < groups else None
+            self._stream, self._taken = (hidden, head.get("taken")) if group + 1 < groups else (None, None)
         if group + 1 < groups:
             return
         if self._rolls_back:
@@ -119,7 +138,8 @@ class CpuStep:
         if len(emitting):
             self._sample(batch, requests, np.asarray(self.decoder.logits(emitting)))
         if self._chain is not None:
-            self._chain.run(batch, requests, hidden)
+            inputs = self.decoder.normed(hidden) if self._head is None else self._head.fused(head["taken"])
+            self._chain.run(batch, requests, inputs)
 
     def _sample(self, batch: Batch, requests: Requests, logits: NDArray[np.float32]) -> None:
         """Write the tokens of the emitting rows, and their log probabilities. logits: [emitting rows, vocab]."""

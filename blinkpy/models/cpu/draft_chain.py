@@ -1,4 +1,4 @@
-"""Drafts of a model's own draft layer on the CPU, computed after sampling.
+"""Drafts of a model's own draft layer, or of its draft head, on the CPU, computed after sampling.
 
 The draft layer reads, for each token of the batch, the model's result and the next token, and predicts the token after
 that. So its keys and values at a position depend on the next token, too. It runs over the whole batch; then it runs again
@@ -7,6 +7,8 @@ for each further draft, with its own result and the draft before it.
 The keys and values of drafts are written after the request's tokens, up to the end of its last page in the batch. The next step
 overwrites them. The last key of a page from the prefix cache may belong to a different next token, which costs at most one
 correct draft.
+
+A draft head does the same with the residual stream at several layers instead of the model's result.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from blinkpy.kv.state import Batch, Requests
 if TYPE_CHECKING:
     import torch
 
+    from blinkpy.models.cpu.draft_head import DraftHead
     from blinkpy.models.cpu.torch_decoder import TorchDecoder
 
 Int32 = NDArray[np.int32]
@@ -29,21 +32,21 @@ Int64 = NDArray[np.int64]
 
 
 class DraftChain:
-    """The draft layer of a decoder.
+    """The draft layer of a decoder, or a draft head.
 
     max_model_len: largest context, tokens.
     page_size: tokens of a page of the cache.
     drafts: the maximum for each row; 0: only keys and values are written.
     """
 
-    def __init__(self, decoder: TorchDecoder, max_model_len: int, page_size: int, drafts: int):
+    def __init__(self, decoder: TorchDecoder | DraftHead, max_model_len: int, page_size: int, drafts: int):
         self.decoder = decoder
         self.max_model_len, self.page_size, self.drafts = max_model_len, page_size, drafts
 
     def run(self, batch: Batch, requests: Requests, hidden: torch.Tensor) -> None:
         """Write batch.drafted for all rows of a computed batch, whose batch.sampled is known.
 
-        hidden: the residual stream after the model's last layer, [tokens, hidden].
+        hidden: the model's normalised result, or a head's first inputs, [tokens, hidden].
 
         A row has -1 after its drafts. Rows of drafts, and prompts that are scored, have no drafts.
         """
@@ -53,7 +56,7 @@ class DraftChain:
             rows, last, final = rows[:0], last[:0], final[:0]
         tokens = batch.query_starts[last + 1].astype(np.int64) - 1
         following = following_tokens(batch, requests)
-        found, result = self.decoder.draft(batch, requests.page_table, following, self.decoder.normed(hidden), tokens)
+        found, result = self.decoder.draft(batch, requests.page_table, following, hidden, tokens)
         slots, positions = batch.row_slots[rows], batch.positions[tokens]
         ends = -(-batch.context_lengths[final] // self.page_size) * self.page_size
         ends = np.minimum(ends, self.max_model_len)

@@ -73,6 +73,7 @@ class TorchDecoder:
         wanted: NDArray[np.int64] | None = None,
         layers: range | None = None,
         stream: torch.Tensor | None = None,
+        taken: dict[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
@@ -82,6 +83,7 @@ class TorchDecoder:
 
         layers: run only these; by default all.
         stream: the result of the layers before them; may be modified.
+        taken: receives the residual stream before each layer that the draft head reads, [tokens, hidden]; needs all tokens.
         """
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
@@ -92,9 +94,14 @@ class TorchDecoder:
         run_layer, last = BLOCKS[self.model.placement], self.model.own_layers - 1
         chosen = range(last + 1) if layers is None else layers
         inputs = self._layer_inputs(ids, chosen)
+        read = () if taken is None or self.model.draft_head is None else self.model.draft_head.inputs.layers
         for index in chosen:
+            if taken is not None and index in read:
+                taken[index] = x.clone()
             of_layer = None if inputs is None else inputs[:, index - chosen.start]
             x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None, of_layer)
+        if taken is not None and chosen.stop == last + 1 and last + 1 in read:
+            taken[last + 1] = x.clone()
         return x
 
     @torch.inference_mode()
@@ -186,6 +193,18 @@ class TorchDecoder:
             attended = self.delta.run(index, inputs, normed)
         else:
             attended = self._attend(index, inputs)
+        return self._after_attention(x, attended, index, layer, kept, of_layer)
+
+    def _after_attention(
+        self,
+        x: torch.Tensor,
+        attended: torch.Tensor,
+        index: int,
+        layer: LayerWeights,
+        kept: torch.Tensor | None,
+        of_layer: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The rest of a layer, as _layer. attended: result of its attention, [tokens, attended_size of the layer]."""
         if kept is not None:
             x, attended, of_layer = x[kept], attended[kept], None if of_layer is None else of_layer[kept]
         if len(x) == 0:

@@ -102,6 +102,7 @@ class LayerPart(Enum):
     SHARED_KEYS = "layers that read the keys and values of another layer"
     LAYER_INPUTS = "embeddings of tokens for each layer"
     DRAFT_LAYER = "a layer that drafts tokens"
+    DRAFT_HEAD = "a head that drafts tokens"
 
 
 class Activation(Enum):

@@ -114,6 +114,21 @@ HF_NAMES = TensorNames()
 
 
 @dataclass(frozen=True)
+class HeadInputs:
+    """The inputs of a draft head (EAGLE-3: Li et al., arXiv 2503.01840).
+
+    layers: numbers of the model's layers before which its residual stream is read, ascending; the number of layers stands for
+        the result of the last one.
+    width: the model's hidden size.
+    embedding: whether the head has its own embedding; otherwise it uses the model's.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    embedding: bool = False
+
+
+@dataclass(frozen=True)
 class DecoderDescription:
     """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary embedding, presence
     of experts, width of the MLP, head size, and number of key and value heads. Some read the keys of other layers.
@@ -127,7 +142,10 @@ class DecoderDescription:
     further_layers: the layers after `layers` in the checkpoint. The first one predicts the token after the next one, and so on
         (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
     drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
-    head_rows: rows of the output head in the description of one rank (blinkpy.models.description.split); 0: all.
+    head_rows: rows of the output head, if there are fewer than tokens: in the description of one rank
+        (blinkpy.models.description.split), and of a draft head; 0: all.
+    draft_head: the separate head that drafts tokens; its vocabulary may be a part of the model's.
+    inputs: of a draft head; None: this is a model.
     """
 
     name: str
@@ -147,6 +165,8 @@ class DecoderDescription:
     layer_inputs: int = 0
     further_layers: tuple[Layer, ...] = ()
     drafting: bool = False
+    draft_head: "DecoderDescription | None" = None
+    inputs: HeadInputs | None = None
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
@@ -283,6 +303,7 @@ class DecoderDescription:
             LayerPart.SHARED_KEYS: any(layer.attention.keys_of is not None for layer in self.layers),
             LayerPart.LAYER_INPUTS: self.layer_inputs > 0,
             LayerPart.DRAFT_LAYER: self.drafting,
+            LayerPart.DRAFT_HEAD: self.draft_head is not None,
         }
         return [part for part, has in found.items() if has]
 

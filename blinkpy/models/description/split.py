@@ -44,6 +44,8 @@ def split_model(model: DecoderDescription, share: Share) -> DecoderDescription:
     """
     if share.ranks == 1:
         return model
+    if model.draft_head is not None:
+        raise ConfigError(f"{model.name} with a draft head can't be split over {share.ranks} ranks: leave out speculative_model")
     if model.vocab_size < HEAD_UNIT * share.ranks:
         raise ConfigError(f"{model.name} can't be split over {share.ranks} ranks: its vocabulary has {model.vocab_size} tokens")
     layers = tuple(_split_layer(model, number, share.ranks) for number in range(len(model.layers)))

@@ -206,6 +206,8 @@ def first_layers(model: DecoderDescription) -> list[int]:
 
 
 def _problems(model: DecoderDescription) -> Iterator[str]:
+    if model.draft_head is not None:
+        yield f"draft heads run only on the CPU; leave out speculative_model, or {INSTEAD}"
     first = model.prefix_of(0)
     attention = f"{first}{model.tensors.o.rpartition('.')[0]}"
     if model.hidden_size > MAX_HIDDEN:

@@ -27,6 +27,8 @@ FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
 UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of 8-bit attention
 COMPARED_BYTES = 16 << 20  # at a time
+VOCABULARY_MAPS = {"d2t", "t2d"}
+"""Tensors of a draft head that are no weights."""
 logger = logging.getLogger("blinkpy.engine")
 Tensor = TypeVar("Tensor")
 
@@ -47,7 +49,7 @@ def _spare(name: str, model: DecoderDescription) -> bool:
     return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
 
-def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
+def stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All tensors of the files, by the model's own names."""
     found: dict[str, StoredTensor] = {}
     for path in weight_files(Path(folder)):
@@ -94,7 +96,7 @@ def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescripti
     tensors = model.tensors
     if not (model.tied_embeddings or tensors.either_order or tensors.one_for_experts):
         return model
-    found = _stored_tensors(model, folder)
+    found = stored_tensors(model, folder)
     model = _with_shared_tensors(model, found)
     return _with_stored_order(_with_stored_head(model, folder, found), found)
 
@@ -141,6 +143,7 @@ def check_names(model: DecoderDescription, names: Iterable[str], where: str | Pa
     scales = {tensor.names[0]: next((name for name in tensor.names if name in found), "") for tensor in _needed_scales(model)}
     further = {name for _, _, tensor in cache_scales(model) for name in tensor.names}
     further |= {tensor.name for tensor in packed_tensors(model) if tensor.optional}
+    further |= VOCABULARY_MAPS if model.inputs is not None else set()
     _check_names(model, found, scales, further, where)
 
 
@@ -185,10 +188,11 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
     that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.
     """
-    found, parts, expected = _stored_tensors(model, folder), all_parts(model), expected_tensors(model)
+    found, parts, expected = stored_tensors(model, folder), all_parts(model), expected_tensors(model)
     scales = _find_scales(model, found)
     optional = {tensor.name: tensor for tensor in packed_tensors(model) if tensor.optional}
-    _check_names(model, found, scales, optional, folder)
+    further = optional if model.inputs is None else {*optional, *VOCABULARY_MAPS}
+    _check_names(model, found, scales, further, folder)
     expected |= {name: tensor.shape for name, tensor in optional.items() if name in found and tensor.role}
     kinds = {name: _stored_dtypes(part) for part in parts for name, _, _, _ in part.sources}
     kinds |= {tensor.name: tensor.dtypes for tensor in packed_tensors(model)}

@@ -94,7 +94,10 @@ class Weights:
     draft_embedding_norm: torch.Tensor | None = None  # [hidden], as the two below; around a draft layer
     draft_hidden_norm: torch.Tensor | None = None
     draft_norm: torch.Tensor | None = None
-    draft_projection: torch.Tensor | None = None  # [hidden, 2 * hidden], of the embedding, then of the hidden state
+    # [hidden, 2 * hidden], of the embedding, then of the hidden state; of a draft head: [hidden, layers * hidden of the model]
+    draft_projection: torch.Tensor | None = None
+    draft_head: "Weights | None" = None
+    head_tokens: torch.Tensor | None = None  # int32 [rows of a draft head's lm_head], the token of each
 
     @property
     def dtype(self) -> torch.dtype:

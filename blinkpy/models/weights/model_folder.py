@@ -37,10 +37,20 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def find_model(config: Config, progress: ProgressCallback, weights: bool = True, tokenizer: bool = True) -> Config:
     """The config with the model's folder instead of its name, downloaded if necessary; the API keeps the name."""
     progress(f"finding model {config.model.model}")
-    weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
+    of_engine, weights = weights, weights and config.engine.device != "null" and config.model.load_format != "dummy"
     folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
-    name = config.model.served_model_name or config.model.model
-    return config.with_options({"model": str(folder), "served_model_name": name})
+    name, head = config.model.served_model_name or config.model.model, config.model.speculative_model
+    if head and of_engine:
+        head = str(find_head(head, weights=weights))
+    return config.with_options({"model": str(folder), "served_model_name": name, "speculative_model": head})
+
+
+def find_head(head: str, *, weights: bool) -> Path:
+    """Folder of a draft head, downloaded if necessary. weights: False if they are not needed. Raises ConfigError."""
+    try:
+        return resolve_model(head, weights=weights, tokenizer=False)
+    except ConfigError as error:
+        raise ConfigError(f"speculative_model: {error}") from None
 
 
 def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True) -> Path:

@@ -48,14 +48,19 @@ def _assemble(
     make_packed: Callable[[Part], PackedMatrix],
     cache_scales: list[dict[str, float]] | None = None,
     share: Share = WHOLE,
+    embedding: torch.Tensor | None = None,
 ) -> Weights:
     """Build all weights.
 
     make, make_fp8, make_packed: build the weight of a part.
     cache_scales: scales of each layer's cache.
     share: the rank's share, if its output head is a part of the embedding.
+    embedding: that of the model, for a draft head without its own.
     """
-    outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
+    outer: dict[str, Any] = {part.field: make(part) for part in outer_parts(model)}
+    layers = list[LayerWeights]()
+    if model.inputs is not None and not model.inputs.embedding and embedding is not None:
+        outer["embedding"] = embedding
     for layer in range(len(model.layers)):
         weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
         for part in layer_parts(model, layer):
@@ -74,10 +79,12 @@ def load_weights(
     device: str = "cpu",
     progress: Callable[[float], None] = lambda share: None,
     share: Share = WHOLE,
+    embedding: torch.Tensor | None = None,
 ) -> Weights:
     """Load a checkpoint, or a rank's part of it.
 
     progress: called with the completed fraction of the bytes.
+    embedding: that of the model, for a draft head without its own.
     share: the rank's share; a bias of a matrix whose results are summed over ranks is 0 on all ranks but the first.
 
     All headers are checked before memory is allocated; then tensors are read piece by piece into their
@@ -131,7 +138,7 @@ def load_weights(
             raise ValueError("a 4-bit matrix of a model without a packing")
         return read_packed(part, packed, device)
 
-    weights = _assemble(model, make, make_fp8, make_packed, scales.of_cache, share)
+    weights = _assemble(model, make, make_fp8, make_packed, scales.of_cache, share, embedding)
     load_tensors(places, torch.device(device), progress)
     for part, matrix in quantised:
         if not bool(matrix.scales.isfinite().all()):
@@ -188,6 +195,7 @@ def dummy_weights(
     device: str = "cpu",
     spread: float = DUMMY_RANGE,
     share: Share = WHOLE,
+    embedding: torch.Tensor | None = None,
 ) -> Weights:
     """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1;
     equal for equal seeds. With a share, they have the sizes of a rank; weights that are whole on all ranks are equal there.
@@ -227,4 +235,4 @@ def dummy_weights(
             result.scales.copy_(int4_scales(scales, torch.full(scales.shape, SYMMETRIC)))
         return result
 
-    return _dequantised(_biased_once(_assemble(model, make, make_fp8, make_packed, share=share), share))
+    return _dequantised(_biased_once(_assemble(model, make, make_fp8, make_packed, share=share, embedding=embedding), share))

@@ -210,7 +210,8 @@ def _attention_parts(model: DecoderDescription, layer: int, prefix: str) -> list
     queries = attention.q_size if attention.gate is None else 2 * attention.q_size
     stored = [prefix + name for name in (names.qkv if not attention.keys_are_values else (*names.qkv[:2], names.qkv[1]))]
     own = 3 if attention.keys_of is None else 1  # queries alone
-    qkv = _matrix("qkv", stored[:own], (queries, kv_size, kv_size)[:own], hidden, attention.qkv_bias)
+    inputs = hidden if model.inputs is None else 2 * hidden  # a draft head's embedding, then its hidden state
+    qkv = _matrix("qkv", stored[:own], (queries, kv_size, kv_size)[:own], inputs, attention.qkv_bias)
     if attention.gate is not None:
         qkv = [replace(part, runs=_gates_last(model)) for part in qkv]
     if attention.rope.neighbours:
@@ -320,6 +321,11 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
         parts.append(joined("layer_projection", [(f"{names.layer_projection}.weight", width)], hidden))
         parts.append(_vector("layer_projection_norm", names.layer_projection_norm, model.layer_inputs))
     parts += _draft_parts(model) if model.drafting else []
+    if model.inputs is not None:
+        read = len(model.inputs.layers) * model.inputs.width
+        parts = parts if model.inputs.embedding else parts[1:]
+        parts.append(_vector("draft_hidden_norm", names.layer.format(layer=0) + names.draft_hidden_norm, hidden))
+        parts.append(joined("draft_projection", [(f"{names.draft_projection}.weight", hidden)], read))
     head = joined("lm_head", [(f"{names.lm_head}.weight", model.head_rows or vocab)], hidden)
     return parts if model.tied_embeddings else [*parts, head]
 
@@ -376,16 +382,19 @@ def weight_elements(model: DecoderDescription) -> int:
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
-    """Memory of all weights, in bytes. itemsize: bytes of weights that are neither FP8, packed nor wide."""
-    return sum(part.nbytes(itemsize) for part in all_parts(model))
+    """Memory of all weights, and of those of its draft head, in bytes. itemsize: bytes of weights that are neither FP8, packed
+    nor wide.
+    """
+    own = sum(part.nbytes(itemsize) for part in all_parts(model))
+    return own if model.draft_head is None else own + weight_bytes(model.draft_head, itemsize)
 
 
 def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> int:
-    """Bytes that a step of random tokens reads, with the expected number of visited experts. Embeddings, which are
-    gathered, are ignored. itemsize: bytes of weights that are neither FP8 nor packed.
+    """Bytes that a step of random tokens reads without drafts, with the expected number of visited experts. Embeddings, which
+    are gathered, are ignored. itemsize: bytes of weights that are neither FP8 nor packed.
     """
     gathered = (0 if model.tied_embeddings else model.hidden_size) + model.layer_inputs * len(model.layers)
-    read = weight_bytes(model, itemsize) - itemsize * model.vocab_size * gathered
+    read = weight_bytes(replace(model, draft_head=None), itemsize) - itemsize * model.vocab_size * gathered
     if any(model.expert_layers):
         experts = model.experts
         unused = (1 - experts.top_k / experts.number) ** rows
