@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -149,7 +150,7 @@ def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, in
             scheme = model.packing or model.quantization
             if scheme is not None:
                 facts.quantization = scheme.text
-            model = _tried(facts, lambda: _with_head(model, config.model.speculative_model)) or model
+            model = _tried(facts, partial(_with_head, model, config.model.speculative_model)) or model
             _add_model(facts, model, config, gpus)
             _tried(facts, lambda: _check_tensors(model, folder, hub_id))
         tokenizer = _tried(facts, lambda: Tokenizer(folder))
@@ -159,7 +160,7 @@ def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, in
 
 
 def _with_head(model: DecoderDescription, head: str) -> DecoderDescription:
-    """The description with a draft head, whose tensors are checked if it is in a local folder. head: "": there is none."""
+    """The description with a draft head, whose tensors are checked if it is in a local folder. head: its folder, or ""."""
     if not head:
         return model
     local = Path(head).expanduser().exists()

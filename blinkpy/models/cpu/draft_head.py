@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
@@ -25,7 +26,7 @@ class DraftHead(TorchDecoder):
         cache: PagedCache,
         max_model_len: int,
         max_tokens: int,
-        progress: object = None,
+        progress: TorchProgress | None = None,
     ):
         super().__init__(model, weights, cache, max_model_len, max_tokens, progress)
         self._tokens = tokens

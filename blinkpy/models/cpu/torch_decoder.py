@@ -94,7 +94,7 @@ class TorchDecoder:
         run_layer, last = BLOCKS[self.model.placement], self.model.own_layers - 1
         chosen = range(last + 1) if layers is None else layers
         inputs = self._layer_inputs(ids, chosen)
-        read = () if taken is None or self.model.draft_head is None else self.model.draft_head.inputs.layers
+        read = self.model.read_layers
         for index in chosen:
             if taken is not None and index in read:
                 taken[index] = x.clone()

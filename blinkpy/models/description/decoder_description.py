@@ -145,7 +145,7 @@ class DecoderDescription:
     head_rows: rows of the output head, if there are fewer than tokens: in the description of one rank
         (blinkpy.models.description.split), and of a draft head; 0: all.
     draft_head: the separate head that drafts tokens; its vocabulary may be a part of the model's.
-    inputs: of a draft head; None: this is a model.
+    inputs: inputs of a draft head; None: this is not a head.
     """
 
     name: str
@@ -203,6 +203,11 @@ class DecoderDescription:
     def draft_prefix(self) -> str:
         """The first part of the names of the tensors around the draft layer."""
         return self.tensors.draft_outer or self.prefix_of(self.own_layers)
+
+    @property
+    def read_layers(self) -> tuple[int, ...]:
+        """The layers before which the draft head reads the residual stream; empty without a head."""
+        return () if self.draft_head is None or self.draft_head.inputs is None else self.draft_head.inputs.layers
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -28,7 +28,7 @@ SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.
 UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of 8-bit attention
 COMPARED_BYTES = 16 << 20  # at a time
 VOCABULARY_MAPS = {"d2t", "t2d"}
-"""Tensors of a draft head that are no weights."""
+"""Tensors of a draft head in addition to its weights."""
 logger = logging.getLogger("blinkpy.engine")
 Tensor = TypeVar("Tensor")
 

@@ -36,7 +36,7 @@ def save_head(model: Path, folder: Path, seed: int, *, right: bool = False, embe
     """Save a head for the model in a folder. Its tokens are a random part of the vocabulary, in random order.
 
     right: its attention copies the embedding of the last token, so that many of its drafts are correct for a model with quiet
-    layers. embedding: it has its own. changes: of its config.
+    layers. embedding: it has its own. changes: keys of its config.
     """
     config, draw = HEAD | changes, torch.Generator().manual_seed(seed)
     hidden, inner, rows, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "draft_vocab_size", "vocab_size"))
