@@ -88,7 +88,6 @@ def test_drafts_change_no_token(pages: int, options: dict[str, Any], rng: np.ran
     drafted, after = outputs(tmp_path, requests, **CPU | {"num_pages": pages, "speculative_model": str(head)} | options)
     ties = check_same_outputs(tmp_path, requests, drafted, without)
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] < after["draft_tokens"]
-    assert after["draft_tokens_accepted"] > after["draft_tokens"] / 10
     assert (after["preemptions"] > 0) == (pages == 24)
     for name in ("prompt_tokens", "requests_finished", *([] if ties else ["generated_tokens"])):
         assert before[name] == after[name]
