@@ -48,7 +48,7 @@ def mismatches(folder: Path, head: Path, reference: Reference, rng: np.random.Ge
     loader.load_head(model.draft_head, head, weights, None)
     batches = PagedBatches(drawn, page_size=16, num_pages=24, slots=3, max_model_len=128, max_tokens=96, max_rows=8)
     batches.step_drafts = 4
-    step = step_module.CpuStep(model, weights, 24, 16, 128, 96, drafts=4)
+    step = step_module.CpuStep(model, weights, 24, 16, 128, 96, step_drafts=4)
     prompts = [batches.add(drawn.integers(0, model_zoo.VOCAB, length).tolist()) for length in (35, 20)]
     work: list[Any] = [[(prompts[0], 19)], [(prompts[0], 16), (prompts[1], 20)]]
     wrong = checked = 0
