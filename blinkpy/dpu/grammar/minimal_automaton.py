@@ -122,7 +122,7 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
 
 
 def _bytes_to_end(edges: _Edges, accepting: list[bool]) -> Int64:
-    """For each state: the edges of the shortest path to an accepting state, or -1 if there is none."""
+    """For each state: the edges of the shortest path to an accepting state; -1 without a path."""
     order = np.argsort(edges.target, kind="stable")
     first = np.searchsorted(edges.target[order], np.arange(len(accepting) + 1)).tolist()
     sources, far = edges.source[order].tolist(), [-1 + ends for ends in accepting]
