@@ -139,7 +139,7 @@ class Sim(NamedTuple):
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
     states: Int64  # [S] the recurrent state of each slot: the number of its last computed token
-    drafted: Int64  # [S, D] numbers of the drafts behind each state
+    drafted: Int64  # [S, D] numbers of the drafts after each state
     held: Int64  # [S] tokens that each state includes
     snapshots: Int64  # [M] snapshots of such states
     muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
