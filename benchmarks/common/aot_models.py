@@ -23,6 +23,7 @@ from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.draft_heads import describe_head
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
@@ -39,6 +40,7 @@ from blinkpy.queues.words import LOGPROB_ENTRIES
 ROOT = Path(__file__).parents[2]
 PAGE_SIZE = 16
 STATIC_SCALE = 2.0**-5
+WITH_HEADS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B")
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 W4A16 = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
@@ -51,8 +53,8 @@ STEPS = (ONE, FEW, MANY, MIXED, replace(FEW, drafted=True), replace(ONE, whole=T
 class Form(NamedTuple):
     """A model as it is served.
 
-    name: as in benchmarks/results/published_widths.json, or "float32" with or without another name; or "mtp", with the
-        draft layer.
+    name: as in benchmarks/results/published_widths.json, or "float32" with or without another name; "mtp", with the
+        draft layer; or "eagle3", with a draft head.
     """
 
     hub_id: str
@@ -78,8 +80,8 @@ class MetaStep:
         return f"{self.form.hub_id} {self.form.name}{cache} {self.shape.name}{whole}, {table}"
 
     def launch(self) -> None:
-        """Launch everything. A draft layer reads all tokens."""
-        step_of(self).launch(replace(self.shape, whole=self.shape.whole or self.form.model.drafting))
+        """Launch everything. A draft layer or head reads all tokens."""
+        step_of(self).launch(replace(self.shape, whole=self.shape.whole or self.form.model.drafts_tokens))
 
 
 @lru_cache
@@ -114,9 +116,21 @@ def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
         found.append(Form(hub_id, name, model, torch.bfloat16))
         if name == "bfloat16" and len(model.further_layers) == 1:
             found.append(Form(hub_id, "mtp", model.with_draft_layer(), torch.bfloat16))
+        if name == "bfloat16" and hub_id in WITH_HEADS:
+            found.append(Form(hub_id, "eagle3", with_head(model), torch.bfloat16))
         if name not in ("fp8_blocks", "w4a16", "nvfp4"):
             found.append(Form(hub_id, "float32" if name == "bfloat16" else f"float32 {name}", model, torch.float32))
     return found
+
+
+def with_head(model: DecoderDescription) -> DecoderDescription:
+    """The description with a head of the widths that published ones have, which reads the first layers."""
+    sizes = {"hidden_size": model.hidden_size, "intermediate_size": model.mlp_size, "vocab_size": model.vocab_size}
+    heads = {"num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads, "head_dim": model.head_dim}
+    read = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": 32000, "num_hidden_layers": 1}
+    return replace(
+        model, draft_head=describe_head({"architectures": ["LlamaForCausalLMEagle3"], **sizes, **heads, **read}, model)
+    )
 
 
 def briefly(model: DecoderDescription) -> DecoderDescription:
@@ -146,15 +160,21 @@ def steps_of(form: Form) -> Iterator[MetaStep]:
                     yield MetaStep(form, shape, gpu, fp8_cache)
 
 
-def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
-    """Weights like those of a checkpoint of the model."""
+def meta_weights(model: DecoderDescription, dtype: torch.dtype, embedding: torch.Tensor | None = None) -> Weights:
+    """Weights like those of a checkpoint of the model. embedding: that of a draft head's model."""
 
     def parts(described: list[Part]) -> dict[str, Any]:
         return {part.field: meta_weight(part, dtype) for part in described}
 
-    outer = parts(outer_parts(model))
+    outer: dict[str, Any] = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(len(model.layers))]
-    return Weights(**({"lm_head": outer["embedding"]} | outer), layers=layers)
+    if embedding is not None:
+        return Weights(**{"embedding": embedding} | outer, layers=layers)
+    weights = Weights(**({"lm_head": outer["embedding"]} | outer), layers=layers)
+    if model.draft_head is not None:
+        weights.draft_head = meta_weights(model.draft_head, dtype, weights.embedding)
+        weights.head_tokens = meta(model.draft_head.head_rows)
+    return weights
 
 
 def meta_weight(part: Part, dtype: torch.dtype) -> Matrix:
@@ -192,6 +212,7 @@ def step_of(asked: MetaStep) -> GpuStep:
     scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
     places = {"slots": SLOTS, "snapshots": SNAPSHOTS, "drafts": DRAFTS if shape.drafted else 0}
     cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, **places)
+    head = None if model.draft_head is None else PagedCache(model.draft_head, 1024, PAGE_SIZE, dtype, "meta")
     of_gpu = tables(asked.gpu)
     with patch.object(Rope, "tables", KEPT_ANGLES):
         decoder = GpuDecoder(
@@ -200,11 +221,12 @@ def step_of(asked: MetaStep) -> GpuStep:
             cache,
             batch,
             requests,
-            [replace(shape, whole=shape.whole or model.drafting)],
+            [replace(shape, whole=shape.whole or model.drafts_tokens)],
             MAX_MODEL_LEN,
             of_gpu.linear,
             asked.pdl,
             expert_table=of_gpu.experts,
             invariant=shape.whole,
+            head_cache=head,
         )
     return GpuStep(decoder, meta_grammars(model.vocab_size, model.drafting))

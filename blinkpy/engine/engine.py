@@ -146,12 +146,10 @@ class Engine:
         kind = self.config.scheduler.speculative
         if model.delta is not None and kind == EAGLE:
             raise ConfigError(f"speculative_model does not support {model.name}, which has recurrent layers")
-        if kind == MTP and not self.device.has_draft_layers:
+        if kind in (MTP, EAGLE) and not self.device.has_draft_layers:
             raise ConfigError(
                 f"speculative {kind} needs device cuda or cpu, not {self.device.name}: use speculative ngram or off"
             )
-        if kind == EAGLE and not self.device.has_draft_heads:
-            raise ConfigError(f"speculative {kind} needs device cpu, not {self.device.name}: leave out speculative_model")
         return model.with_draft_layer() if kind == MTP else model
 
     def _with_snapshots(self, config: Config, model: DecoderDescription) -> Config:

@@ -184,10 +184,12 @@ def _take_drafts(
     logits_ptr,  # float32 [B, V], rows logits_stride elements apart
     table_ptr,  # int32 [S, PAGES] page tables
     counts_ptr, slots_ptr, contexts_ptr, positions_ptr, places_ptr, tokens_ptr, ends_ptr,  # of DraftRows
+    token_of_ptr,  # int32 [V] the token of each logit
     drafted_ptr,  # int32 [B, DRAFTS]
     logits_stride, vocabulary,
     number,  # of this draft
     PAGES: tl.constexpr, PAGE: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
+    MAPPED: tl.constexpr,  # otherwise logit k is that of token k
 ):  # fmt: skip
     row = tl.program_id(0)
     if row < tl.load(counts_ptr + COUNT_ROWS):
@@ -199,6 +201,8 @@ def _take_drafts(
             at = tl.min(tl.where(x == largest, column, vocabulary), 0)
             token = tl.where(largest > best, at, token)
             best = tl.maximum(largest, best)
+        if MAPPED:
+            token = tl.load(token_of_ptr + token)
         end = tl.load(ends_ptr + row)
         tl.store(drafted_ptr + row * DRAFTS + number, tl.where(end > 0, token, -1))
         position = tl.load(positions_ptr + row) + 1
@@ -214,27 +218,81 @@ def _take_drafts(
 
 
 def take_drafts(
-    logits: torch.Tensor, page_table: torch.Tensor, own: DraftRows, drafted: torch.Tensor, *, number: int, page_size: int
+    logits: torch.Tensor,
+    page_table: torch.Tensor,
+    own: DraftRows,
+    drafted: torch.Tensor,
+    *,
+    number: int,
+    page_size: int,
+    tokens: torch.Tensor | None = None,
 ) -> None:
-    """drafted[row, number] = the most probable token of each row, the lowest id among equals; -1 for a row without a draft. Then
+    """drafted[row, number] = the most probable token of each row, the first one among equals; -1 for a row without a draft. Then
     move the rows of `own` to that draft, if the cache has space for it.
 
     logits: float32 [B, V], rows of any stride.
     page_table: int32 [S, pages of a sequence].
     drafted: int32 [at least B, drafts].
     number: number of the draft, from 0.
+    tokens: int32 [V], the token of each logit; None: logit k is that of token k.
     """
     rows, vocabulary = logits.shape
     launch.check_tensors(
         (logits, "logits", (rows, vocabulary), torch.float32, True),
         (page_table, "page_table", (None, None), torch.int32),
         (drafted, "drafted", (launch.AtLeast(rows), None), torch.int32),
+        (tokens, "tokens", (vocabulary,), torch.int32),
         *((some, name, (launch.AtLeast(rows),), torch.int32) for some, name in ((own.tokens, "tokens"), (own.ends, "ends"))),
         *own.view.declared(rows, "row_slots", "context_lengths", "positions", "cache_slots"),
     )
     view, block = own.view, min(4096, triton.next_power_of_2(vocabulary))
     _take_drafts[(rows,)](
         logits, page_table, view.counts, view.row_slots, view.context_lengths, view.positions, view.cache_slots, own.tokens,
-        own.ends, drafted, logits.stride(0), vocabulary, number, PAGES=page_table.shape[1], PAGE=page_size,
-        DRAFTS=drafted.shape[1], BLOCK=block, num_warps=4,
+        own.ends, own.tokens if tokens is None else tokens, drafted, logits.stride(0), vocabulary, number,
+        PAGES=page_table.shape[1], PAGE=page_size, DRAFTS=drafted.shape[1], BLOCK=block, MAPPED=tokens is not None, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _take_stream(
+    x_ptr,  # [T, HIDDEN], or float32 [PARTS, T, HIDDEN]
+    residual_ptr,  # [T, HIDDEN]
+    counts_ptr,
+    out_ptr,  # [T, HIDDEN], rows out_stride elements apart
+    part_stride, out_stride,
+    PARTS: tl.constexpr, RESIDUAL: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if row < tl.load(counts_ptr + COUNT_TOKENS):
+        inside, at = column < HIDDEN, row.to(tl.int64) * HIDDEN + column
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + at, mask=inside, other=0.0)
+        if RESIDUAL:
+            x += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            tl.store(residual_ptr + at, x.to(residual_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + row.to(tl.int64) * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def take_stream(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+    """out = x + residual, and residual = x + residual in place; without residual, out = x. Only the first counts[TOKENS] rows are
+    read or written. The sum of partial sums has the order of `blinkpy.kernels.norm.rms_norm`.
+
+    x: [T, hidden] in a storage dtype, or with a residual also float32 [parts, T, hidden].
+    counts: int64 [8].
+    out: [T, hidden], rows of any stride.
+    residual: [T, hidden] in out's dtype.
+    """
+    rows, hidden = out.shape
+    partials = x.dim() == 3
+    launch.check_tensors(
+        (x, "x", (None, rows, hidden), torch.float32) if partials else (x, "x", (rows, hidden), launch.STORAGE_DTYPES),
+        (out, "out", (rows, hidden), launch.STORAGE_DTYPES if partials else x.dtype, True),
+        (residual, "residual", (rows, hidden), out.dtype),
+        (counts, "counts", *launch.HEADER),
+    )
+    block = min(2048, triton.next_power_of_2(hidden))
+    _take_stream[(rows, triton.cdiv(hidden, block))](
+        x, x if residual is None else residual, counts, out, x.stride(0), out.stride(0), PARTS=len(x) if partials else 1,
+        RESIDUAL=residual is not None, HIDDEN=hidden, BLOCK=block, num_warps=2,
     )  # fmt: skip

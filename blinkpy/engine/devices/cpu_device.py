@@ -66,7 +66,7 @@ PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each 
 class CpuDevice(HostDevice):
     """See blinkpy.engine.devices.device_contract.Device."""
 
-    name, reads_weights, has_draft_layers, has_draft_heads = "cpu", True, True, True
+    name, reads_weights, has_draft_layers = "cpu", True, True
 
     def auto_rank(self) -> int:
         return 1

@@ -112,7 +112,7 @@ class CudaDevice:
     gpus: numbers of the GPUs that have a part of the model each; empty: the first --tensor-parallel-size ones.
     """
 
-    name, gpu, reads_weights, has_draft_layers, has_draft_heads = "cuda", True, True, True, False
+    name, gpu, reads_weights, has_draft_layers = "cuda", True, True, True
 
     def __init__(
         self,

@@ -134,15 +134,13 @@ class Device(Protocol):
 
     gpu: whether it uses the step sizes of a GPU.
     reads_weights: whether it needs the model's weights.
-    has_draft_layers: whether its steps can run a draft layer.
-    has_draft_heads: whether they can run an EAGLE-3 head.
+    has_draft_layers: whether its steps can run a draft layer or an EAGLE-3 head.
     """
 
     name: str
     gpu: bool
     reads_weights: bool
     has_draft_layers: bool
-    has_draft_heads: bool
 
     def auto_rank(self) -> int:
         """--device auto takes the device with the highest rank; 0: never."""
@@ -181,7 +179,7 @@ class HostDevice:
     """Base class of the devices without a GPU."""
 
     name: str
-    gpu = has_draft_layers = has_draft_heads = False
+    gpu = has_draft_layers = False
     start_errors = nullcontext
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:

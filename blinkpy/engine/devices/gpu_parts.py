@@ -49,7 +49,7 @@ def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDA
     config, limits = setup.config, setup.limits
     buckets = bucket_shapes(setup.sizes.max_num_seqs, config.scheduler.max_num_batched_tokens)
     cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
-    whole = config.engine.batch_invariant or setup.model.drafting  # a draft layer reads all tokens
+    whole = config.engine.batch_invariant or setup.model.drafts_tokens  # which reads all tokens
     return buckets, *step_shapes(buckets, whole=whole, drafts=limits.draft_tokens > 0, **cut)
 
 
@@ -76,6 +76,9 @@ def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers |
     limits, pages = setup.limits, sizes.num_pages
     places = sizes.slots, limits.snapshots, limits.draft_tokens
     cache = PagedCache(model, pages, page_size, dtype, "cuda", rings, scales, *places)
+    head_cache = None
+    if model.draft_head is not None:
+        head_cache = PagedCache(model.draft_head, sizes.num_pages, page_size, dtype, "cuda")
     state, stream = setup.make_state(buckets), torch.cuda.Stream()
 
     def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
@@ -83,7 +86,7 @@ def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers |
         length = sizes.max_model_len
         decoder = GpuDecoder(
             model, weights, cache, batch, requests, shapes, length, table, how.pdl,
-            expert_table=tables.experts, invariant=invariant, peers=peers,
+            expert_table=tables.experts, invariant=invariant, peers=peers, head_cache=head_cache,
         )  # fmt: skip
         step = GpuStep(decoder, GrammarView.of(grammars, requests), how.sample or sample_tokens)
         report(CAPTURING)

@@ -79,10 +79,10 @@ class CpuStep:
             sizes = {"slots": slots, "snapshots": snapshots, "drafts": drafts}
             self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, **sizes)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
-        self._head: DraftHead | None = None
+        self.head: DraftHead | None = None
         if model.draft_head is not None:
-            self._head = self._draft_head(model.draft_head, weights, max_model_len, max_tokens, progress)
-        drafter = self._head or (self.decoder if model.drafting else None)
+            self.head = self._draft_head(model.draft_head, weights, max_model_len, max_tokens, progress)
+        drafter = self.head or (self.decoder if model.drafting else None)
         self._chain = None if drafter is None else DraftChain(drafter, max_model_len, page_size, step_drafts)
         self._grammars, self._layers = grammars, model.own_layers
         self._stream: Any = None  # of a cut step, after its last completed layer group
@@ -123,7 +123,7 @@ class CpuStep:
             self.cache.states.load(chunks, requests.snapshot_source[chunks], before)
         wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all
         head: dict[str, Any] = {}
-        if self._head is not None:
+        if self.head is not None:
             head["taken"] = self._taken if group else {}
         hidden = self.decoder.forward(batch, requests.page_table, wanted, layers, stream, **head)
         if groups > 1:
@@ -138,7 +138,7 @@ class CpuStep:
         if len(emitting):
             self._sample(batch, requests, np.asarray(self.decoder.logits(emitting)))
         if self._chain is not None:
-            inputs = self.decoder.normed(hidden) if self._head is None else self._head.fused(head["taken"])
+            inputs = self.decoder.normed(hidden) if self.head is None else self.head.fused(head["taken"])
             self._chain.run(batch, requests, inputs)
 
     def _sample(self, batch: Batch, requests: Requests, logits: NDArray[np.float32]) -> None:

@@ -205,6 +205,11 @@ class DecoderDescription:
         return self.tensors.draft_outer or self.prefix_of(self.own_layers)
 
     @property
+    def drafts_tokens(self) -> bool:
+        """Whether a draft layer or a head drafts tokens after each step."""
+        return self.drafting or self.draft_head is not None
+
+    @property
     def read_layers(self) -> tuple[int, ...]:
         """The layers before which the draft head reads the residual stream; empty without a head."""
         return () if self.draft_head is None or self.draft_head.inputs is None else self.draft_head.inputs.layers

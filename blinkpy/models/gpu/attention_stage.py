@@ -94,7 +94,9 @@ class AttentionStage:
         block, model, pdl, tokens = decoder.model.layers[index].attention, decoder.model, decoder.pdl, shape.tokens
         sizes = sizes_of(block)
         qkv = part(decoder.buffers.qkv, tokens, block.projected_size)
-        if block.gate is not None:
+        if decoder.inputs is not None:
+            decoder._linear(decoder.inputs, layer.qkv, qkv, bias=layer.qkv_bias)
+        elif block.gate is not None:
             project_gated(decoder, layer, qkv)
         else:
             decoder._linear(decoder.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)

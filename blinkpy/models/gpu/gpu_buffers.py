@@ -62,7 +62,7 @@ class Buffers:
         self.last_hidden = zeros(rows, model.hidden_size)
         self.last_counts = zeros(8, kind=torch.int64)  # batch header for these tokens
         self.last = zeros(rows, model.hidden_size)  # normed last token of each row
-        self.logits = zeros(rows, model.vocab_size, kind=torch.float32) if logits is None else logits
+        self.logits = zeros(rows, model.head_rows or model.vocab_size, kind=torch.float32) if logits is None else logits
 
 
 def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:

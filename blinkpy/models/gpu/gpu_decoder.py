@@ -47,6 +47,7 @@ from blinkpy.models.gpu.draft_stage import DraftStage
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.gpu_delta import launch_copies, launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
+from blinkpy.models.gpu.head_stage import HeadStage
 from blinkpy.models.gpu.latent_stage import LatentStage
 from blinkpy.models.gpu.parallel_experts import launch_parallel
 from blinkpy.models.gpu.rank_addends import add_over_ranks, words_of, write_addend
@@ -65,6 +66,7 @@ class GpuDecoder:
     pdl: chain kernels by programmatic dependent launch.
     invariant: a token depends only on previous tokens, bit for bit; requires whole shapes.
     peers: the other ranks, if model and weights are one rank's part; None: the only rank.
+    head_cache: the cache of the model's draft head.
     """
 
     def __init__(
@@ -82,9 +84,10 @@ class GpuDecoder:
         expert_table: ExpertTable | None = None,
         invariant: bool = False,
         peers: Peers | None = None,
+        head_cache: PagedCache | None = None,
     ):
-        if (invariant or model.drafting) and any(shape.last_tokens_only for shape in shapes):
-            raise ValueError("a batch-invariant decoder, or one with a draft layer, needs complete shapes")
+        if (invariant or model.drafts_tokens) and any(shape.last_tokens_only for shape in shapes):
+            raise ValueError("a batch-invariant decoder, or one that drafts tokens, needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model = model
         self.weights = weights
@@ -123,6 +126,14 @@ class GpuDecoder:
         if model.drafting:
             last = model.layers[-1].mlp
             self.drafts = DraftStage(model, tokens, rows, dtype, device, BLOCKS[type(last)])
+        self.head = None
+        if model.draft_head is not None and weights.draft_head is not None and head_cache is not None:
+            own = GpuDecoder(
+                model.draft_head, weights.draft_head, head_cache, batch, requests, shapes, max_model_len, table, False,
+                invariant=invariant,
+            )  # fmt: skip
+            self.head = HeadStage(own, weights.head_tokens, rows, cut_tokens, BLOCKS[Mlp])
+        self.inputs: torch.Tensor | None = None  # of a draft head's attention, instead of the norm of the residual stream
         self.experts = None
         if any(model.expert_layers):
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
@@ -167,6 +178,8 @@ class GpuDecoder:
             self._ends_group = block == blocks[-1] and group + 1 < shape.groups
             last, mlp = index == final, self.model.layers[index].mlp
             if not is_mlp:
+                if self.head is not None:
+                    self.head.take(self, shape, index)
                 with noted(lambda index=index: f"attention of layer {index}"):  # type: ignore[misc]
                     self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
             if is_mlp or last:
@@ -176,6 +189,8 @@ class GpuDecoder:
                         add_inputs(self, shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
         if group + 1 == shape.groups:
             launch_copies(self, shape, save=True)
+            if self.head is not None:
+                self.head.take(self, shape, final + 1)
         if self._ends_group and self.stream.partials is not None:
             raise RuntimeError("a layer group must not leave partial sums for the next group")
 

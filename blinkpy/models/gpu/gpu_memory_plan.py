@@ -86,15 +86,21 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
     delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
-    streams = (5 if model.experts.parallel else 3) + (4 if model.drafting else 0)
+    streams = (5 if model.experts.parallel else 3) + (4 if model.drafting or model.inputs else 0)
     width = streams * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
-    width += (len(model.layers) + 1) * model.layer_inputs
+    width += (len(model.layers) + 1) * model.layer_inputs + _read_width(model)
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
-    last = (3 if model.drafting else 2) * rows * model.hidden_size  # of each row: residual stream and its norm
+    of_row = 4 if model.inputs else 3 if model.drafting else 2  # residual streams and their norms
+    last = of_row * rows * model.hidden_size
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
     rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
     return (tokens * width + last) * itemsize + quantised + logits + min(decode, 1 << 30) + rope + (64 << 20)
+
+
+def _read_width(head: DecoderDescription) -> int:
+    """Elements of a token that a draft head reads of the model's residual stream; 0 for a model."""
+    return 0 if head.inputs is None else len(head.inputs.layers) * head.inputs.width
 
 
 def _attention_width(model: DecoderDescription) -> int:
@@ -146,9 +152,11 @@ def plan_memory(
     pages = config.cache.num_pages or min(total // page_bytes, 2 * slots * table_width)
     rows = min(scheduler.max_num_seqs, slots)
     cut_tokens = scheduler.max_num_batched_tokens if scheduler.step_groups > 1 else 0
+    head, read = model.draft_head, 0 if model.draft_head is None else _read_width(model.draft_head)
     parts = {
         "weights": weight_bytes(model, itemsize),
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
+        "draft head": 0 if head is None else activation_bytes(head, scheduler.max_num_batched_tokens, rows, length, itemsize),
         "scheduler state": (
             state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model) + draft_bytes(config, length)
         )
@@ -157,7 +165,7 @@ def plan_memory(
         "recurrent states": pool_bytes(config, model, itemsize),
         "state snapshots": snapshot_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
-        "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs) * itemsize + 16),
+        "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs + read) * itemsize + 16),
         "sums over GPUs": peer_bytes(model, scheduler.max_num_batched_tokens, rows, ranks, itemsize) if ranks > 1 else 0,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
@@ -207,7 +215,7 @@ def first_layers(model: DecoderDescription) -> list[int]:
 
 def _problems(model: DecoderDescription) -> Iterator[str]:
     if model.draft_head is not None:
-        yield f"draft heads run only on the CPU; leave out speculative_model, or {INSTEAD}"
+        yield from _problems(model.draft_head)
     first = model.prefix_of(0)
     attention = f"{first}{model.tensors.o.rpartition('.')[0]}"
     if model.hidden_size > MAX_HIDDEN:

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,8 @@ class GpuStep:
         write_logprobs(call)
         if decoder.drafts is not None:
             decoder.drafts.launch(decoder, shape)
+        if decoder.head is not None:
+            decoder.head.launch(decoder, shape)
 
     def capture(self, stream: torch.cuda.Stream, progress: Callable[[float], None] = lambda share: None) -> list[StepGraph]:
         """Compile and load every kernel, then capture one graph per shape, or per layer group of a cut shape. The
@@ -245,7 +248,7 @@ def measure_cache(
     """The largest key and value of each head, float32 [layers, 2, kv_heads]. Frees its memory before it
     returns.
     """
-    tokens, device = calibration_tokens(model), weights.device
+    tokens, device, model = calibration_tokens(model), weights.device, replace(model, draft_head=None)
     shape = StepShape(tokens, 1, mixed=True, whole=invariant or model.drafting)
     cache = PagedCache(model, -(-tokens // page_size), page_size, weights.dtype, device)
     batch: Any = map_arrays(lambda array: torch.from_numpy(array).to(device), calibration_batch(model))

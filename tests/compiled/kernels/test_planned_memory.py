@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.common.aot_cases import MAX_MODEL_LEN
-from benchmarks.common.aot_models import STEPS, Form, MetaStep, forms_of, published, step_of
+from benchmarks.common.aot_models import STEPS, WITH_HEADS, Form, MetaStep, forms_of, published, step_of
 from blinkpy.config import Config
 from blinkpy.kernels.all_reduce import connect_peers
 from blinkpy.models.description.split import Share
@@ -82,6 +82,15 @@ def test_a_draft_layer_adds_what_the_plan_adds() -> None:
             most = planned(forms["mtp"]) - planned(forms["bfloat16"])
             assert 0 < more <= most + MARGIN <= 2 * more, model.hub_id
     assert len(classes) > 1
+
+
+def test_a_draft_head_adds_what_the_plan_adds() -> None:
+    for model in published():
+        if model.hub_id in WITH_HEADS:
+            forms = {form.name: form for form in served(model)}
+            more, head = allocated(forms["eagle3"]) - allocated(forms["bfloat16"]), forms["eagle3"].model.draft_head
+            most = activation_bytes(head, SHAPE.tokens, SHAPE.rows, MAX_MODEL_LEN, torch.bfloat16.itemsize)
+            assert most / 3 < more <= most, model.hub_id
 
 
 def test_chosen_slots_fit_like_slots_that_were_asked_for(rng: np.random.Generator) -> None:

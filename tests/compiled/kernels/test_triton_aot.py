@@ -35,7 +35,7 @@ OTHERS = (
     "embed rms_norm rope_and_cache last_tokens swiglu softcap router gate_shared quantise_rows swiglu_rows write_logprobs "
     "place_pages keep_spilled latent_decode latent_prefill head_products rotate_and_cache "
     "convolve recur hold copy_states gate_output mix_inputs gate_inputs all_reduce gather_logits "
-    "following_tokens choose_rows keep_rows take_drafts"
+    "following_tokens choose_rows keep_rows take_drafts take_stream"
 )
 
 
@@ -133,6 +133,7 @@ def test_a_form_that_is_refused_is_refused_in_words() -> None:
         "float32",
         "float32 fp8",
         "mtp",
+        "eagle3",
     }
 
 

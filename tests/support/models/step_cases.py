@@ -30,6 +30,7 @@ from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache, RingSizes, scales_for
 from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
+from blinkpy.models.weights.head_loader import load_head, with_draft_head
 from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
@@ -58,22 +59,24 @@ class OnDevice:
         self.batches = PagedBatches(
             rng, page_size=PAGE, num_pages=self.pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
         )
-        self.batches.step_drafts = STEP_DRAFTS if model.drafting else 1
+        self.batches.step_drafts = STEP_DRAFTS if model.drafts_tokens else 1
         empty, requests = self.batches.batch([]), self.batches.requests
         self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), empty)
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
-        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant or model.drafting, drafts=drafts)
+        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant or model.drafts_tokens, drafts=drafts)
         sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
         table, pdl = table or LinearTable(), device != "cpu"
         self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
         self.scales = None if self.largest is None else scales_for(self.largest)
         places = slots, snapshots, DRAFTS_AT_MOST if drafts else 0
         self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales, *places)
+        head = None if model.draft_head is None else PagedCache(model.draft_head, self.pages, PAGE, weights.dtype, device)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
             expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant, peers=peers,
+            head_cache=head,
         )  # fmt: skip
         self.step = GpuStep(decoder, no_grammars(slots, device))
 
@@ -144,6 +147,7 @@ def step_case(
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
     drafts: bool = False, draft_layer: bool = False, prompts: tuple[int, ...] = (1, 40, 17, 23, 5),
+    head: Callable[[Path], Path] | None = None,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
@@ -152,16 +156,18 @@ def step_case(
     drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
     Without a draft layer, half of the drafts count as correct all the same.
     draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
-    one more begins in each step but the second.
+    one more begins in each step but the second. head: writes a draft head next to the model, and returns its folder.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts, draft_layer)
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts, draft_layer, head)
     model, batches = on.step.decoder.model, on.batches
-    weights = load_weights(model, folder, dtype)
+    weights, returns = load_weights(model, folder, dtype), draft_layer or head is not None
     if quantise is not None:
         weights = quantise(weights)
+    if model.draft_head is not None:
+        load_head(model.draft_head, folder / "head", weights, None)
     slots = len(batches.requests.page_table)
-    of_drafts = {"drafts": DRAFTS_AT_MOST * drafts, "step_drafts": STEP_DRAFTS * draft_layer}
+    of_drafts = {"drafts": DRAFTS_AT_MOST * drafts, "step_drafts": STEP_DRAFTS * returns}
     cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots, **of_drafts)
     returned, of_states = 0, cpu.cache.states
     states = [tensor for one in of_states.layers if one is not None for tensor in (one.matrices, one.inputs, one.drafted)]
@@ -224,6 +230,8 @@ def step_case(
     if exact or not any(model.expert_layers):
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
+        if cpu.head is not None:
+            _compare_caches(cpu.head.attention.cache, on.step.decoder.head.own.cache, running, limit)
         taken = [sequence.slot for sequence in running]
         for ours, theirs in zip(on.cache.states.layers, of_states.layers, strict=True):
             if ours is not None and theirs is not None:  # the inputs of drafts are those of earlier steps, too
@@ -232,7 +240,7 @@ def step_case(
         if of_states.drafts and of_states.pool is not None:
             assert on.cache.states.held.tolist() == of_states.held.tolist()
     assert drafted > 0 or not drafts, "no step had drafts"
-    assert returned > 0 or not draft_layer or not exact, "no step returned drafts"
+    assert returned > 0 or not returns or not exact, "no step returned drafts"
     return worst
 
 
@@ -378,6 +386,7 @@ def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
     fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: bool = False, draft_layer: bool = False,
+    head: Callable[[Path], Path] | None = None,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     if save is None:
@@ -386,7 +395,11 @@ def on_device(
         save(folder)
     described = describe_model(folder)
     model = as_stored(described.with_draft_layer() if draft_layer else described, folder)
+    if head is not None:
+        model = with_draft_head(model, head(folder), weights=True)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
+    if model.draft_head is not None:
+        load_head(model.draft_head, folder / "head", weights, None)
     weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2
     options: dict[str, Any] = {"table": table, "invariant": invariant, "fp8_cache": fp8_cache, "drafts": drafts}
     return OnDevice(rng, model, weights, slots=slots, limits=limits, **options)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 from support.models.draft_heads import save_drafting_model
+from support.models.eagle_heads import save_head
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
 from support.models.redrawn_cases import redrawn_at_ties
 from support.part_of_cases import part_of
@@ -134,6 +135,22 @@ def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name
     them at the same time, over the ends of pages."""
     how: dict[str, Any] = {"steps": 4, "draft_layer": True, **options}
     how["save"] = lambda folder: save_drafting_model(name, folder, int(rng.integers(2**31)))
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how) < 1e-4
+
+
+DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3})],
+    ids=["plain", "drafts", "invariant"],
+)
+def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    """Its drafts and keys are those of the CPU."""
+    seed, layers = int(rng.integers(2**31)), {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    how: dict[str, Any] = {"steps": 4, "table": step_cases.SPLIT_TABLE, **options}
+    how["head"] = lambda folder: save_head(folder, folder / "head", seed, num_key_value_heads=2, **layers)
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how) < 1e-4
 
 

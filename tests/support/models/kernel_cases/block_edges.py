@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
 from support.models.kernel_cases.delta_cases import hold_case
-from support.models.kernel_cases.draft_cases import following_case, keep_case, take_case
+from support.models.kernel_cases.draft_cases import following_case, keep_case, stream_case, take_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case, shared_gate_case
 from support.models.kernel_cases.kernel_inputs import draw, header, ints
 from support.models.kernel_cases.latent_cases import LatentSizes, latent_case, products_case, rotate_case
@@ -191,6 +191,10 @@ def sampled(rng: Rng, dtype: torch.dtype, vocabulary: int) -> None:
     sampling_case(rng, CPU, rows=2, bucket=3, vocabulary=vocabulary, spread=2.0, workspace=workspace)
 
 
+def drafts_taken(rng: Rng, dtype: torch.dtype, vocabulary: int) -> None:
+    take_case(rng, CPU, vocabulary, mapped=bool(rng.integers(2)))
+
+
 def _sized(case: Callable[..., None], axis: str, **sizes: int) -> Run:
     """A case with an argument for the size."""
     return lambda rng, dtype, size: case(rng, CPU, dtype, **{**sizes, axis: size})
@@ -260,7 +264,8 @@ BLOCKS = (
     Block("_following_tokens", "BLOCK", "tokens", lambda rng, dtype, n: following_case(rng, CPU, n)),
     Block("_hold", "BLOCK", "rows", lambda rng, dtype, n: hold_case(rng, CPU, n)),
     Block("_keep_rows", "BLOCK", "hidden", _sized(keep_case, "hidden"), start=2048),
-    Block("_take_drafts", "BLOCK", "vocabulary", lambda rng, dtype, n: take_case(rng, CPU, n), start=4096, most=9000),
+    Block("_take_drafts", "BLOCK", "vocabulary", drafts_taken, start=4096, most=9000),
+    Block("_take_stream", "BLOCK", "hidden", _sized(stream_case, "hidden"), start=2048),
 )
 """Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
-from support.models.kernel_cases.kernel_inputs import draw, header, ints, poison, untouched
+from support.models.kernel_cases.kernel_inputs import close, draw, header, ints, poison, untouched
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.device.tables import map_arrays
-from blinkpy.kernels.draft_tokens import DraftRows, choose_rows, following_tokens, keep_rows, take_drafts
+from blinkpy.kernels.draft_tokens import DraftRows, choose_rows, following_tokens, keep_rows, take_drafts, take_stream
 from blinkpy.kernels.sampling.sampler import RequestView
 from blinkpy.kv.state import ROWS, TOKENS
 from blinkpy.models.cpu import draft_chain
@@ -79,8 +79,27 @@ def keep_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden:
     untouched(out[rows:], "rows")
 
 
-def take_case(rng: np.random.Generator, device: str, vocabulary: int) -> None:
-    """The first of equal logits. Rows continue, have no place for further keys, or get no draft."""
+def stream_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
+    """A residual stream alone, with an addend, and with two partial sums; into columns of a wider matrix."""
+    for parts in (0, 1, 2):
+        tokens, bucket, out = 3, 5, poison(5, 3 * hidden, dtype=dtype, device=device)
+        stream = draw(rng, bucket, hidden, dtype=dtype, device=device)
+        addend = draw(rng, *[2][: parts - 1], bucket, hidden, dtype=torch.float32 if parts == 2 else dtype, device=device)
+        expected = stream.double() + ((addend.double().sum(0) if parts == 2 else addend.double()) if parts else 0)
+        before, columns = stream.clone(), out[:, hidden : 2 * hidden]
+        counts = header(tokens, tokens, tokens, device)
+        take_stream(addend if parts else stream, counts, columns, stream if parts else None)
+        for found in (columns, stream):
+            close(found[:tokens], expected[:tokens], dtype, "sums")
+        assert torch.equal(stream[tokens:], before[tokens:])
+        for rest in (out[tokens:], out[:, :hidden].contiguous(), out[:, 2 * hidden :].contiguous()):
+            untouched(rest, "other elements")
+
+
+def take_case(rng: np.random.Generator, device: str, vocabulary: int, *, mapped: bool = False) -> None:
+    """The first of equal logits. Rows continue, have no place for further keys, or get no draft. mapped: the logits are those
+    of other tokens.
+    """
     rows, drafts = 5, 2
     logits = draw(rng, rows + 1, vocabulary, dtype=torch.float32, device=device)
     best = rng.integers(0, vocabulary, (rows, 2)).min(1)
@@ -93,7 +112,9 @@ def take_case(rng: np.random.Generator, device: str, vocabulary: int) -> None:
     for target, values in ((own.view.positions, positions), (own.view.row_slots, slots), (own.ends, ends)):
         target[:rows] = ints(values, device)
     drafted = torch.full((rows + 1, drafts), 77, dtype=torch.int32, device=device)
-    take_drafts(logits, table, own, drafted, number=1, page_size=PAGE)
+    tokens = ints(rng.integers(0, 1 << 24, vocabulary).tolist(), device) if mapped else None
+    take_drafts(logits, table, own, drafted, number=1, page_size=PAGE, tokens=tokens)
+    best = best if tokens is None else tokens.cpu().numpy()[best]
     assert drafted[:, 0].tolist() == [77] * (rows + 1)
     assert drafted[:, 1].tolist() == [*(int(b) if end else -1 for b, end in zip(best, ends, strict=True)), 77]
     goes_on = [position + 1 < end for position, end in zip(positions, ends, strict=True)]
