@@ -12,6 +12,7 @@ import torch
 
 from blinkpy.models.cpu import cpu_step, numpy_decoder, torch_decoder
 from blinkpy.models.cpu.cpu_sampler import sample_rows
+from blinkpy.models.cpu.draft_head import DraftHead
 from blinkpy.models.description.blocks import RouterKind
 
 P = ParamSpec("P")
@@ -48,18 +49,23 @@ def noted_ties() -> Iterator[list[str]]:
                 break
         return found
 
-    draft = torch_decoder.TorchDecoder.draft
+    def noting_drafts(kind: type[torch_decoder.TorchDecoder]) -> Callable[..., Any]:
+        draft = kind.draft
 
-    def drafted(decoder: torch_decoder.TorchDecoder, *arguments: Any) -> Any:
-        found = draft(decoder, *arguments)
-        best = decoder.progress.linear(found[1], decoder.weights.lm_head).float().topk(2).values
-        if bool((best[:, 0] - best[:, 1] < LOGIT_SLACK).any()):
-            ties.append("drafts")
-        return found
+        def drafted(decoder: torch_decoder.TorchDecoder, *arguments: Any) -> Any:
+            found = draft(decoder, *arguments)
+            results = decoder.normed(found[1]) if kind is DraftHead else found[1]
+            best = decoder.progress.linear(results, decoder.weights.lm_head).float().topk(2).values
+            if bool((best[:, 0] - best[:, 1] < LOGIT_SLACK).any()):
+                ties.append("drafts")
+            return found
+
+        return drafted
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_step, "sample_rows", sampled)
-        patch.setattr(torch_decoder.TorchDecoder, "draft", drafted)
+        for decoder in (torch_decoder.TorchDecoder, DraftHead):
+            patch.setattr(decoder, "draft", noting_drafts(decoder))
         for blocks in (torch_decoder.BLOCKS, numpy_decoder.BLOCKS):
             for kind in RouterKind:
                 if kind in blocks:

@@ -146,6 +146,7 @@ DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "ste
     [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3})],
     ids=["plain", "drafts", "invariant"],
 )
+@redrawn_at_ties
 def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Its drafts and keys are those of the CPU."""
     seed, layers = int(rng.integers(2**31)), {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
