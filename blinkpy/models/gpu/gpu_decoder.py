@@ -87,7 +87,7 @@ class GpuDecoder:
         head_cache: PagedCache | None = None,
     ):
         if (invariant or model.drafts_tokens) and any(shape.last_tokens_only for shape in shapes):
-            raise ValueError("a batch-invariant decoder, or one that drafts tokens, needs complete shapes")
+            raise ValueError("a batch-invariant decoder, or a decoder with drafts of its own, needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model = model
         self.weights = weights
@@ -127,12 +127,13 @@ class GpuDecoder:
             last = model.layers[-1].mlp
             self.drafts = DraftStage(model, tokens, rows, dtype, device, BLOCKS[type(last)])
         self.head = None
-        if model.draft_head is not None and weights.draft_head is not None and head_cache is not None:
+        tokens_of_head = weights.head_tokens
+        if model.draft_head and weights.draft_head and head_cache and tokens_of_head is not None:
             own = GpuDecoder(
                 model.draft_head, weights.draft_head, head_cache, batch, requests, shapes, max_model_len, table, False,
                 invariant=invariant,
             )  # fmt: skip
-            self.head = HeadStage(own, weights.head_tokens, rows, cut_tokens, BLOCKS[Mlp])
+            self.head = HeadStage(own, tokens_of_head, rows, cut_tokens, BLOCKS[Mlp])
         self.inputs: torch.Tensor | None = None  # of a draft head's attention, instead of the norm of the residual stream
         self.experts = None
         if any(model.expert_layers):

@@ -89,6 +89,7 @@ def test_a_draft_head_adds_what_the_plan_adds() -> None:
         if model.hub_id in WITH_HEADS:
             forms = {form.name: form for form in served(model)}
             more, head = allocated(forms["eagle3"]) - allocated(forms["bfloat16"]), forms["eagle3"].model.draft_head
+            assert head is not None
             most = activation_bytes(head, SHAPE.tokens, SHAPE.rows, MAX_MODEL_LEN, torch.bfloat16.itemsize)
             assert most / 3 < more <= most, model.hub_id
 

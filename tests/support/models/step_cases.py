@@ -230,7 +230,7 @@ def step_case(
     if exact or not any(model.expert_layers):
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
-        if cpu.head is not None:
+        if cpu.head is not None and on.step.decoder.head is not None:
             _compare_caches(cpu.head.attention.cache, on.step.decoder.head.own.cache, running, limit)
         taken = [sequence.slot for sequence in running]
         for ours, theirs in zip(on.cache.states.layers, of_states.layers, strict=True):
