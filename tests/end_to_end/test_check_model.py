@@ -224,7 +224,7 @@ def test_a_draft_head_counts(model: Path, tmp_path: Path, capsys: pytest.Capture
     keys = 2 * HEAD["num_key_value_heads"] * HEAD["head_dim"]
     item = facts["weight_bytes"]["draft head"] // facts["parameters"]["draft head"]
     assert facts["cache_bytes_per_token"] == alone["cache_bytes_per_token"] + keys * item
-    assert all(one["cached"] < other["cached"] for one, other in zip(facts["gpus"], alone["gpus"], strict=True))
+    assert not any(one["problem"] for one in facts["gpus"])
     _, facts = look(capsys, str(model), "--speculative-model", str(head), "--tensor-parallel-size", "2")
     assert all("with a draft head can't be split over 2 ranks" in one["problem"] for one in facts["gpus"])
     (head / "config.json").unlink()

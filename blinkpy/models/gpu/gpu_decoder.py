@@ -87,7 +87,7 @@ class GpuDecoder:
         head_cache: PagedCache | None = None,
     ):
         if (invariant or model.drafts_tokens) and any(shape.last_tokens_only for shape in shapes):
-            raise ValueError("a batch-invariant decoder, or a decoder with drafts of its own, needs complete shapes")
+            raise ValueError("a batch-invariant decoder, or a decoder with a drafter, needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model = model
         self.weights = weights
