@@ -210,7 +210,7 @@ def step_of(asked: MetaStep) -> GpuStep:
     snapshots = {name: meta(SLOTS) for name in ("snapshot_source", "snapshot_target")}
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **snapshots, **meta_requests()._asdict())
     scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
-    places = {"slots": SLOTS, "snapshots": SNAPSHOTS, "drafts": DRAFTS if shape.drafted else 0}
+    places: dict[str, Any] = {"slots": SLOTS, "snapshots": SNAPSHOTS, "drafts": DRAFTS if shape.drafted else 0}
     cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales, **places)
     head = None if model.draft_head is None else PagedCache(model.draft_head, 1024, PAGE_SIZE, dtype, "meta")
     of_gpu = tables(asked.gpu)

@@ -95,7 +95,7 @@ def compile_delta(key_dim: int, value_dim: int) -> Any:
                         for k in range(DK):
                             clear(matrices[slot, h, k])
                 else:
-                    repeated = min(max(before - held[slot], 0), a.drafts)
+                    repeated = min(max(before - np.int64(held[slot]), np.int64(0)), a.drafts)
                 for j in range(repeated):  # drafts of the previous step that were correct
                     for h in range(g * shared, (g + 1) * shared):
                         d = drafted[slot, j, h]

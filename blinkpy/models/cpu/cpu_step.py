@@ -76,7 +76,7 @@ class CpuStep:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            sizes = {"slots": slots, "snapshots": snapshots, "drafts": drafts}
+            sizes: dict[str, Any] = {"slots": slots, "snapshots": snapshots, "drafts": drafts}
             self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales, **sizes)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self.head: DraftHead | None = None
