@@ -21,6 +21,7 @@ from blinkpy.models.weights.head_loader import load_head, with_draft_head
 from blinkpy.models.weights.weight_loader import load_weights
 from blinkpy.models.weights.weight_parts import all_parts, decode_weight_bytes, weight_bytes
 
+TRIES = 8
 HEAD, LOADER, CHAIN, READER = "draft_head", "head_loader", "draft_chain", "draft_heads"
 BUGS = (
     Bug("the map to tokens is subtracted", LOADER, "np.arange(rows) + _read", "np.arange(rows) - _read"),
@@ -84,10 +85,10 @@ def test_drafts_are_those_of_a_plain_computation(saved: tuple[Path, Path, Refere
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
 def test_a_planted_bug_is_noticed(bug: Bug, saved: tuple[Path, Path, Reference], rng: np.random.Generator) -> None:
-    """By wrong drafts, or by a token outside of the vocabulary."""
+    """By wrong drafts, or by a token outside of the vocabulary. A wrong position may change no draft of a few steps."""
     with planted(bug):
         try:
-            wrong = mismatches(*saved, rng) > 0
+            wrong = any(mismatches(*saved, rng) > 0 for _ in range(TRIES))
         except ValueError as error:
             wrong = "maps row" in str(error)
     assert wrong
