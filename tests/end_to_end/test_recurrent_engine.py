@@ -15,6 +15,7 @@ from support.engine_serving import collect, config_for, generate, serving
 from support.engine_suspension import CUT, Prompts, suspension_case
 from support.models.expected_logits import expected_logits, experts_of_a_token, greedy_tokens
 from support.models.model_zoo import VOCAB, save_model
+from support.models.redrawn_cases import TooManyTiesError, redrawn_at_ties
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
@@ -39,6 +40,7 @@ CPU = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "max_nu
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5-nested"])
+@redrawn_at_ties
 def test_tokens_preemptions_and_replay(
     name: str, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -49,6 +51,7 @@ def test_tokens_preemptions_and_replay(
     stem = rng.integers(0, VOCAB, 100).tolist()
     prompts = [stem[:100], *(stem[:20] + rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(10, 40, 11))]
     greedy, tokens = RequestParameters(max_tokens=60, temperature=0.0), list[list[int]]()
+    caplog.clear()
     caplog.set_level(logging.INFO, "blinkpy.engine")
     engine = make_engine(Config().with_options(SNAPSHOTS | {"model": str(tmp_path), "name": f"test-{secrets.token_hex(6)}"}))
     with serving(engine) as client:
@@ -60,7 +63,8 @@ def test_tokens_preemptions_and_replay(
         capture = RecordingReader(engine.config.engine.name).capture()
     assert sum("prefix caching has 5 snapshots of recurrent states" in message for message in caplog.messages) == 1
     judged = sum(greedy_tokens(model, prompt, found) for prompt, found in zip(prompts, tokens, strict=True))
-    assert judged > 0.5 * sum(map(len, tokens)), "too many experts were nearly equal"
+    if judged <= 0.5 * sum(map(len, tokens)):
+        raise TooManyTiesError(f"of the tokens, {judged} do not depend on experts that were nearly equal")
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
 
@@ -76,6 +80,7 @@ def test_suspensions_and_cancels_change_no_token(rng: np.random.Generator, tmp_p
         wait_for(lambda: words[GAUGE["pages_held"]] == 0)
 
 
+@redrawn_at_ties
 def test_log_probabilities_from_snapshots(rng: np.random.Generator, tmp_path: Path) -> None:
     """Prompts that part at random places, and that continue others, behind prefix hits, in chunks and after preemptions."""
     model = save_model("qwen3-next", tmp_path, int(rng.integers(2**31)))
@@ -101,7 +106,8 @@ def test_log_probabilities_from_snapshots(rng: np.random.Generator, tmp_path: Pa
         compared += alike
         values = np.array(list(request.records))[:alike, 0, 1]
         np.testing.assert_allclose(values, wanted[:alike, 0], atol=ROUNDING)
-    assert compared > 0.5 * sum(len(found) for *_, found in seen), "too many experts were nearly equal"
+    if compared <= 0.5 * sum(len(found) for *_, found in seen):
+        raise TooManyTiesError(f"of the tokens, {compared} do not depend on experts that were nearly equal")
 
 
 def test_hit_rate_of_a_shared_prefix_workload(rng: np.random.Generator, tmp_path: Path) -> None:

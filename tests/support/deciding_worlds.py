@@ -91,16 +91,18 @@ NEVER: tuple[tuple[str, str], ...] = (
 """(a side as the tool prints it, the reason)"""
 
 WORLDS: tuple[tuple[int, str], ...] = (
+    (1, "hostile"),
+    (4, "hostile"),
+    (5, "hostile"),
+    (8, "even"),
+    (11, "uneven"),
+    (20, "hostile"),
     (22, "uneven"),
+    (26, "hostile"),
     (29, "hostile"),
+    (34, "hostile"),
+    (48, "even"),
     (52, "even"),
-    (62, "uneven"),
-    (108, "uneven"),
-    (126, "hostile"),
-    (144, "uneven"),
-    (147, "hostile"),
-    (164, "hostile"),
-    (243, "hostile"),
-    (256, "hostile"),
-    (325, "hostile"),
+    (79, "even"),
+    (92, "hostile"),
 )

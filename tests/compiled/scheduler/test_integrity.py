@@ -440,7 +440,8 @@ def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.Monk
 def test_a_single_token_that_waits_beside_room_is_found(left: int) -> None:
     """Of a best-effort prompt, in a step that is not full and leaves best effort its share."""
     simulation = Simulation(1, 100)
-    limits = simulation.world.limits._replace(tokens=16, best_effort_step_tokens=16, mixed_tokens=16, burst_step_tokens=16)
+    changes = {"tokens": 16, "best_effort_step_tokens": 16, "mixed_tokens": 16, "burst_step_tokens": 16, "snapshots": 0}
+    limits = simulation.world.limits._replace(**changes)
     state = simulation.world.state
     slot, requests = 0, state.requests
     requests.length[slot], requests.computed[slot], requests.stalled[slot] = 9 + left, 0, 0

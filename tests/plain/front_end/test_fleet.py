@@ -182,7 +182,7 @@ def test_each_engine_of_a_group_has_its_own_gpu_name_and_word_of_its_starts(
 WITHOUT_EFFECT = (  # on an engine's results; a new option is missing here until it is known
     *("model", "served_model_name", "max_model_len", "chat_template", "tool_call_parser", "reasoning_parser"),
     *("page_size", "num_pages", "gpu_memory_utilization", "cpu_cache_mib", "enable_prefix_caching"),
-    *("state_snapshots", "snapshot_tokens"),
+    *("state_snapshots", "snapshot_tokens", "speculative_model"),
 )
 
 
