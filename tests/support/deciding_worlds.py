@@ -92,17 +92,17 @@ NEVER: tuple[tuple[str, str], ...] = (
 
 WORLDS: tuple[tuple[int, str], ...] = (
     (1, "hostile"),
-    (4, "hostile"),
-    (5, "hostile"),
     (8, "even"),
-    (11, "uneven"),
-    (20, "hostile"),
     (22, "uneven"),
     (26, "hostile"),
     (29, "hostile"),
     (34, "hostile"),
     (48, "even"),
     (52, "even"),
-    (79, "even"),
+    (62, "uneven"),
     (92, "hostile"),
+    (147, "hostile"),
+    (164, "hostile"),
+    (243, "hostile"),
+    (325, "hostile"),
 )
