@@ -101,16 +101,16 @@ def test_drafts_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *part_of(RECURRENT_FAMILIES)])
-@pytest.mark.parametrize("pages", [128, 24])
+@pytest.mark.parametrize("pages", [128, 16])
 def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """With 24 pages, requests are preempted. Half of the prompts begin with the same pages."""
+    """With 16 pages, requests are preempted. Half of the prompts begin with the same pages."""
     save_drafting_model(family, tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)
     without, before = outputs(tmp_path, requests, **CPU | {"num_pages": pages})
     drafted, after = outputs(tmp_path, requests, **CPU | MTP | {"num_pages": pages})
     ties = check_same_outputs(tmp_path, requests, drafted, without)
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] < after["draft_tokens"]
-    assert (after["preemptions"] > 0) == (pages == 24)
+    assert (after["preemptions"] > 0) == (pages == 16)
     for name in ("prompt_tokens", "requests_finished", *([] if ties else ["generated_tokens"])):
         assert before[name] == after[name]
 
