@@ -25,7 +25,7 @@ from support.engine_serving import serving  # noqa: E402
 from benchmarks.common.harness import Flag, Run, run_benchmark, table  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.random_engines import measured_on, model_options, one_by_one  # noqa: E402
-from benchmarks.parts.drafts import Text, serve  # noqa: E402
+from benchmarks.parts.drafts import Text, compared, serve, sizes_of  # noqa: E402
 from blinkpy.config import Config  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
 from blinkpy.models.weights.model_folder import DEMO_FOLDER  # noqa: E402
@@ -80,10 +80,8 @@ def benchmark(run: Run) -> None:
     prompts = draw.integers(0, VOCABULARY, (max(options.streams), options.prompt)).tolist()
     texts = {rate: [Text(prompt, [0] * options.new) for prompt in prompts] for rate in options.rates}
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
-        sizes |= {"prompt_arena_tokens": 2 * max(options.streams) * options.prompt}
         model = {**model_options(folder, run), "quantization": options.quantization, "load_format": "dummy"}
-        config = Config().with_options({**model, **sizes, "enable_prefix_caching": False, "grammar_slots": 0})
+        config = Config().with_options({**model, **sizes_of(options, max(options.streams))})
         drafts: dict[str, Any] = {"speculative": options.kind, "speculative_tokens": options.drafts}
         if options.kind == "eagle3":
             served = json.loads((DEMO_FOLDER / "config.json").read_text()) if options.smoke else SHAPES[options.shape]
@@ -94,8 +92,7 @@ def benchmark(run: Run) -> None:
     for rate in options.rates:
         for streams in options.streams:
             off, on = (engines[kind][rate][streams] for kind in kinds)
-            figures = [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{off['tpot_ms'] / on['tpot_ms']:.2f}x"]
-            rows.append([f"{rate:g}", str(streams), f"{on['tokens_per_step']:.2f}", *figures])
+            rows.append([f"{rate:g}", str(streams), f"{on['tokens_per_step']:.2f}", *compared(off, on)])
     run.write(__doc__, {**measured_on(run), "engines": engines})
     print(table(("rate", "streams", "tokens per step", "TPOT off, ms", "TPOT with drafts, ms", "faster"), rows))
 

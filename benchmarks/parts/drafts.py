@@ -186,6 +186,18 @@ def measure(config: Config, texts: dict[str, list[Text]], run: Run) -> dict[str,
     return found
 
 
+def sizes_of(options: Any, requests: int) -> dict[str, Any]:
+    """The sizes of engines that take this number of requests at once."""
+    sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
+    sizes |= {"prompt_arena_tokens": 2 * requests * options.prompt, "grammar_slots": 0}
+    return sizes | {"enable_prefix_caching": False}
+
+
+def compared(off: dict[str, Any], on: dict[str, Any]) -> list[str]:
+    """Cells of a table: TPOT of an engine, that with drafts, and their ratio."""
+    return [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{off['tpot_ms'] / on['tpot_ms']:.2f}x"]
+
+
 def benchmark(run: Run) -> None:
     options = run.options
     texts = workloads(run, max(LEAST, *options.streams), options.prompt, options.new)
@@ -194,18 +206,16 @@ def benchmark(run: Run) -> None:
             texts = {
                 name: [Text([token % 4096 for token in one.prompt], one.output) for one in some] for name, some in texts.items()
             }
-        sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
-        sizes["prompt_arena_tokens"] = 2 * max(LEAST, *options.streams) * options.prompt
+        sizes = sizes_of(options, max(LEAST, *options.streams))
         model = {**model_options(folder, run), "quantization": options.quantization}
-        config = Config().with_options({**model, **sizes, "enable_prefix_caching": False, "grammar_slots": 0})
+        config = Config().with_options({**model, **sizes})
         engines = dict(one_by_one(("off", "ngram"), lambda kind: measure(config.with_options({"speculative": kind}), texts, run)))
     rows = []
     for name in texts:
         for streams in options.streams:
             off, on = (engines[kind][name][streams] for kind in ("off", "ngram"))
             share = f"{on['right'] / on['drafts']:.0%}" if on["drafts"] else "none"
-            figures = [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{off['tpot_ms'] / on['tpot_ms']:.2f}x", share]
-            rows.append([name, str(streams), *figures])
+            rows.append([name, str(streams), *compared(off, on), share])
     run.write(__doc__, {**measured_on(run), "engines": engines})
     print(table(("workload", "streams", "TPOT off, ms", "TPOT with drafts, ms", "faster", "accepted drafts"), rows))
 
