@@ -187,7 +187,7 @@ def measure(config: Config, texts: dict[str, list[Text]], run: Run) -> dict[str,
 
 
 def sizes_of(options: Any, requests: int) -> dict[str, Any]:
-    """The sizes of engines that take this number of requests at once."""
+    """The sizes of engines that take this number of requests at the same time."""
     sizes = {"max_model_len": options.prompt + options.new, "slots": 2 * options.rows, "max_num_seqs": options.rows}
     sizes |= {"prompt_arena_tokens": 2 * requests * options.prompt, "grammar_slots": 0}
     return sizes | {"enable_prefix_caching": False}
