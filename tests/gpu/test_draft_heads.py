@@ -10,6 +10,7 @@ from support.drafted_requests import constrained_requests, outputs, requests_of
 from support.models import step_cases
 from support.models.eagle_heads import save_head, save_quiet_model
 from support.models.kernel_cases.draft_cases import stream_case, take_case
+from support.models.redrawn_cases import redrawn_at_ties
 
 GRAPHS: dict[str, Any] = {"graphs": True}
 
@@ -22,6 +23,7 @@ def test_kernels_of_a_draft_head(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}], ids=str)
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "qwen3-moe"])
+@redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the head."""
     how: dict[str, Any] = {"steps": 12, "table": None if "invariant" in options else step_cases.SPLIT_TABLE, **options}

@@ -10,6 +10,7 @@ import torch
 from cuda.bindings import driver, runtime
 from support.models import fp8_reference, model_zoo, step_cases
 from support.models.packed_checkpoints import packed_weights
+from support.models.redrawn_cases import redrawn_at_ties
 
 from blinkpy.device.cuda import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
@@ -35,6 +36,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "options"), STEPS)
+@redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
     exact, fp8 = dtype == torch.float32, "fp8_cache" in options  # rounded to FP8, a last bit may become a number's neighbour
@@ -52,6 +54,7 @@ DRAFTED_STEPS = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "options"), DRAFTED_STEPS)
+@redrawn_at_ties
 def test_drafts(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     """Rows of one request read the keys of the rows before them."""
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=16, drafts=True, **options)
@@ -70,6 +73,7 @@ FP8_STEPS = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "quantised", "options"), FP8_STEPS)
+@redrawn_at_ties
 def test_fp8_steps(
     rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, quantised: dict[str, Any], options: dict[str, Any]
 ) -> None:
@@ -94,6 +98,7 @@ PACKED_STEPS: list[tuple[str, torch.dtype, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "packed", "options"), PACKED_STEPS)
+@redrawn_at_ties
 def test_packed_steps(
     rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, packed: dict[str, Any], options: dict[str, Any]
 ) -> None:

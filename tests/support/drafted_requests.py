@@ -27,7 +27,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7, "top_k": 3},
     {"temperature": 1.0, "top_p": 0.5, "min_p": 0.05},
-    {"temperature": 0.0, "repetition_penalty": 0.02},  # its output soon repeats one token
+    {"temperature": 0.0, "repetition_penalty": 0.02, "max_tokens": 60},  # long enough that it repeats one token
     {"temperature": 0.4, "presence_penalty": 0.2, "frequency_penalty": 0.1},
     {"temperature": 0.0, "logprobs": 4},
     {"temperature": 0.3, "min_tokens": 20},

@@ -26,7 +26,9 @@ class Watched(ServerModel):
 
 
 def test_the_work_of_steps_adds_up_to_that_of_the_requests(rng: np.random.Generator) -> None:
-    requests = requests_of(np.sort(rng.uniform(0, 0.2, 40)), rng.integers(1, 300, 40), rng.integers(2, 40, 40))
+    """Half of the requests arrive together: more than 300 tokens wait while the first of them decode."""
+    arrivals = np.sort(np.append(rng.uniform(0, 0.2, 20), np.full(20, 0.1)))
+    requests = requests_of(arrivals, np.append(rng.integers(1, 300, 20), rng.integers(100, 300, 20)), rng.integers(2, 40, 40))
     machine = Watched(
         16, 200, page_size=16, num_pages=4096, step_us=0, row_us=0, token_us=0, mixed_step_tokens=64, burst_tokens=300
     )
