@@ -4,13 +4,15 @@ Order of a start: find the model, start engine and front ends concurrently, wait
 address. Until the engine is ready, the front ends answer 503.
 
 Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine stops, then the
-segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine).
+segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine). If a failure ends the
+server, its last line states the reason, after those of the other processes.
 
 No death prevents the next start: children end with this process (blinkpy.processes), a segment without a
 living engine is removed (blinkpy.transport.segment), and segments of `serve` have unique names.
 """
 
 import contextlib
+import logging
 import os
 import time
 from functools import partial
@@ -29,6 +31,8 @@ from blinkpy.serving.engine_process import ENGINE_STOP_S, private_name, remove_l
 from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES, check_access, print_ready
 from blinkpy.serving.kept_engine import EngineGroup
 from blinkpy.transport.contract import chosen_end
+
+logger = logging.getLogger("blinkpy.serve")
 
 LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # in addition to --shutdown-s; then the kernel ends this process
 FAULT_GRACE_S = 5.0  # time for which front ends answer with errors after the engine's death
@@ -107,7 +111,7 @@ def _run(config: Config) -> int:
                 if code is not None:
                     raise ChildError(f"the front end {describe_exit(code)}")
 
-            return watch(engines, check)
+            failure = watch(engines, check)
         except Stopped:
             progress.close()
             return 0
@@ -115,22 +119,21 @@ def _run(config: Config) -> int:
             progress.close()
             if error.usage:
                 raise ConfigError(str(error)) from error
-            return print_error(str(error))
+            failure = str(error)
+    return print_error(failure)
 
 
-def watch(engines: EngineGroup, tick: Tick) -> int:
-    """Wait until an engine has died that is not restarted. Returns the exit code. Raises exceptions of
-    tick.
+def watch(engines: EngineGroup, tick: Tick) -> str:
+    """Wait until an engine has died that is not restarted. Returns the reason, after FAULT_GRACE_S. Raises exceptions
+    of tick.
     """
-    while True:
+    while not engines.lost:
         tick()
-        if engines.lost:
-            break
         engines.look(REPORT_S)
-    code = print_error(f"{engines.lost}; clients get errors for {FAULT_GRACE_S:.0f} s")
+    logger.error("%s; clients get errors for %.0f s", engines.lost, FAULT_GRACE_S)
     deadline = time.monotonic() + FAULT_GRACE_S
     with contextlib.suppress(Stopped, ChildError):
         while time.monotonic() < deadline:
             tick()
             time.sleep(REPORT_S)
-    return code
+    return engines.lost
