@@ -98,6 +98,7 @@ class Run:
         self._load = os.getloadavg()
         self._date = datetime.datetime.now(datetime.UTC)
         self._others = Others()
+        self._commit = revision()
 
     def target(self, what: str, value: float, limit: float, unit: str, at_most: bool = True) -> None:
         """Compare a figure with its target."""
@@ -117,7 +118,7 @@ class Run:
             "note": self.options.note,
             "date": self._date.isoformat(timespec="seconds"),
             "seconds": round((datetime.datetime.now(datetime.UTC) - self._date).total_seconds(), 1),
-            "commit": revision(),
+            "commit": self._commit,
             "arguments": {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None},
             "machine": machine(),
             "software": software(),
