@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws from the run's seed, too."""
+    if not config.getoption("hypothesis_seed", None):
+        config.option.hypothesis_seed = str(SEED)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     count = metafunc.config.getoption("seeds")
     parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
