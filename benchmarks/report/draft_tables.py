@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.figure_files import figure_row
-from benchmarks.report.part_tables import Document, Results, hardware, when
+from benchmarks.report.part_tables import SHAPES, Document, Results, hardware, when
 from benchmarks.report.words import percent
 
 PREFIX = "drafts-"
-HEAD = [
-    "outputs", "streams", "TPOT without drafts, ms", "with drafts, ms", "faster", "accepted drafts",
-    "J/token without", "with drafts",
-]  # fmt: skip
+OF_HEADS = "heads-"  # begins the names of results of draft layers and heads
+PLOTTED = f"{OF_HEADS}llama-3-8b-fp8"
+COMPARED = ["TPOT without drafts, ms", "with drafts, ms", "faster"]
+ENERGY = ["J/token without", "with drafts"]
+HEAD = ["outputs", "streams", *COMPARED, "accepted drafts", *ENERGY]
+HEAD_OF_HEADS = ["model, drafts", "rate", "streams", "tokens per step", *COMPARED, *ENERGY]
+KINDS = {"eagle3": "EAGLE-3", "mtp": "`mtp`"}
 
 
 def drafts(results: Results) -> dict[str, Any]:
@@ -34,11 +37,34 @@ def rows(found: Document) -> list[list[str]]:
     for outputs, by_streams in engines["off"].items():
         for streams, off in by_streams.items():
             on = engines["ngram"][outputs][streams]
-            times = [f"{one['tpot_ms']:.3g}" for one in (off, on)]
-            energy = [f"{one['joules_per_token']:.3g}" if one["joules_per_token"] else "unknown" for one in (off, on)]
             right = percent(on["right"] / on["drafts"]) if on["drafts"] else "no drafts"
-            some.append([outputs, streams, *times, f"{faster(off, on):.2f}x", right, *energy])
+            some.append([outputs, streams, *times(off, on), right, *energy(off, on)])
     return some
+
+
+def draft_heads(results: Results) -> dict[str, Any]:
+    """Drafts of layers and heads: one table for all models."""
+    rows, origins = list[list[str]](), dict[str, None]()
+    for name in (name for name in results.names if name.startswith(OF_HEADS)):
+        found = results.read(name)
+        setup, (off, on) = found["arguments"], found["results"]["engines"].values()
+        origins[f"{hardware(found)}, {when(found)}"] = None
+        weights = "bfloat16" if setup["quantization"] == "auto" else setup["quantization"]
+        what = f"{SHAPES.get(setup['shape'], setup['shape'])} {weights}, {setup['drafts']} of {KINDS[setup['kind']]}"
+        for rate, by_streams in off.items():
+            for streams, without in by_streams.items():
+                drafted = on[rate][streams]
+                tokens = f"{drafted['tokens_per_step']:.2f}"
+                rows.append([what, rate, streams, tokens, *times(without, drafted), *energy(without, drafted)])
+    return {"head": HEAD_OF_HEADS, "rows": rows, "origin": "; ".join(origins), "plot": f"{PLOTTED}.png"}
+
+
+def times(off: Document, on: Document) -> list[str]:
+    return [f"{off['tpot_ms']:.3g}", f"{on['tpot_ms']:.3g}", f"{faster(off, on):.2f}x"]
+
+
+def energy(off: Document, on: Document) -> list[str]:
+    return [f"{one['joules_per_token']:.3g}" if one["joules_per_token"] else "unknown" for one in (off, on)]
 
 
 def faster(off: Document, on: Document) -> float:
@@ -46,8 +72,8 @@ def faster(off: Document, on: Document) -> float:
 
 
 def draw_drafts(document: Document) -> Any:
-    """How many times faster a token comes with drafts, by kind of outputs and number of streams."""
-    off, on = (document["results"]["engines"][kind] for kind in ("off", "ngram"))
+    """How many times faster a token comes with drafts, by kind of outputs, or rate of correct drafts, and number of streams."""
+    off, on = document["results"]["engines"].values()
     figure, ax = figure_row(width=7.0, height=3.2)
     streams = list(next(iter(off.values())))
     for place, count in enumerate(streams):
@@ -55,7 +81,8 @@ def draw_drafts(document: Document) -> Any:
         at = np.arange(len(off)) + 0.8 * place / len(streams)
         bars = ax.bar(at, values, 0.75 / len(streams), label=f"{count} streams" if count != "1" else "1 stream")
         ax.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7, padding=2)
-    ax.set_xticks(np.arange(len(off)) + 0.4 * (len(streams) - 1) / len(streams), list(off))
+    names = [f"rate {one}" if one[0].isdigit() else one for one in off]
+    ax.set_xticks(np.arange(len(off)) + 0.4 * (len(streams) - 1) / len(streams), names)
     ax.axhline(1, color="black", linewidth=0.8)
     ax.margins(y=0.1)
     ax.set(ylabel="times faster per output token with drafts")

@@ -71,6 +71,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,
     "drafts": draft_tables.drafts,
+    "draft_heads": draft_tables.draft_heads,
     "ranks": rank_tables.ranks,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
@@ -99,6 +100,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     "fleet_placement": draw_fleet,
     class_tables.PREFIX: class_tables.draw_classes,
     draft_tables.PREFIX: draft_tables.draw_drafts,
+    draft_tables.PLOTTED: draft_tables.draw_drafts,
 }
 
 
