@@ -35,6 +35,24 @@ def qwen25_vl(*sizes: int, **more: Any) -> dict[str, Any]:
     return config("Qwen2_5_VLForConditionalGeneration", *sizes, **QWEN | rope | images | more)
 
 
+COHERE = {"layer_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": True}
+COHERE2 = {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_switch": 4, "position_embedding_type": "rope_gptj"}
+COHERE2 |= {"order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0, "rope_scaling": None, "rope_theta": 50000}
+COHERE2 |= {"use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": False, "logit_scale": 0.25}
+
+
+def cohere(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES."""
+    found = config("CohereForCausalLM", *sizes, **COHERE | {"model_type": "cohere", "use_qk_norm": False} | more)
+    return {key: value for key, value in found.items() if key != "rms_norm_eps"}
+
+
+def cohere2(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES."""
+    found = config("Cohere2ForCausalLM", *sizes, **COHERE | COHERE2 | {"model_type": "cohere2", "head_dim": 128} | more)
+    return {key: value for key, value in found.items() if key != "rms_norm_eps"}
+
+
 DELTA: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,

@@ -19,6 +19,8 @@ from published_classes import (
     V2_YARN,
     V3,
     V3_FP8,
+    cohere,
+    cohere2,
     latent,
     qwen3_next,
     qwen3_vl,
@@ -202,7 +204,12 @@ OF_2026 = (
     Published("mistralai/Voxtral-Mini-3B-2507", {"audio_config": {"num_hidden_layers": 32}} | wrapped(
         "VoxtralForConditionalGeneration", "voxtral", config("", 3072, 8192, 30, 32, 8, 131072, 131072, head_dim=128,
         rope_theta=1e8), "llama"), 4_014_136_320),
-
+    Published("CohereLabs/c4ai-command-r7b-12-2024", cohere2(4096, 14336, 32, 32, 8, 256000, 132096), 8_028_033_024),
+    Published("CohereLabs/c4ai-command-a-03-2025", cohere2(12288, 36864, 64, 96, 8, 256000, 131072), 111_057_580_032),
+    Published("CohereLabs/c4ai-command-r-08-2024", cohere(8192, 24576, 40, 64, 8, 256000, 131072, logit_scale=0.0625,
+        rope_theta=4e6), 32_296_476_672),
+    Published("CohereLabs/aya-expanse-8b", cohere(4096, 14336, 32, 32, 8, 256000, 8192, logit_scale=0.125, rope_theta=10000),
+        8_028_033_024),
 )  # fmt: skip
 """Models of the second round: text parts of models with images or sound, and classes of 2025 and 2026."""
 LATENT = (

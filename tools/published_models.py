@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-from published_classes import GLM_0414
+from published_classes import GLM_0414, cohere
 from published_configs import (
     AWQ,
     FP8,
@@ -390,6 +390,11 @@ MODELS = (
         "deepseek-ai/DeepSeek-V3.2",
         {"architectures": ["DeepseekV32ForCausalLM"]},
         refusal="it needs MLA with a sparse indexer",
+    ),
+    Published(
+        "CohereLabs/c4ai-command-r-plus-08-2024",
+        cohere(12288, 33792, 64, 96, 8, 256000, 131072, logit_scale=0.8333, rope_theta=8e6, use_qk_norm=True),
+        refusal="use_qk_norm is not supported for CohereForCausalLM",
     ),
     Published(
         "microsoft/Phi-3.5-MoE-instruct",

@@ -1,4 +1,4 @@
-"""RMSNorm, fused with the preceding residual addition."""
+"""RMSNorm and LayerNorm, fused with the preceding residual addition."""
 
 import torch
 import triton
@@ -33,6 +33,7 @@ def _rms_norm(
     STATIC: tl.constexpr,
     ADD: tl.constexpr,  # add the norm to out
     FACTOR: tl.constexpr,  # multiply the result by a stored number
+    CENTRED: tl.constexpr,  # subtract the mean first
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -58,6 +59,8 @@ def _rms_norm(
             at = residual_ptr + line * HIDDEN + columns
             x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
             tl.store(at, x.to(residual_ptr.dtype.element_ty), mask=inside)
+        if CENTRED:
+            x = tl.where(inside, x - tl.sum(x, 0) / HIDDEN, 0.0)
         scale = tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
         out = x * scale * weight
         out_at = out_ptr + row.to(tl.int64) * OUT_STRIDE + columns
@@ -86,6 +89,7 @@ def rms_norm(
     factor: torch.Tensor | None = None,
     quantised: tuple[Fp8Rows, float | None] | None = None,
     keep: bool = True,
+    centred: bool = False,
     pdl: bool = False,
 ) -> None:
     """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out =
@@ -103,6 +107,7 @@ def rms_norm(
     factor: [1] of any storage dtype; the result, with `add` the sum, is multiplied by it.
     quantised: (FP8 rows for the norm rounded to out's dtype, scale of all rows or None).
     keep: with `quantised`, also write `out`.
+    centred: LayerNorm instead of RMSNorm: subtract the mean first, before the mean square is computed.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:
@@ -129,7 +134,8 @@ def rms_norm(
         weight if factor is None else factor, x.stride(0), x.stride(-2), eps, input_scale or 0.0,
         HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1, RESIDUAL=residual is not None,
         STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind, STATIC=input_scale is not None, ADD=add,
-        FACTOR=factor is not None, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block), **launch.options(pdl),
+        FACTOR=factor is not None, CENTRED=centred, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block),
+        **launch.options(pdl),
     )  # fmt: skip
 
 

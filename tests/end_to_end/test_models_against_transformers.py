@@ -170,6 +170,7 @@ def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> 
 
 
 WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3", "llama4", "llama4-nested"]
+WINDOWS += ["cohere2"]
 WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-e", "gemma4-e-nested", "gemma4-moe", "gemma4-nested", "gemma4-unified"]
 
 

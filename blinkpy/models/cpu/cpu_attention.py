@@ -207,6 +207,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(same, weight.shape, weight, eps).to(x.dtype)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """A LayerNorm without a bias, as `norm` otherwise."""
+    same = x if x.dtype == weight.dtype else x.float()
+    return F.layer_norm(same, weight.shape, weight, None, eps).to(x.dtype)
+
+
 def attend(
     q: torch.Tensor,
     keys: torch.Tensor,

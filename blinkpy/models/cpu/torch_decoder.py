@@ -15,7 +15,7 @@ from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
+from blinkpy.models.cpu.cpu_attention import CpuAttention, layer_norm, norm
 from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
@@ -172,7 +172,9 @@ class TorchDecoder:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """The norm of x, [tokens, width], or x if the model has no norm here."""
-        return x if weight is None else norm(x, weight, self.model.norm.eps)
+        if weight is None:
+            return x
+        return (layer_norm if self.model.norm.centred else norm)(x, weight, self.model.norm.eps)
 
     def _add(
         self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, norm: torch.Tensor | None
@@ -193,7 +195,8 @@ class TorchDecoder:
             attended = self.delta.run(index, inputs, normed)
         else:
             attended = self._attend(index, inputs)
-        return self._after_attention(x, attended, index, layer, kept, of_layer)
+        shared = normed if self.model.placement == NormPlacement.PARALLEL else None
+        return self._after_attention(x, attended, index, layer, kept, of_layer, shared)
 
     def _after_attention(
         self,
@@ -203,15 +206,19 @@ class TorchDecoder:
         layer: LayerWeights,
         kept: torch.Tensor | None,
         of_layer: torch.Tensor | None,
+        shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The rest of a layer, as _layer. attended: result of its attention, [tokens, attended_size of the layer]."""
+        """The rest of a layer, as _layer. attended: result of its attention, [tokens, attended_size of the layer]. shared: inputs
+        of an MLP parallel to attention, [tokens, hidden]; None: the MLP follows.
+        """
         if kept is not None:
             x, attended, of_layer = x[kept], attended[kept], None if of_layer is None else of_layer[kept]
+            shared = None if shared is None else shared[kept]
         if len(x) == 0:
             return x
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
-        x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+        x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm) if shared is None else shared, layer, mlp)
         if of_layer is not None and layer.layer_input_gate is not None and layer.layer_input_projection is not None:
             gated = F.gelu(self.progress.linear(x, layer.layer_input_gate), approximate="tanh").mul_(of_layer)
             x = self._add(x, gated, layer.layer_input_projection, None, layer.layer_input_norm)

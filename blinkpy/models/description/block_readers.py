@@ -262,11 +262,13 @@ def pre_norm_decoder(
     *,
     ropes: Sequence[Rope] = (),
     factors: Factors = NO_FACTORS,
+    norm: Norm | None = None,
 ) -> DecoderDescription:
     """A decoder with norms before attention and MLP.
 
     mlp: the MLP of all layers, or a list with one per layer.
     windows, ropes: window and rotary embedding of each layer.
+    norm: default: an RMSNorm with `rms_norm_eps`.
     """
     windows = windows or no_windows(c)
     ropes = ropes or [attention.rope] * len(windows)
@@ -279,7 +281,7 @@ def pre_norm_decoder(
         vocab_size=c.integer("vocab_size", high=MAX_VOCAB),
         hidden_size=c.integer("hidden_size"),
         layers=tuple(Layer(attention._replace(window=w, rope=r), m) for w, r, m in zip(windows, ropes, mlps, strict=True)),
-        norm=Norm(c.number("rms_norm_eps", below=1)),
+        norm=Norm(c.number("rms_norm_eps", below=1)) if norm is None else norm,
         placement=NormPlacement.PRE,
         max_position=context_of(c, attention.rope),
         tied_embeddings=c.flag("tie_word_embeddings"),

@@ -76,6 +76,7 @@ class NormPlacement(Enum):
     PRE = "norms before attention and MLP"
     POST = "norms after attention and MLP"
     SANDWICH = "norms before and after attention and MLP"
+    PARALLEL = "one norm, whose result both attention and an MLP parallel to it read"
 
 
 class QkNorm(Enum):
@@ -101,6 +102,7 @@ class LayerPart(Enum):
     LAYER_SCALE = "a stored factor of each layer's output"
     SHARED_KEYS = "layers that read the keys and values of another layer"
     LAYER_INPUTS = "embeddings of tokens for each layer"
+    CENTRED_NORM = "LayerNorm without biases"
     DRAFT_LAYER = "a layer that drafts tokens"
     DRAFT_HEAD = "a head that drafts tokens"
 
@@ -124,14 +126,16 @@ class RouterKind(Enum):
 
 
 class Norm(NamedTuple):
-    """An RMSNorm.
+    """The norm of a model: an RMSNorm, or a LayerNorm without biases.
 
-    eps: added to the mean square.
+    eps: added to the mean square, or to the variance.
     offset: added to the stored weights of all norms of the model.
+    centred: LayerNorm: the mean is subtracted first (Ba et al., arXiv 1607.06450).
     """
 
     eps: float
     offset: float = 0.0
+    centred: bool = False
 
 
 class Latent(NamedTuple):

@@ -171,7 +171,11 @@ class DecoderDescription:
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
         if self.placement != NormPlacement.PRE and any(self.expert_layers) and not self.experts.parallel:
-            raise ConfigError(f"{self.name}: norms after experts are not supported")
+            kind = "experts parallel to attention" if self.placement == NormPlacement.PARALLEL else "norms after experts"
+            raise ConfigError(f"{self.name}: {kind} are not supported")
+        mixers = self.attention.latent, self.delta, self.attention.qk_norm
+        if self.norm.centred and (any(self.expert_layers) or any(mixers) or self.layer_inputs or self.drafting):
+            raise ConfigError(f"{self.name}: LayerNorm is supported only with an MLP and attention without norms of heads")
         if self.attention.softcap and self.attention.sinks:
             raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
         attention = {
@@ -312,6 +316,7 @@ class DecoderDescription:
             LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
             LayerPart.SHARED_KEYS: any(layer.attention.keys_of is not None for layer in self.layers),
             LayerPart.LAYER_INPUTS: self.layer_inputs > 0,
+            LayerPart.CENTRED_NORM: self.norm.centred,
             LayerPart.DRAFT_LAYER: self.drafting,
             LayerPart.DRAFT_HEAD: self.draft_head is not None,
         }

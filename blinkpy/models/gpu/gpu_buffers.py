@@ -12,7 +12,7 @@ from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
-from blinkpy.models.description.blocks import GatedDelta
+from blinkpy.models.description.blocks import GatedDelta, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights
 
@@ -43,6 +43,8 @@ class Buffers:
         # Interrupting steps are not cut and use `hidden`, so suspending a step copies nothing.
         self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
+        # the norm of a cut step, which an MLP parallel to attention reads in a later group
+        self.cut_normed = zeros(cut_tokens if model.placement == NormPlacement.PARALLEL else 0, model.hidden_size)
         self.qkv = zeros(tokens, model.projected_size)
         self.attended = zeros(tokens, model.attended_size)
         self.gates = zeros(tokens if model.attention.gate is not None else 0, model.q_size)  # of attention's output

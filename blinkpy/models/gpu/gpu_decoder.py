@@ -134,7 +134,9 @@ class GpuDecoder:
                 invariant=invariant,
             )  # fmt: skip
             self.head = HeadStage(own, tokens_of_head, rows, cut_tokens, BLOCKS[Mlp])
-        self.inputs: torch.Tensor | None = None  # of a draft head's attention, instead of the norm of the residual stream
+        self.inputs: torch.Tensor | None = None  # of attention, instead of the norm of the residual stream, if that is not fused
+        self.parallel = model.placement == NormPlacement.PARALLEL  # an MLP reads the norm before attention
+        self._shared = self.buffers.normed  # that norm
         self.experts = None
         if any(model.expert_layers):
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
@@ -165,6 +167,7 @@ class GpuDecoder:
         counts, layers, buffers = self.batch.counts, self.weights.layers, self.buffers
         hidden = buffers.cut_hidden if shape.groups > 1 else buffers.hidden
         self.stream = ResidualStream(hidden[: shape.tokens], counts)
+        self._shared = buffers.cut_normed if shape.groups > 1 else buffers.normed
         if group == 0:
             launch_copies(self, shape, save=False)
             if self.rings is not None:
@@ -202,7 +205,7 @@ class GpuDecoder:
         source, residual = self.stream.take()
         every = None if shape.last_tokens_only else self.view
         if self.drafts is None:
-            rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
+            rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, centred=self.centred, pdl=self.pdl)
         else:  # the draft layer reads the results of all tokens
             results, starts = self.drafts.hidden[: shape.tokens], self.batch.query_starts
             rms_norm(source, norm, eps, counts, results, residual, pdl=self.pdl)
@@ -221,14 +224,18 @@ class GpuDecoder:
 
         last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token.
         """
-        of_layer, bias = self.model.layers[index], layer.o_bias
+        of_layer, bias, norm = self.model.layers[index], layer.o_bias, layer.input_norm
+        if self.parallel and norm is not None:
+            self.inputs = self._norm(norm, out=self._shared)
         if of_layer.delta is not None:
             out, bias = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only), None
         elif self.latent is not None:
             out = self.latent.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         elif self.heads is not None:
             out = self.heads.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
-        norm_follows = isinstance(of_layer.mlp, Mlp) and not self._ends_group
+        if self.parallel and norm is not None and last_tokens_only:  # of a stream that now has fewer rows
+            self._norm(norm, out=self._shared)
+        norm_follows = isinstance(of_layer.mlp, Mlp) and not self._ends_group and not self.parallel
         self._add_linear(out, layer.o, bias, layer.attention_out_norm, norm_follows=norm_follows)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
@@ -243,14 +250,15 @@ class GpuDecoder:
         rows = self.stream.rows
         inner: torch.Tensor | Fp8Rows = part(self.buffers.inner, rows, mlp.size)
         config = self._config(gate_up, rows, swiglu=True)
+        source = self._shared[:rows] if self.parallel else self.stream.hidden
         if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu") and quantises(self._config(down, rows), down):
             both = self.linear_workspace.rows[: rows * 2 * mlp.size].view(rows, 2 * mlp.size)
-            self._linear(self.stream.hidden, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
+            self._linear(source, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
             quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
             quantised_swiglu(both, self.stream.counts, quantised, down.input_scale, gelu=gelu, pdl=self.pdl)
             inner = quantised
         else:
-            self._linear(self.stream.hidden, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
+            self._linear(source, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
         follows, factor = not self._ends_group, factor_of_mlp(layer)
         self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=follows, factor=factor)
 
@@ -328,13 +336,21 @@ class GpuDecoder:
         )
         experts(call, scratch.plans[rows])
 
-    def _norm(self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None) -> torch.Tensor:
+    @property
+    def centred(self) -> bool:
+        """Whether the model's norm is a LayerNorm."""
+        return self.model.norm.centred
+
+    def _norm(
+        self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Complete the residual stream and compute its norm, for consumers that do not fuse it. quantised: write it
-        there instead.
+        there instead. out: the buffer for it, instead of `normed`.
         """
-        normed, counts = self.buffers.normed[: self.stream.rows], self.stream.counts
-        (source, residual), eps = self.stream.take(), self.model.norm.eps
-        rms_norm(source, weight, eps, counts, normed, residual, quantised=quantised, keep=quantised is None, pdl=self.pdl)
+        normed, counts = (self.buffers.normed if out is None else out)[: self.stream.rows], self.stream.counts
+        (source, residual), eps, pdl = self.stream.take(), self.model.norm.eps, self.pdl
+        plain = quantised is None
+        rms_norm(source, weight, eps, counts, normed, residual, quantised=quantised, keep=plain, centred=self.centred, pdl=pdl)
         return normed
 
     def _rows_of(self, weight: Fp8Matrix, rows: int) -> Fp8Rows:
@@ -393,7 +409,7 @@ class GpuDecoder:
             config = BIASED_LOGITS
         fused = None
         if norm is not None and not quantises(config, weight):
-            if can_fuse(config, "norm") and self.stream.partials is None:
+            if can_fuse(config, "norm") and self.stream.partials is None and not self.centred:
                 fused = (norm, self.model.norm.eps)
             else:
                 x = self._norm(norm)
@@ -442,7 +458,8 @@ class GpuDecoder:
             config = without_partials(config, fp8=call.scales is not None)
         linear(call, config)
         if norm is not None:
-            rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, factor=factor, pdl=self.pdl)
+            eps, centred = self.model.norm.eps, self.centred
+            rms_norm(call.out, norm, eps, counts, hidden, add=True, factor=factor, centred=centred, pdl=self.pdl)
 
     def addend_of(self, out: torch.Tensor) -> torch.Tensor:
         """The memory for this rank's part of a result: `out` itself on the only rank."""

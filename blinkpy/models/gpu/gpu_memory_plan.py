@@ -18,7 +18,7 @@ from blinkpy.kernels import (
     ONE_SHOT_BYTES,
 )
 from blinkpy.models.delta_states import pool_bytes, settled_slots, settled_snapshots, snapshot_bytes
-from blinkpy.models.description.blocks import Experts
+from blinkpy.models.description.blocks import Experts, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
@@ -152,6 +152,7 @@ def plan_memory(
     pages = config.cache.num_pages or min(total // page_bytes, 2 * slots * table_width)
     rows = min(scheduler.max_num_seqs, slots)
     cut_tokens = scheduler.max_num_batched_tokens if scheduler.step_groups > 1 else 0
+    kept = model.hidden_size * (2 if model.placement == NormPlacement.PARALLEL else 1)
     head, read = model.draft_head, 0 if model.draft_head is None else _read_width(model.draft_head)
     parts = {
         "weights": weight_bytes(model, itemsize),
@@ -165,7 +166,7 @@ def plan_memory(
         "recurrent states": pool_bytes(config, model, itemsize),
         "state snapshots": snapshot_bytes(config, model, itemsize),
         "queue pairs": queue_bytes,
-        "suspended step": cut_tokens * ((model.hidden_size + len(model.layers) * model.layer_inputs + read) * itemsize + 16),
+        "suspended step": cut_tokens * ((kept + len(model.layers) * model.layer_inputs + read) * itemsize + 16),
         "sums over GPUs": peer_bytes(model, scheduler.max_num_batched_tokens, rows, ranks, itemsize) if ranks > 1 else 0,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }

@@ -39,7 +39,8 @@ def add_over_ranks(
         return
     total = decoder.buffers.normed[: stream.rows]
     decoder.sum_over_ranks(total)
-    rms_norm(total, norm, decoder.model.norm.eps, stream.counts, hidden, add=True, factor=factor, pdl=decoder.pdl)
+    eps, centred = decoder.model.norm.eps, decoder.centred
+    rms_norm(total, norm, eps, stream.counts, hidden, add=True, factor=factor, centred=centred, pdl=decoder.pdl)
 
 
 def write_addend(

@@ -42,6 +42,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.PRE: ("input_norm", "post_norm"),
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
+    NormPlacement.PARALLEL: ("input_norm",),
 }
 PARALLEL_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
 LINEAR = (  # FP8 in FP8 models

@@ -681,6 +681,45 @@ def test_sinks_beside_a_softcap_are_refused() -> None:
 def test_norms_behind_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match="norms after experts"):
         replace(describe_config(MIXTRAL_8X7B), placement=NormPlacement.POST)
+    with pytest.raises(ConfigError, match="experts parallel to attention are not supported"):
+        replace(describe_config(MIXTRAL_8X7B), placement=NormPlacement.PARALLEL)
+
+
+def test_layer_norm_is_refused_beside_blocks_that_have_no_such_kernel() -> None:
+    for config in (MIXTRAL_8X7B, QWEN3_8B, OLMO2_7B):
+        with pytest.raises(ConfigError, match="LayerNorm is supported only with an MLP and attention without norms of heads"):
+            replace(describe_config(config), norm=Norm(1e-5, centred=True))
+
+
+COHERE2 = {"architectures": ["Cohere2ForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+COHERE2 |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256000, "rope_theta": 50000}
+
+
+def test_cohere2_rotates_heads_only_in_layers_with_a_window() -> None:
+    model = describe_config(COHERE2)
+    assert (model.placement, model.norm) == (NormPlacement.PARALLEL, Norm(1e-5, centred=True))
+    attention = [layer.attention for layer in model.layers]
+    assert [some.window for some in attention] == [4096, 4096, 4096, 0] * 8
+    assert [some.rope.neighbours for some in attention] == [some.rope.kind == "default" for some in attention]
+    assert [some.rope.kind for some in attention] == ["default", "default", "default", "none"] * 8
+    assert (model.factors.logits, model.tied_embeddings, model.max_position) == (0.0625, True, 8192)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_parallel_block": False},
+        {"use_gated_activation": False},
+        {"position_embedding_type": "rope"},
+        {"order_of_interleaved_layers": "global_attn_first"},
+        {"rotary_pct": 0.5},
+    ],
+)
+def test_other_forms_of_cohere_are_refused(change: dict[str, Any]) -> None:
+    (key,) = change
+    for name in ("CohereForCausalLM", "Cohere2ForCausalLM"):
+        with pytest.raises(ConfigError, match=f"config.json: {key} .* is not supported for {name}"):
+            describe_config(COHERE2 | {"architectures": [name]} | change)
 
 
 def test_gpt_oss_has_a_window_in_every_second_layer_and_its_clamp() -> None:

@@ -22,9 +22,11 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
     return float((out - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x: [..., hidden]; weight: [hidden]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, centred: bool = False) -> Tensor:
+    """x: [..., hidden]; weight: [hidden]. centred: LayerNorm instead."""
     x = x.double()
+    if centred:
+        return torch.nn.functional.layer_norm(x, weight.shape, weight.double(), None, eps)
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
 
 

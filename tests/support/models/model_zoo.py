@@ -238,6 +238,12 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "norm_topk_prob": True}),
     "granite-swa": ("GraniteSWAConfig", {**SWA, "layer_rope_theta": [1e4, 0, 100.0], "tie_word_embeddings": False}),
     "granite-swa-biased": ("GraniteSWAConfig", {**SWA, "attention_bias": True, "mlp_bias": True, "layer_types": None}),
+    "cohere": ("CohereConfig", {"logit_scale": 0.8, "attention_bias": True, "tie_word_embeddings": False}),
+    "cohere2": ("Cohere2Config", {"logit_scale": 0.4, "sliding_window": 19, "layer_types": [SLIDING, SLIDING, FULL]}),
+    "cohere2-biased": (
+        "Cohere2Config",
+        {"logit_scale": 0.7, "sliding_window": 20, "layer_types": [FULL, SLIDING, FULL], "attention_bias": True},
+    ),
     "glm": ("GlmConfig", {"head_dim": 32}),
     "glm4": ("Glm4Config", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen2-vl": ("Qwen2VLConfig", {"rope_parameters": MROPE}),

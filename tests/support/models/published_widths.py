@@ -156,6 +156,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["layer_types"] = [layers[0], layers[-1]]
     elif "full_attention_interval" in config:
         config["layer_types"] = ["linear_attention", "full_attention"]
+    elif kind.model_type == "cohere2":
+        config["layer_types"] = ["sliding_attention", "full_attention"]
     if config.get("num_kv_shared_layers"):  # two kinds, then the same with the keys of these
         config |= {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB}
         config["layer_types"] = ["sliding_attention", "full_attention"] * 2
@@ -217,7 +219,8 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
             elif "embed_tokens" in name:  # tied, it is the matrix of the logits as well
-                parameter.normal_(0, 2 * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
+                spread = 2 / getattr(config, "logit_scale", 1.0)
+                parameter.normal_(0, spread * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
             else:
                 parameter.normal_(0, 1.2 * _inputs(name, parameter, widths) ** -0.5)
         for name, buffer in model.named_buffers():

@@ -13,7 +13,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import Experts
+from blinkpy.models.description.blocks import Experts, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.split import Share
 from blinkpy.models.paged_cache import PagedCache, RingSizes, Scales
@@ -31,13 +31,14 @@ class RankDecoder(TorchDecoder):
         attended = self._attend(index, inputs)
         return self.progress.linear(attended if kept is None else attended[kept], layer.o, layer.o_bias)
 
-    def expanded(self, x: torch.Tensor, index: int) -> torch.Tensor:
+    def expanded(self, x: torch.Tensor, before: torch.Tensor, index: int) -> torch.Tensor:
         """The addend of the MLP or the experts, [1, tokens, hidden]; of experts parallel to an MLP both, [2, tokens, hidden].
 
-        x: [tokens, hidden].
+        x, before: the residual stream, and the same before attention, [tokens, hidden].
         """
         layer, mlp = self.weights.layers[index], self.model.layers[index].mlp
-        normed = self._norm(x, layer.post_norm)
+        parallel = self.model.placement == NormPlacement.PARALLEL
+        normed = self._norm(before, layer.input_norm) if parallel else self._norm(x, layer.post_norm)
         if not isinstance(mlp, Experts):
             inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
             return self.progress.linear(inner, layer.down, layer.down_bias)[None]
@@ -170,8 +171,8 @@ class RankedDecoder:
         x = x if kept is None else x[kept]
         if len(x) == 0:
             return x
-        x = x + first._norm(attended, first.weights.layers[index].attention_out_norm)
-        return first.combined(x, _summed([rank.expanded(x, index) for rank in self.ranks]), index)
+        before, x = x, x + first._norm(attended, first.weights.layers[index].attention_out_norm)
+        return first.combined(x, _summed([rank.expanded(x, before, index) for rank in self.ranks]), index)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,8 @@ MIXED_STEPS = [  # model, rows, steps
     ("llama4-wide", 3, 4),
     ("exaone4", 8, 3),
     ("glm4", 8, 3),
+    ("cohere2", 8, 4),
+    ("cohere", 3, 3),
     ("minimax-m2", 8, 3),
     ("ernie4.5-moe", 3, 3),
     ("ernie4.5-moe-late", 8, 3),
@@ -377,6 +379,8 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
             ("qwen3-moe-mixed", "SPLIT", 5),
             ("gemma2", "SPLIT", 2),
             ("gemma4-e", "SPLIT", 4),
+            ("cohere2", "SPLIT", 4),
+            ("cohere2", "CUBLAS", 5),
         ]
     ),
 )
@@ -401,6 +405,7 @@ def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     cut = replace(whole, groups=groups)
     decoder.buffers.cut_hidden = torch.zeros_like(decoder.buffers.hidden)
     decoder.buffers.cut_layer_inputs = torch.zeros_like(decoder.buffers.layer_inputs)
+    decoder.buffers.cut_normed = torch.zeros_like(decoder.buffers.normed)
     for group in range(groups):
         on.give(batch)
         decoder.group(cut, group)

@@ -34,6 +34,7 @@ CASES = [  # family, ranks, of its config.json
     ("gpt-oss-mxfp4", 2, {"intermediate_size": 64}),
     ("gemma3", 2, {}),
     ("gemma4-moe", 2, {}),
+    ("cohere2-biased", 2, {}),
     ("qwen3", 4, {}),
 ]
 

@@ -1,5 +1,7 @@
 """Cases of norms, activations, embeddings, and kernels that gather rows."""
 
+from itertools import product
+
 import numpy as np
 import torch
 from support.models import kernel_reference
@@ -35,13 +37,14 @@ def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens:
     close(within[:tokens], kernel_reference.rms_norm(given[:tokens, 8 : 8 + hidden], weight, 1e-5), dtype, "norm in its place")
     within[:tokens] = given[:tokens, 8 : 8 + hidden]
     assert torch.equal(wide, given)
-    for source, add in ((x, False), (x, True), (parts, True)):
+    for (source, add), centred in product(((x, False), (x, True), (parts, True)), (False, True)):
         summed = residual.clone()
         out = poison(bucket, hidden, dtype=dtype, device=device)
-        rms_norm(source, weight, 1e-5, counts, out, summed if add else None)
-        whole = source.double().sum(0) if source is parts else source.double()
+        rms_norm(source + centred, weight, 1e-5, counts, out, summed if add else None, centred=centred)
+        whole = (source + centred).double().sum(0) if source is parts else (source + centred).double()
         expected = whole + residual.double() if add else whole
-        close(out[:tokens], kernel_reference.rms_norm(expected[:tokens], weight, 1e-5), dtype, f"norm, residual {add}")
+        normed = kernel_reference.rms_norm(expected[:tokens], weight, 1e-5, centred)
+        close(out[:tokens], normed, dtype, f"norm, residual {add}, centred {centred}")
         untouched(out[tokens:], "norm")
         if add:
             close(summed[:tokens], expected[:tokens], dtype, "residual")
@@ -59,9 +62,10 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
     out = poison(6, hidden, dtype=dtype, device=device)
     last = [0, 6, 9]
     parts = draw(rng, 2, bucket, hidden, dtype=torch.float32, device=device)
-    for source, whole in ((x, x.double()), (parts, parts.double().sum(0))):
-        rms_norm(source, weight, 1e-6, batch.counts, out, residual.clone(), last_tokens_of=batch)
-        close(out[[0, 2, 3]], kernel_reference.rms_norm((whole + residual.double())[last], weight, 1e-6), dtype, "last tokens")
+    for (source, whole), centred in product(((x, x.double()), (parts, parts.double().sum(0))), (False, True)):
+        rms_norm(source, weight, 1e-6, batch.counts, out, residual.clone(), last_tokens_of=batch, centred=centred)
+        expected = kernel_reference.rms_norm((whole + residual.double())[last], weight, 1e-6, centred)
+        close(out[[0, 2, 3]], expected, dtype, "last tokens")
         untouched(out[[1, 4, 5]], "last tokens")
 
 
