@@ -1,6 +1,7 @@
 """4-bit weights in linear layers: how a checkpoint stores one matrix. No torch.
 
-Layouts: compressed-tensors' `pack-quantized` and `nvfp4-pack-quantized`, AutoAWQ's GEMM form, GPTQ, and NVIDIA's modelopt.
+Layouts: compressed-tensors' `pack-quantized`, `nvfp4-pack-quantized` and `mxfp4-pack-quantized`, AutoAWQ's GEMM form, GPTQ, and
+NVIDIA's modelopt.
 """
 
 import re
@@ -23,6 +24,10 @@ class Layout(Enum):
     GPTQ = "GPTQ"
     NVFP4 = "compressed-tensors, nvfp4-pack-quantized"
     MODELOPT = "modelopt, NVFP4"
+    MXFP4 = "compressed-tensors, mxfp4-pack-quantized"
+
+
+E2M1_LAYOUTS = (Layout.NVFP4, Layout.MODELOPT, Layout.MXFP4)
 
 
 class StoredPart(NamedTuple):
@@ -55,7 +60,7 @@ class Packing:
     @property
     def is_float(self) -> bool:
         """Whether the numbers are E2M1, and not integers."""
-        return self.layout in (Layout.NVFP4, Layout.MODELOPT)
+        return self.layout in E2M1_LAYOUTS
 
     @property
     def kind(self) -> str:
@@ -106,7 +111,10 @@ class Packing:
         else:
             of_modelopt = self.layout == Layout.MODELOPT
             yield StoredPart("words", weight if of_modelopt else f"{stem}weight_packed", (rows, width // 2), BYTES)
-            yield StoredPart("scales", f"{stem}weight_scale", (rows, groups), FP8)
+            of_powers = self.layout == Layout.MXFP4
+            yield StoredPart("scales", f"{stem}weight_scale", (rows, groups), BYTES if of_powers else FP8)
+            if of_powers:
+                return
             factor = "weight_scale_2" if of_modelopt else "weight_global_scale"
             yield StoredPart("factor", f"{stem}{factor}", () if of_modelopt else (1,), FLOATS)
             inputs = "input_scale" if of_modelopt else "input_global_scale"

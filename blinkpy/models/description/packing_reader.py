@@ -10,7 +10,12 @@ from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMB
 
 GROUPS = (16, 32, 64, 128)
 NVFP4_GROUP = 16
-FOUR_BITS = {"pack-quantized": Layout.COMPRESSED, "nvfp4-pack-quantized": Layout.NVFP4}
+MXFP4_GROUP = 32
+FOUR_BITS = {
+    "pack-quantized": Layout.COMPRESSED,
+    "nvfp4-pack-quantized": Layout.NVFP4,
+    "mxfp4-pack-quantized": Layout.MXFP4,
+}
 INERT_GPTQ = """
     damp_percent damp_auto_increment static_groups true_sequential model_name_or_path model_file_base_name quant_method meta
     quantizer tokenizer dataset batch_size block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize
@@ -153,7 +158,8 @@ def _compressed(section: Section) -> Packing:
     for key in INERT_NUMBERS - {"strategy", "group_size", "dynamic"} | {"scale_dtype", "zp_dtype"}:
         weights.get(key)
     patterns = tuple(one[3:] if one.startswith("re:") else f"{re.escape(one)}$" for one in section.names("ignore"))
-    found = (_nvfp4 if layout == Layout.NVFP4 else _integers)(group, weights, patterns)
+    read = {Layout.NVFP4: _nvfp4, Layout.MXFP4: _mxfp4}.get(layout, _integers)
+    found = read(group, weights, patterns)
     weights.check_rest()
     group.check_rest()
     return found
@@ -174,11 +180,19 @@ def _integers(group: Section, weights: Section, ignored: tuple[str, ...]) -> Pac
 
 
 def _nvfp4(group: Section, weights: Section, ignored: tuple[str, ...]) -> Packing:
+    return _e2m1(Layout.NVFP4, "tensor_group", NVFP4_GROUP, group, weights, ignored)
+
+
+def _mxfp4(group: Section, weights: Section, ignored: tuple[str, ...]) -> Packing:
+    return _e2m1(Layout.MXFP4, "group", MXFP4_GROUP, group, weights, ignored)
+
+
+def _e2m1(layout: Layout, strategy: str, size: int, group: Section, weights: Section, ignored: tuple[str, ...]) -> Packing:
     group.get("input_activations")
     group.get("output_activations")
     weights.one_of("type", "float")
     weights.one_of("symmetric", True, None)
-    weights.one_of("strategy", "tensor_group")
-    weights.one_of("group_size", NVFP4_GROUP)
+    weights.one_of("strategy", strategy)
+    weights.one_of("group_size", size)
     weights.one_of("actorder", None)
-    return Packing(Layout.NVFP4, NVFP4_GROUP, ignored=ignored)
+    return Packing(layout, size, ignored=ignored)

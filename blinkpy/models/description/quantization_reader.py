@@ -16,7 +16,7 @@ from blinkpy.models.description.packing_reader import read_packing
 from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: one 8-bit number per weight
-OTHER_FORMATS = {"int-quantized": "8-bit integers", "mxfp4-pack-quantized": "MXFP4", "mxfp8-quantized": "MXFP8"}
+OTHER_FORMATS = {"int-quantized": "8-bit integers", "mxfp8-quantized": "MXFP8"}
 INSTEAD = "use a checkpoint with FP8 weights and inputs, or the unquantised model with --quantization fp8"
 WEIGHT_STRATEGIES = {"tensor": Scales.MATRIX, "channel": Scales.ROW, "block": Scales.BLOCK}
 # Keys of compressed-tensors for numbers, with their only supported values; other keys must be empty.

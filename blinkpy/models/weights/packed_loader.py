@@ -17,22 +17,26 @@ DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": np.uint8,
 NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of a word
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each output's number in a word of AWQ
 SYMMETRIC = 8  # the zero point of stored integers if the checkpoint has no zero points
+NOT_A_NUMBER = 255  # as a power of two of MXFP4 (OCP Microscaling Formats, version 1.0)
+POWERS = 31  # different powers of two of a row that its scales can have: packed_words.SCALE_BIAS
+LARGEST_POWER = 9  # of a scale, without its row's factor
 
 
 class StoredMatrix(NamedTuple):
     """One matrix. A weight is (number - zero) * scale; with E2M1: number * scale * factor.
 
     words: numbers as stored: int32, or uint8 of E2M1.
-    scales: float32 [rows, groups]; for E2M1, values of E4M3.
+    scales: float32 [rows, groups]; for E2M1, of 16 inputs each, values of E4M3 or powers of two.
     zeros: uint8 [rows, groups]; None: E2M1.
     columns: int64 [width], the input of each column, or None.
+    factors: float32 [rows].
     """
 
     words: NDArray[Any]
     scales: NDArray[np.float32]
     zeros: NDArray[np.uint8] | None
     columns: NDArray[np.int64] | None
-    factor: float = 1.0
+    factors: NDArray[np.float32]
 
 
 class PackedReader:
@@ -57,8 +61,8 @@ class PackedReader:
     def read(self, name: str, rows: int, width: int) -> StoredMatrix:
         """One matrix. name: with ".weight"."""
         found = self._found(name, rows, width)
-        scales, factor = self._scales(found)
-        return StoredMatrix(self._array(found["words"]), scales, self._zeros(found, scales), self._columns(found, width), factor)
+        scales, factors = self._scales(found)
+        return StoredMatrix(self._array(found["words"]), scales, self._zeros(found, scales), self._columns(found, width), factors)
 
     def is_ordered(self, name: str, rows: int, width: int) -> bool:
         """Whether a matrix stores its inputs in a different order."""
@@ -92,9 +96,11 @@ class PackedReader:
             return (found.astype(np.uint32) << 16).view(np.float32)
         return FP8_NUMBERS[found] if place.dtype == "F8_E4M3" else found
 
-    def _scales(self, found: dict[str, StoredPart]) -> tuple[NDArray[np.float32], float]:
-        """(float32 [rows, groups], factor of the matrix)."""
+    def _scales(self, found: dict[str, StoredPart]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(float32 [rows, groups], factors of rows, float32 [rows])."""
         part, factor = found["scales"], np.float32(1)
+        if self._packing.layout == Layout.MXFP4:
+            return self._powers(found)
         scales = self._array(part).astype(np.float32)
         if self._packing.layout in (Layout.AWQ, Layout.GPTQ):
             scales = scales.T
@@ -105,7 +111,26 @@ class PackedReader:
             factor = 1 / factor if self._packing.layout == Layout.NVFP4 else factor
         if not np.isfinite(scales).all():
             raise self._error(part, "has scales that are not finite")
-        return np.ascontiguousarray(scales), float(factor)
+        return np.ascontiguousarray(scales), np.full(len(scales), factor, np.float32)
+
+    def _powers(self, found: dict[str, StoredPart]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Scales and factors of MXFP4. A row's factor is a power of two, so that the scales' powers fit five bits. A group of
+        zeros may have any scale.
+        """
+        stored = self._array(found["scales"]).astype(np.int32)
+        if (stored == NOT_A_NUMBER).any():
+            raise self._error(found["scales"], "has scales that are not finite")
+        highest, lowest = stored.max(1), stored.min(1)
+        if (highest - lowest >= POWERS).any():
+            words = self._array(found["words"]).reshape(*stored.shape, -1)
+            zero = ((words & 0x77) == 0).all(-1)
+            highest = np.where(zero, 0, stored).max(1)
+            stored = np.where(zero, highest[:, None], stored)
+            if (highest - stored.min(1) >= POWERS).any():
+                text = f"has a row whose scales differ by more than 2**{POWERS - 1}; quantise the model in another form"
+                raise self._error(found["scales"], text)
+        one, powers = np.float32(1), stored - highest[:, None] + LARGEST_POWER
+        return np.ldexp(one, powers).repeat(2, axis=1), np.ldexp(one, highest - 127 - LARGEST_POWER)
 
     def _columns(self, found: dict[str, StoredPart], width: int) -> NDArray[np.int64] | None:
         """The inputs sorted by their group; None if that is their natural order."""

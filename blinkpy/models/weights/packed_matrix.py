@@ -64,7 +64,8 @@ def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> Packed
         if own.factors is not None:
             signs = (scales < 0).to(torch.uint8) << 3  # the numbers take them
             numbers = numbers ^ signs.repeat_interleave(FP4_GROUP, 1)
-            own.scales[:, at], own.factors[at] = fp4_scales(scales.abs()), found.factor * part.factor
+            own.scales[:, at] = fp4_scales(scales.abs())
+            own.factors[at] = torch.from_numpy(found.factors).to(device) * part.factor
         elif found.zeros is not None:
             own.scales[:, at] = int4_scales(scales * part.factor, torch.from_numpy(found.zeros).to(device)).T
         columns = slice(None) if found.columns is None else torch.from_numpy(found.columns).to(device)

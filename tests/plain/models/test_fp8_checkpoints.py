@@ -124,7 +124,7 @@ REFUSED: list[tuple[Any, str]] = [
     (changed("format", "pack-quantized"), "weights: num_bits '8' is not supported"),
     (changed("format", "mixed-precision"), "format 'mixed-precision'"),
     (changed("format", "int-quantized"), "'int-quantized' .8-bit integers. is not supported; use a checkpoint with FP8 weights"),
-    (changed("config_groups.group_0.format", "mxfp4-pack-quantized"), "group_0: format .* .MXFP4. is not supported; use"),
+    (changed("config_groups.group_0.format", "mxfp8-quantized"), "group_0: format .* .MXFP8. is not supported; use"),
     (changed("format", ["float-quantized"]), "format .*is not supported"),
     (changed("quantization_status", "frozen"), "quantization_status 'frozen'"),
     (changed("sparsity_config", {"format": "sparse-bitmask"}), "sparsity_config is not supported"),

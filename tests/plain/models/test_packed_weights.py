@@ -12,7 +12,7 @@ import torch
 from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
 from safetensors.torch import load_file, save_file
 from support.models.model_zoo import make_model
-from support.models.packed_checkpoints import AWQ, FORMS, GROUP, SIZES, Stored, is_linear, save, save_packed
+from support.models.packed_checkpoints import AWQ, FORMS, GROUP, MXFP4, SIZES, Stored, is_linear, save, save_packed
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
@@ -128,6 +128,7 @@ def test_two_entries_for_one_fact_agree_or_are_refused(form: str, first: tuple[s
 
 
 PAIRS = [*((form, "qwen3-biased") for form in FORMS), *((form, "qwen3-moe") for form in OF_EXPERTS), ("gptq", "granite")]
+PAIRS += [("mxfp4", "qwen3-biased"), ("mxfp4", "qwen3-moe"), ("mxfp4", "granite")]
 
 
 @pytest.mark.parametrize(("form", "zoo"), PAIRS)
@@ -187,7 +188,7 @@ def test_gated_attention_and_delta_nets(form: str, tmp_path: Path, rng: np.rando
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
-@pytest.mark.parametrize("form", ["w4a16-zeros", "awq"])
+@pytest.mark.parametrize("form", ["w4a16-zeros", "awq", "mxfp4"])
 @pytest.mark.parametrize("zoo", ["glm4", "granite", "ernie4.5"])
 def test_rows_and_scales_are_rearranged_as_of_other_weights(
     form: str, zoo: str, tmp_path: Path, rng: np.random.Generator
@@ -297,6 +298,10 @@ LAYER = "model.layers.1.self_attn.o_proj."
         ("gptq-order", "g_idx", lambda x: x - 1, "does not name 4 groups"),
         ("w4a16-zeros", "weight_zero_point", lambda x: x[:-1].contiguous(), "has shape"),
         ("w4a16-order", "weight_g_idx", lambda x: x.flip(0) + 100, "does not name"),
+        ("mxfp4", "weight_scale", lambda x: x | 255, "has scales that are not finite"),
+        ("mxfp4", "weight_scale", lambda x: torch.stack([x[:, 0] * 0 + 90, x[:, 0] * 0 + 121, *x.T[2:]], 1), "more than 2**30"),
+        ("mxfp4", "weight_scale", lambda x: x.view(torch.float8_e4m3fn), "is F8_E4M3; supported: U8"),
+        ("mxfp4", "weight_packed", lambda x: x[:, 1:].contiguous(), "has shape"),
     ],
 )
 def test_tensors_that_are_refused(
@@ -307,7 +312,7 @@ def test_tensors_that_are_refused(
     tensors = {key: value for key, value in tensors.items() if key != name or change is not None}
     if change is not None:
         tensors[name] = change(tensors[name])
-    save(tmp_path, tensors, FORMS[form][0])
+    save(tmp_path, tensors, FORMS[form][0] if form in FORMS else MXFP4)
     with pytest.raises(ConfigError) as caught:
         load_weights(describe_model(tmp_path), tmp_path, torch.float32)
     assert words in str(caught.value) and tensor in str(caught.value) and "\n" not in str(caught.value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from support.models.model_zoo import make_model
@@ -16,6 +17,7 @@ from blinkpy.kernels.linear.packed_words import PackedMatrix, fp4_scales, int4_s
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 GROUP = 32
+VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 96, "num_hidden_layers": 2}
 EXPERTS = SIZES | {"moe_intermediate_size": 64}
 Stored = dict[str, torch.Tensor]
@@ -124,14 +126,37 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[..., Stored], bool, bool, int]] 
 }
 
 
+MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": GROUP, "dynamic": False}
+MXFP4_WEIGHTS |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+MXFP4 = compressed() | {"format": "mxfp4-pack-quantized"}
+MXFP4["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": MXFP4_WEIGHTS, "input_activations": None}}
+
+
+def draw_mxfp4(rng: np.random.Generator, stem: str, rows: int, width: int) -> tuple[Stored, torch.Tensor]:
+    """Tensors of a matrix, packed by compressed-tensors, and its weights. A row's scales differ by 2**30; a row and a group are
+    zero, with the scale 2**-127."""
+    numbers = VALUES[torch.from_numpy(rng.integers(0, 8, (rows, width)))]
+    numbers = numbers * torch.from_numpy(rng.choice([-1.0, 1.0], (rows, width))).float()
+    powers = rng.integers(-8, -4, (rows, width // GROUP))
+    row = rng.integers(rows)
+    powers[row, rng.integers(width // GROUP)] = powers[row].max() - 30
+    numbers[rng.integers(rows)] = 0.0
+    row, group = rng.integers(rows), int(rng.integers(width // GROUP))
+    numbers[row, group * GROUP : (group + 1) * GROUP] = 0.0
+    powers[(numbers.view(rows, -1, GROUP) == 0).all(-1).numpy()] = -127
+    weight = numbers * torch.from_numpy(np.ldexp(np.float32(1), powers).repeat(GROUP, axis=1))
+    packed, scales = pack_fp4_to_uint8(numbers.to(torch.bfloat16)), torch.from_numpy((powers + 127).astype(np.uint8))
+    return {f"{stem}weight_packed": packed, f"{stem}weight_scale": scales}, weight
+
+
 def is_linear(name: str) -> bool:
     return name.endswith("proj.weight") and ".layers." in name
 
 
 def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str, **more: int) -> tuple[Stored, Stored]:
-    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for. more:
-    further sizes."""
-    section, write, zeros, ordered, group = FORMS[form]
+    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for. form: of
+    FORMS, or "mxfp4". more: further sizes."""
+    section, write, zeros, ordered, group = FORMS.get(form, (MXFP4, None, False, False, GROUP))
     make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES) | more).save_pretrained(folder)
     whole = load_file(folder / "model.safetensors")
     orders: dict[tuple[str, int], np.ndarray] = {}
@@ -141,6 +166,10 @@ def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str, **m
             tensors[name] = weight
             continue
         rows, width = weight.shape
+        if write is None:
+            stored, exact[name] = draw_mxfp4(rng, name.removesuffix("weight"), rows, width)
+            tensors |= stored
+            continue
         shared = name.rpartition(".")[0].rpartition(".")[0], width  # matrices that are fused have one order
         if ordered and shared not in orders:
             orders[shared] = rng.permutation(np.arange(width) // (group or width))
@@ -158,7 +187,6 @@ def save(folder: Path, tensors: Stored, section: dict[str, Any]) -> None:
 
 
 DENSE = ("qkv", "q_b", "o", "gate_up", "down")  # matrices of layers without experts
-VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def packed_matrix(weight: torch.Tensor, group: int, *, zeros: bool, fp4: bool, ordered: bool) -> PackedMatrix:

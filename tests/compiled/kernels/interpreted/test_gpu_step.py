@@ -230,7 +230,10 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, **how) < 1e-4
 
 
-@pytest.mark.parametrize(("form", "zoo"), part_of([*((form, "qwen3-biased") for form in FORMS), ("gptq-order", "qwen3-moe")]))
+FORM_PAIRS = [*((form, "qwen3-biased") for form in (*FORMS, "mxfp4")), ("gptq-order", "qwen3-moe"), ("mxfp4", "qwen3-moe")]
+
+
+@pytest.mark.parametrize(("form", "zoo"), part_of(FORM_PAIRS))
 @redrawn_at_ties
 def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
