@@ -45,7 +45,15 @@ TOGETHER = ("qwen3-vl-moe", "mistral4", "mistral4-nested")  # all experts in one
 FAMILIES = [name for name in FAMILIES if name not in TOGETHER]
 NO_BLOCKS: tuple[str, ...] = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
 NO_BLOCKS += ("gemma4-e", "gemma4-e-nested")
-NO_BLOCKS += ("olmoe", "qwen2-vl", "qwen2.5-vl", "glm4v", "glm4v-moe")  # their heads have one size in transformers
+NO_BLOCKS += (
+    "cohere2",
+    "cohere2-biased",
+    "olmoe",
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "glm4v",
+    "glm4v-moe",
+)  # their heads have one size in transformers
 NO_BLOCKS += ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-nested", "qwen3.5-moe-nested")  # below
 GATED = ("qwen2-moe", "qwen2-moe-mixed", "qwen3-next", "qwen3.5-moe", "qwen3.5-moe-nested")
 NOT_STATIC = dict.fromkeys(GATED, "shared_expert.down_proj are gated")
