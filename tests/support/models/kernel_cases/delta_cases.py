@@ -146,7 +146,10 @@ def recurrence_case(
 
 
 class Drafting(NamedTuple):
-    """A layer's weights, and the inputs of a request's tokens, which are appended as they are drawn. mixed: inputs of the recurrence, as computed."""
+    """A layer's weights, and the inputs of a request's tokens, which are appended as they are drawn.
+
+    mixed: inputs of the recurrence, as computed.
+    """
 
     taps: np.ndarray
     rates: list[np.ndarray]
