@@ -12,9 +12,9 @@ CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Default number of tokens up to which a step is not cut, and of steps that may interrupt one."""
 NGRAM, MTP, EAGLE = "ngram", "mtp", "eagle3"
 DRAFT_TOKENS, DRAFT_MATCH = {NGRAM: 7, MTP: 3, EAGLE: 3}, 8
-MOST_OF_HEAD = 7
+DRAFT_REQUESTS, MOST_OF_HEAD = 64, 7
 """Defaults of speculation: drafts of a request in a step, by their origin; tokens that must repeat before a draft; maximum
-drafts of a head."""
+running requests for drafts of a layer or a head; maximum drafts of a head."""
 MOST_GROUPS = 255
 """Maximum groups of layers of a cut step: a record has a byte for their number."""
 
@@ -114,6 +114,13 @@ class SchedulerOptions(BatchOptions):
     speculative_match: int = option(
         DRAFT_MATCH, "tokens that must repeat before a request gets drafts, with --speculative ngram", low=2, high=64
     )
+    speculative_requests: int = option(
+        0,
+        "maximum running requests for drafts, with --speculative; more get none, since large steps cost more than drafts save "
+        "(0: no limit with ngram, otherwise 64)",
+        low=0,
+        high=1 << 20,
+    )
     policy: str = option(
         "short-prompts",
         "scheduling policy: fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION (docs/policies.md)",
@@ -123,6 +130,11 @@ class SchedulerOptions(BatchOptions):
     def draft_tokens(self) -> int:
         """Maximum drafts of a request in one step; 0: no drafts."""
         return self.speculative_tokens or DRAFT_TOKENS.get(self.speculative, 0)
+
+    @property
+    def draft_requests(self) -> int:
+        """Maximum running requests for drafts; 0: no limit."""
+        return self.speculative_requests or (DRAFT_REQUESTS if self.speculative in (MTP, EAGLE) else 0)
 
 
 TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
@@ -177,6 +189,10 @@ def check_drafts(options: SchedulerOptions) -> None:
     tokens, match = options.speculative_tokens, options.speculative_match
     if options.speculative == "off" and tokens:
         raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram or mtp")
+    if options.speculative == "off" and options.speculative_requests:
+        raise ConfigError(
+            f"speculative_requests ({options.speculative_requests}) has no effect without drafts: set speculative to ngram or mtp"
+        )
     if options.speculative != NGRAM and match != DRAFT_MATCH:
         raise ConfigError(
             f"speculative_match ({match}) has no effect with speculative {options.speculative}: set speculative to ngram"

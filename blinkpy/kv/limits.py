@@ -75,6 +75,7 @@ class Limits(NamedTuple):
     pace_ns: int  # target time between tokens, for which steps wait (scheduler/pace.py); 0: no waits
     best_effort_pace_ns: int  # the same for best-effort requests; at least as long
     draft_tokens: int  # maximum drafts of a request in one step; 0: no drafts
+    draft_requests: int  # maximum running requests for drafts
     draft_match: int  # tokens that must repeat before drafts, with the token just sampled; at least 2
     draft_rest: int  # tokens without drafts, after a step in which a request's first draft was wrong
     draft_buckets: int  # of a request's index of n-grams, a power of two
@@ -181,6 +182,7 @@ def make_limits(
         pace_ns=_pace_ns(options.tpot_target_ms),
         best_effort_pace_ns=_pace_ns(options.flex_tpot_target_ms or options.tpot_target_ms),
         draft_tokens=options.draft_tokens,
+        draft_requests=min(rows, options.draft_requests or rows),
         draft_match=options.speculative_match,
         draft_rest=0 if step_drafts else DRAFT_REST,
         draft_buckets=_power_of_two(max(2, facts.max_model_len // 2)),

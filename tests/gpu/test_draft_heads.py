@@ -21,7 +21,9 @@ def test_kernels_of_a_draft_head(rng: np.random.Generator) -> None:
         take_case(rng, "cuda", int(rng.integers(4, 200_000)), mapped=True)
 
 
-@pytest.mark.parametrize("options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}, GRAPHS | {"draft_requests": 1}], ids=str
+)
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "qwen3-moe"])
 @redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:

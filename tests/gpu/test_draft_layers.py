@@ -24,7 +24,9 @@ def test_kernels_around_a_draft_layer(rng: np.random.Generator) -> None:
         take_case(rng, "cuda", int(rng.integers(4, 200_000)))
 
 
-@pytest.mark.parametrize("options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, GRAPHS, GRAPHS | {"drafts": True}, {"invariant": True}, GRAPHS | {"draft_requests": 1}], ids=str
+)
 @pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT_FAMILIES])
 @redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:

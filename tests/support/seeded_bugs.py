@@ -125,6 +125,7 @@ SCHEDULER_BUGS = _bugs({
         ("drafts take the pages that others need next", "lacking > spare:", "lacking > spare + 2:"),
         ("best effort takes pages for drafts beyond its share", "if limited and", "if lacking < 0 and"),
         ("the pages of drafts stay on the stack", "    if lane == 0:\n        counts[S.FREE_COUNT] = free\n", ""),
+        ("there is no limit of requests for drafts", "if decoding <= limits.draft_requests else 0", "if decoding >= 0 else 0"),
         ("prompts wait for drafts", "            prompts = 1\n", "            prompts = 0\n"),
         ("who had wrong drafts does not rest", "[slot] = length + limits.draft_rest", "[slot] = 0"),
         ("drafts never become more", "min(limits.draft_tokens, 2 * most)", "min(limits.draft_tokens, most)"),

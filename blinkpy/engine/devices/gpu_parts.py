@@ -50,7 +50,7 @@ def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDA
     buckets = bucket_shapes(setup.sizes.max_num_seqs, config.scheduler.max_num_batched_tokens)
     cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
     whole = config.engine.batch_invariant or setup.model.drafts_tokens  # which reads all tokens
-    return buckets, *step_shapes(buckets, whole=whole, drafts=limits.draft_tokens > 0, **cut)
+    return buckets, *step_shapes(buckets, whole=whole, drafts=limits.draft_requests if limits.draft_tokens else 0, **cut)
 
 
 def load_gpu(setup: Setup, how: GpuOptions, share: Share = WHOLE, peers: Peers | None = None) -> GpuParts:

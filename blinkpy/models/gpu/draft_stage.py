@@ -44,6 +44,10 @@ class DraftStage:
         decoder.pdl = False  # these kernels read what those before them have written, where others read the batch
         following_tokens(batch, requests, self.following[: shape.tokens])
         self._layer(decoder, shape, self.following, self.hidden)
+        if not shape.returns_drafts:
+            batch.drafted[:rows].fill_(-1)
+            decoder.pdl = pdl
+            return
         own = DraftRows(BatchView(*self.own.view), *(some[:rows] for some in self.own[1:]))
         choose_rows(batch, requests, own, drafts=drafts, page_size=page)
         keep_rows(self.hidden[: shape.tokens], own, self.kept[:rows])

@@ -61,6 +61,9 @@ class HeadStage:
         taken = self.cut_taken if shape.groups > 1 else self.taken
         own._linear(taken[: shape.tokens], own.weights.draft_projection, hidden)
         normed = self._layer(shape, following, hidden)
+        if not shape.returns_drafts:
+            batch.drafted[:rows].fill_(-1)
+            return
         chosen = DraftRows(BatchView(*self.rows.view), *(some[:rows] for some in self.rows[1:]))
         choose_rows(batch, requests, chosen, drafts=drafts, page_size=page)
         keep_rows(hidden, chosen, self.kept[:rows])

@@ -24,6 +24,7 @@ class StepShape:
     drafted: rows have one token each, and one request may have several rows (docs/speculation.md).
     whole: the last layer computes every token.
     groups: layer groups; each has a separate graph, after which the step may be suspended.
+    returns_drafts: a draft layer or head makes drafts. Otherwise it only writes its keys and values.
     """
 
     tokens: int
@@ -32,6 +33,7 @@ class StepShape:
     whole: bool = False
     groups: int = 1
     drafted: bool = False
+    returns_drafts: bool = True
 
     @property
     def name(self) -> str:
@@ -76,14 +78,15 @@ def mlp_follows(layers: int, groups: int, group: int) -> bool:
 
 
 def step_shapes(
-    buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0, drafts: bool = False
+    buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0, drafts: int = 0
 ) -> tuple[list[StepShape], NDArray[np.int32]]:
     """The step graphs for the buckets, and the table int32 [buckets, kinds] from a bucket and the kind of a batch
     (blinkpy.kv.limits.step_kind) to the index of a graph.
 
     whole: StepShape.whole of all shapes.
     groups, cut_tokens: see Limits. Graphs of cut batches come after all others.
-    drafts: requests may have drafts. Otherwise chunks of one token run in the graphs of mixed batches.
+    drafts: maximum running requests for drafts; 0: chunks of one token run in the graphs of mixed batches. Larger batches of
+        decode rows return no drafts.
 
     Batches of decode rows and of drafts have equal numbers of tokens and rows, so they never need more tokens
     than the largest number of rows. If a bucket has no graph for a kind of batch, the table has the index of another graph of
@@ -94,7 +97,8 @@ def step_shapes(
     table = np.zeros((len(buckets), len(S.STEP_KINDS)), np.int32)
     for index, (tokens, rows) in enumerate(buckets):
         if tokens <= most_rows:
-            shapes.append(StepShape(tokens, rows, mixed=False, whole=whole))
+            smallest = buckets[index - 1][1] + 1 if index else 1
+            shapes.append(StepShape(tokens, rows, mixed=False, whole=whole, returns_drafts=not 0 < drafts < smallest))
         table[index, S.DECODE_STEP] = len(shapes) - 1
     wanted = [i for i, (tokens, _) in enumerate(buckets) if tokens >= SMALLEST_MIXED] or [len(buckets) - 1]
     for index in wanted:

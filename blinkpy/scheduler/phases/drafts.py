@@ -208,7 +208,7 @@ def propose_drafts(limits, state, lane, lanes):
     """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], and take
     their pages. The drafts are written after its tokens.
 
-    No request has drafts if a prompt needs a chunk, or a step is suspended. The remaining rows and pages go to the requests in
+    No request has drafts if a prompt needs a chunk, a step is suspended, or more than draft_requests requests decode. The remaining rows and pages go to the requests in
     the order of `running` (see share_out).
     """
     if limits.draft_tokens == 0:
@@ -220,7 +220,8 @@ def propose_drafts(limits, state, lane, lanes):
         scratch.first[i] = 0
         if requests.stalled[slot] == 0 and requests.length[slot] - requests.computed[slot] > 1:
             prompts = 1
-    rows = limits.rows - (running - counts[S.STALLED_COUNT])
+    decoding = running - counts[S.STALLED_COUNT]
+    rows = limits.rows - decoding if decoding <= limits.draft_requests else 0
     if block_max(prompts, lane, lanes) > 0 or is_suspended(state) or rows == 0:
         barrier(lanes)
         return

@@ -145,8 +145,8 @@ announced beyond a ring are skipped.
 R24. Otherwise, a suspended step is resumed with its next group after R9; and also after R15, if the planned
 step has no rows.
 
-R25. With `speculative`, requests may have drafts, unless a step is suspended or a request that does not stall lacks
-several tokens. Drafts follow an earlier place in the request's own tokens at which its last `speculative_match`
+R25. With `speculative`, requests may have drafts, unless a step is suspended, a request that does not stall lacks
+several tokens, or more than `speculative_requests` requests do not stall. Drafts follow an earlier place in the request's own tokens at which its last `speculative_match`
 tokens occurred. The place may reach into the drafts. With a draft layer, the committed step returned the drafts for
 the request's own row; they end before the first number outside of the vocabulary. A request has no drafts in three
 cases: its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts and

@@ -25,6 +25,8 @@ def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, 
     rows = limits.rows - len(decoding)
     if not limits.draft_tokens or state.prompts() or state.suspended or not rows:
         return {}
+    if len(decoding) > limits.draft_requests:
+        return {}
     spare = state.pool.available - min(len(state.running), limits.pages // 8)
     chosen, pages, asked = dict[Request, list[int]](), dict[Request, int](), 0
     for request in decoding:

@@ -301,6 +301,8 @@ def make_world(
     if drafting:
         sizes_of_drafts = {"tokens": (1, 2, 5), "match": (2, 2, 3, 4), "rest": (0, 1, 8), "buckets": (2, 16)}
         limits = limits._replace(**{f"draft_{name}": drafts.choice(values) for name, values in sizes_of_drafts.items()})
+        crowds = random.Random(f"crowd {seed}")
+        limits = limits._replace(draft_requests=crowds.choice((1, 2, 4, *[limits.rows] * 7)))
         odds = odds._replace(submit=drafts.choice((40, 150, odds.submit)), answer=drafts.choice((12, 30)))
         odds = odds._replace(submit=40, answer=30, bad=0, cancel=min(10, odds.cancel)) if lasting else odds
         if drafts.random() < 0.4:

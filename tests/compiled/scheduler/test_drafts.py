@@ -250,6 +250,27 @@ def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], 
 
 
 @BOTH
+@pytest.mark.parametrize("limit", [1, 3, 8])
+def test_more_requests_than_the_limit_have_no_drafts(limit: int, drafts: dict[str, Any]) -> None:
+    """Requests whose tokens are all the same one, of which one more ends every few steps."""
+    case = make_case(lanes=1, **drafts | {"rows": 16, "tokens": 48, "cq_entries": 1024, "speculative_requests": limit})
+    case.judged = False
+    for i in range(5):
+        case.submit([0] * 12, 12 + 9 * i, seed=i)
+    seen = dict[int, bool]()
+    for _ in range(60):
+        case.turn()
+        batch = case.state.batch
+        rows = int(batch.counts[S.ROWS])
+        drafted = batch.emits[:rows] == S.DRAFT
+        own = rows - int(drafted.sum())
+        seen[own] = seen.get(own, False) or bool(drafted.any())
+        batch.sampled[:rows] = 0
+        batch.drafted[:rows] = 0
+    assert {own: found for own, found in seen.items() if own} == {own: own <= limit for own in range(1, 6)}
+
+
+@BOTH
 def test_no_draft_is_beyond_the_last_token(drafts: dict[str, Any]) -> None:
     """Requests with few tokens left."""
     case = make_case(lanes=1, **drafts)

@@ -33,7 +33,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
     sizes = QueueSizes(1, rows, 1 << max(1, (rows - 1).bit_length()), 64, 64, 1)
     facts = EngineFacts(1, 70001, 70003, 64, 100, 16, 64, rows, 5000)
     make_state(make_limits_by_name(sizes, facts, max_num_batched_tokens=tokens), buckets)  # the scheduler accepts them
-    drafts = bool(rng.integers(2))
+    drafts = int(rng.integers(rows + 1) * rng.integers(2))
     shapes, table = step_shapes(buckets, drafts=drafts)
     assert table.shape == (len(buckets), len(S.STEP_KINDS))
     assert len(set(shapes)) == len(shapes)
@@ -45,8 +45,11 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
         shape = shapes[table[bucket, S.MIXED_STEP if mixed else S.DECODE_STEP]]
         if not mixed:
             found = shapes[table[bucket, S.DRAFTED_STEP]]
-            assert (found.drafted, found.mixed) == (drafts, not drafts) and found.tokens >= batch_tokens <= found.rows
-            assert not drafts or dataclasses.replace(found, drafted=False) == shape
+            assert (found.drafted, found.mixed) == (drafts > 0, not drafts) and found.tokens >= batch_tokens <= found.rows
+            same = {"drafted": False, "returns_drafts": shape.returns_drafts}
+            assert not drafts or dataclasses.replace(found, **same) == shape
+            smallest = next(n for n in range(1, rows + 1) if next(i for i, (t, _) in enumerate(buckets) if t >= n) == bucket)
+            assert found.returns_drafts and shape.returns_drafts == (not drafts or smallest <= drafts)
         assert shape.tokens >= batch_tokens
         assert shape.rows >= batch_rows
         assert shape.mixed == mixed

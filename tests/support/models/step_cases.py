@@ -52,7 +52,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False, fp8_cache: bool = False, drafts: bool = False, peers: Peers | None = None, snapshots: int = 0,
+        rings: bool = False, fp8_cache: bool = False, drafts: int = 0, peers: Peers | None = None, snapshots: int = 0,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -147,7 +147,7 @@ def step_case(
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
     drafts: bool = False, draft_layer: bool = False, prompts: tuple[int, ...] = (1, 40, 17, 23, 5),
-    head: Callable[[Path], Path] | None = None,
+    head: Callable[[Path], Path] | None = None, draft_requests: int = 0,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
@@ -157,9 +157,25 @@ def step_case(
     Without a draft layer, half of the drafts count as correct all the same.
     draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
     one more begins in each step but the second. head: writes a draft head next to the model, and returns its folder.
+    draft_requests: larger batches of decode rows return no drafts.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache, save, drafts, draft_layer, head)
+    on = on_device(
+        rng,
+        device,
+        name,
+        folder,
+        dtype,
+        table,
+        rows,
+        invariant,
+        quantise,
+        fp8_cache,
+        save,
+        draft_requests or rows * drafts,
+        draft_layer,
+        head,
+    )
     model, batches = on.step.decoder.model, on.batches
     weights, returns = load_weights(model, folder, dtype), draft_layer or head is not None
     if quantise is not None:
@@ -181,7 +197,7 @@ def step_case(
     if stream is not None:
         on.step.capture(stream)
     running: list[Sequence] = []
-    worst, drafted = 0.0, 0
+    worst, drafted, without = 0.0, 0, 0
     for number in range(steps):
         if waiting and len(running) < rows and number != 1:  # in the second step the first request decodes alone
             running.append(waiting.pop(0))
@@ -219,6 +235,9 @@ def step_case(
             found = on.batch.sampled.cpu().numpy()
             assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
             made = batch.drafted[: int(batch.counts[ROWS])]
+            if not shape.returns_drafts:
+                made = np.full_like(made, -1)
+                without += 1
             assert on.batch.drafted.cpu().numpy()[: len(made)].tolist() == made.tolist(), f"{name}, drafts of {shape.name}"
             returned += int((made >= 0).sum())
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
@@ -241,6 +260,7 @@ def step_case(
             assert on.cache.states.held.tolist() == of_states.held.tolist()
     assert drafted > 0 or not drafts, "no step had drafts"
     assert returned > 0 or not returns or not exact, "no step returned drafts"
+    assert without > 0 or not draft_requests, "each step returned drafts"
     return worst
 
 
@@ -385,7 +405,7 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
-    fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: bool = False, draft_layer: bool = False,
+    fp8_cache: bool = False, save: Callable[[Path], object] | None = None, drafts: int = 0, draft_layer: bool = False,
     head: Callable[[Path], Path] | None = None,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""

@@ -125,10 +125,13 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
     assert error < (3e-2 if options.get("fp8_cache") else 1e-4)
 
 
+FEW_DRAFTED: dict[str, Any] = {"draft_requests": 1, "prompts": (3, 12), "steps": 4}  # in the last step, two requests decode
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}],
-    ids=["plain", "drafts", "invariant"],
+    [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}, FEW_DRAFTED],
+    ids=["plain", "drafts", "invariant", "few"],
 )
 @pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]))
 @redrawn_at_ties
@@ -145,8 +148,8 @@ DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "ste
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3})],
-    ids=["plain", "drafts", "invariant"],
+    [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3}), ("llama3", FEW_DRAFTED)],
+    ids=["plain", "drafts", "invariant", "few"],
 )
 @redrawn_at_ties
 def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
