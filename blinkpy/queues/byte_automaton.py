@@ -165,6 +165,11 @@ class ByteAutomaton:
         _require(int(keep.sum()) <= MOST_STATES, f"an automaton has at most {MOST_STATES} states, not {int(keep.sum())}")
         return cls(class_of.astype(np.uint8), number[next_state[keep]].astype(np.int16), accepting[keep], closes)
 
+    def with_steps(self, steps: NDArray[np.int64]) -> Self:
+        """This automaton, which keeps the known number of bytes from each state to an accepting state: int64 [states]."""
+        self.__dict__["_known_steps"] = steps
+        return self
+
     def words(self) -> Int32:
         """The packed form, int32 [packed_words]; read-only."""
         return self._words
@@ -181,7 +186,9 @@ class ByteAutomaton:
 
     @cached_property
     def _words(self) -> Int32:
-        return self._packed(self.distances() if self.closes else np.zeros(self.states, np.int64))
+        packed = self._packed(self.distances() if self.closes else np.zeros(self.states, np.int64))
+        self.__dict__.pop("_known_steps", None)  # it is in the words
+        return packed
 
     def _packed(self, distances: NDArray[np.integer]) -> Int32:
         ending = self.accepting & (self.next_state == DEAD).all(axis=1)
@@ -208,13 +215,16 @@ class ByteAutomaton:
         """For each state: the minimum number of bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted
         string, it counts from the minimum length.
         """
+        least = self._least_of_hubs()
+        if not least.any() and (steps := self.__dict__.get("_known_steps")) is not None:
+            return np.minimum(steps, MOST_DISTANCE)
         begins, targets = self._runs()
         source = np.repeat(np.arange(self.states), np.diff(begins, append=len(targets)))
         source, target = source[targets >= 0], targets[targets >= 0]
         order = np.argsort(target, kind="stable")
         first = np.searchsorted(target[order], np.arange(self.states + 1)).tolist()
         sources = source[order].tolist()
-        if not (least := self._least_of_hubs()).any():
+        if not least.any():
             return self._steps_to_end(sources, first)
         found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
         more, counted = least.tolist(), self.counted  # bytes of the string that begins with a step to a hub

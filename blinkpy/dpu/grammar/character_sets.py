@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable
 from functools import lru_cache
 
-from blinkpy.dpu.grammar.byte_nfa import ByteNfa, Piece
+from blinkpy.dpu.grammar.automata.nfa_nodes import ByteNfa
+from blinkpy.dpu.grammar.byte_nfa import Piece
 
 Characters = tuple[tuple[int, int], ...]
 ALL: Characters = ((0, 0xD7FF), (0xE000, 0x10FFFF))

@@ -21,10 +21,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automata.automaton_edges import MixedCountsError
+from blinkpy.dpu.grammar.automata.automaton_products import difference
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError, located
-from blinkpy.dpu.grammar.minimal_automaton import MixedCountsError, difference
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler

@@ -41,7 +41,17 @@ def compiled(digits: int, closes: bool, grammar: bytes) -> bytes:
 
 
 WARM_UP = {
-    "schema": {"type": "object", "properties": {"a": {"type": ["string", "null"], "maxLength": 9}, "b": {"type": "number"}}}
+    "schema": {
+        "type": "object",
+        "properties": {
+            "a": {"type": ["string", "null"], "maxLength": 9},
+            "b": {"type": "number"},
+            "c": {"type": "integer"},
+            "d": {"type": "array", "items": {"type": "boolean"}},
+            "e": {"enum": ["one", "two"]},
+        },
+        "required": ["a", "c"],
+    }
 }
 
 

@@ -4,7 +4,8 @@ space."""
 from typing import NamedTuple
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.byte_nfa import ByteNfa, Piece
+from blinkpy.dpu.grammar.automata.nfa_nodes import ByteNfa
+from blinkpy.dpu.grammar.byte_nfa import Piece
 
 SPACE = byte_nfa.repeat(byte_nfa.literal(b" "), 0, 1)
 COMMA = byte_nfa.sequence(byte_nfa.literal(b","), SPACE)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
 from typing import NamedTuple
 
-from blinkpy.dpu.grammar.byte_nfa import ByteNfa, Piece
-from blinkpy.dpu.grammar.minimal_automaton import Counted, Edge, range_edges
+from blinkpy.dpu.grammar.automata.automaton_edges import Counted, Edge, range_edges
+from blinkpy.dpu.grammar.automata.nfa_nodes import ByteNfa
+from blinkpy.dpu.grammar.byte_nfa import Piece
 from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 
 QUOTE = 0x22

@@ -12,9 +12,10 @@ from math import lcm
 from typing import NamedTuple
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automata.automaton_edges import no_edges
+from blinkpy.dpu.grammar.automata.minimal_automaton import minimal_automaton
 from blinkpy.dpu.grammar.byte_nfa import Piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.minimal_automaton import minimal_automaton, no_edges
 
 MOST_REMAINDERS = 1000  # remainders of a step, in units of its last decimal place
 MOST_DIGITS = 400  # of a bound; a double has 309 before the point

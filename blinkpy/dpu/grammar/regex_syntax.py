@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automata.automaton_products import difference, intersection
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, Characters, complement, of_text, union
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
-from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_LENGTH = 20_000  # characters of an expression

@@ -11,11 +11,11 @@ from itertools import combinations
 from typing import Any
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automata.automaton_products import intersection
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import json_text
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of, set_of
-from blinkpy.dpu.grammar.minimal_automaton import intersection
 from blinkpy.dpu.grammar.number_ranges import DIGITS
 from blinkpy.dpu.grammar.schema_keywords import REFERENCE, Alternatives
 from blinkpy.dpu.grammar.schema_reader import SchemaReader

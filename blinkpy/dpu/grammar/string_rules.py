@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automata.automaton_products import difference, intersection
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text, union
 from blinkpy.dpu.grammar.character_sets import intersection as common
 from blinkpy.dpu.grammar.grammar_errors import CHARACTER_STATES, MOST_STATES_WRITTEN_OUT, GrammarError
 from blinkpy.dpu.grammar.limited_text import lengths_of, limited_text
-from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 

@@ -5,8 +5,9 @@ from support.automata import random_automaton
 from support.walks import Walker
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.byte_nfa import automaton_of, embedded
-from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
+from blinkpy.dpu.grammar.automata.automaton_products import difference, intersection
+from blinkpy.dpu.grammar.automata.nfa_nodes import ByteNfa
+from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of, embedded
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 CASES = 30
@@ -79,6 +80,80 @@ def test_pieces(rng: np.random.Generator) -> None:
             if len(text) < 9:
                 assert accepts(again, text) == repeats(a, text, low, high)
                 assert accepts(lists, text) == lists_of(a, b, text)
+
+
+def bytewise(text: bytes) -> Piece:
+    """A text, byte by byte."""
+    return byte_nfa.sequence(*(byte_nfa.byte_range(byte, byte) for byte in text))
+
+
+def by_nodes(automaton: ByteAutomaton) -> Piece:
+    """The language of an automaton by nodes and edges alone."""
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        first = nfa.nodes(automaton.states)
+        nfa.link(source, first)
+        for state in range(automaton.states):
+            for byte in range(256):
+                following = int(automaton.next_state[state, automaton.class_of[byte]])
+                if following >= 0:
+                    nfa.edges[first + state].append((byte, byte, first + following))
+            if automaton.accepting[state]:
+                nfa.link(first + state, target)
+
+    return add
+
+
+def test_texts_and_copies_are_a_shorter_form(rng: np.random.Generator) -> None:
+    """Random pieces of texts and of copies of automata have the same minimal automaton as pieces of single bytes."""
+    numbers = automaton_of(byte_nfa.repeat(byte_nfa.byte_range(0x61, 0x62), 1, 5))
+    name = automaton_of(
+        byte_nfa.sequence(bytewise(b"c"), byte_nfa.repeat(byte_nfa.byte_range(0x61, 0x64), 0, None), bytewise(b"d"))
+    )
+    assert numbers is not None and name is not None
+
+    def text() -> bytes:
+        return rng.choice([0x61, 0x62, 0x63], int(rng.integers(0, 7)), p=[0.7, 0.2, 0.1]).astype(np.uint8).tobytes()
+
+    def both(depth: int) -> tuple[Piece, Piece]:
+        kind = int(rng.integers(0, 7 if depth else 3))
+        if kind == 0:
+            one = text()
+            return byte_nfa.literal(one), bytewise(one)
+        if kind == 1:
+            texts = [text() for _ in range(rng.integers(1, 6))]
+            return byte_nfa.words(texts), byte_nfa.choice(*map(bytewise, texts))
+        if kind == 2:
+            automaton = (numbers, name, random_automaton(rng, states=4, dead=0.6))[rng.integers(3)]
+            return embedded(automaton), by_nodes(automaton)
+        parts = [both(depth - 1) for _ in range(rng.integers(1, 4))]
+        if kind == 3:
+            low, high = (0, None) if rng.random() < 0.5 else (int(rng.integers(0, 2)), 2)
+            return byte_nfa.repeat(parts[0][0], low, high), byte_nfa.repeat(parts[0][1], low, high)
+        if kind == 4:
+            return byte_nfa.separated(parts[0][0], parts[-1][0]), byte_nfa.separated(parts[0][1], parts[-1][1])
+        join = byte_nfa.sequence if kind == 5 else byte_nfa.choice
+        return join(*(one for one, _ in parts)), join(*(other for _, other in parts))
+
+    for _ in range(CASES):
+        short, long = (automaton_of(piece) for piece in both(int(rng.integers(1, 4))))
+        assert short is not None and long is not None
+        assert short.states == long.states
+        assert short.digest == long.digest
+        assert ByteAutomaton.of_words(short.words()).states == short.states, "its distances are right"
+
+
+def test_texts_of_one_length_are_told_apart(rng: np.random.Generator) -> None:
+    """Two states with edges for the same bytes to the same state, by different texts."""
+    for _ in range(CASES):
+        one, other = (rng.choice([0x61, 0x62], 4).astype(np.uint8).tobytes() for _ in range(2))
+        branch = byte_nfa.byte_range(0x78, 0x79)
+        pairs = (b"1", one), (b"2", other)
+        forms = [byte_nfa.sequence(byte_nfa.literal(sign), branch, byte_nfa.literal(text)) for sign, text in pairs]
+        automaton = automaton_of(byte_nfa.choice(*forms))
+        assert automaton is not None
+        for sign, text in ((b"1", one), (b"2", other), (b"1", other), (b"2", one)):
+            assert automaton.accepts(sign + b"x" + text) == (text == (one if sign == b"1" else other))
 
 
 def lists_of(a: ByteAutomaton, b: ByteAutomaton, text: bytes) -> bool:

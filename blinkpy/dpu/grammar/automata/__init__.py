@@ -1,0 +1,1 @@
+"""From nondeterministic automata over bytes to minimal ones."""
