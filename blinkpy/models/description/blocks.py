@@ -30,6 +30,7 @@ class Quantization:
     """FP8 (E4M3) weights in the linear layers of all layers, including experts. blinkpy.kernels.fp8_rows
     defines the arithmetic.
 
+    inputs: inputs are rounded to 8 bits, too; otherwise weights are dequantised at the start.
     static: the checkpoint has a scale for the inputs of each matrix; otherwise each input gets a scale, or
         one per 128 columns if weights have one per block.
     stored: the checkpoint has FP8 weights; otherwise they are quantised while loading.
@@ -43,10 +44,13 @@ class Quantization:
     input_scale: tuple[str, ...] = ("input_scale", "activation_scale")
     ignored: tuple[str, ...] = ()
     ignored_ends: tuple[str, ...] = ()
+    inputs: bool = True
 
     @property
     def text(self) -> str:
         """A description for people."""
+        if not self.inputs:
+            return f"FP8 (E4M3), a scale for each {self.scales.value}, inputs not quantised: dequantised at the start"
         inputs = "one for each matrix" if self.static else "one for 128 columns" if self.scales == Scales.BLOCK else "one a token"
         made = "" if self.stored else ", quantised as it is loaded"
         return f"FP8 (E4M3), a scale for each {self.scales.value}, inputs have {inputs}{made}"

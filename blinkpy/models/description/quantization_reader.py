@@ -121,18 +121,18 @@ def _compressed_tensors(section: Section) -> Quantization | None:
     scales, static = _group_scheme(group)
     group.check_rest()
     patterns = tuple(name[3:] if name.startswith("re:") else f"{re.escape(name)}$" for name in ignored)
-    return Quantization(scales, static, ignored=patterns)
+    return Quantization(scales, static is True, ignored=patterns, inputs=static is not None)
 
 
-def _group_scheme(group: Section) -> tuple[Scales, bool]:
-    """Scales of the weights, and whether the scales of the inputs are static."""
+def _group_scheme(group: Section) -> tuple[Scales, bool | None]:
+    """Scales of the weights, and whether the scales of the inputs are static; None: inputs are not quantised."""
     weights = _numbers(group, "weights")
     scales = WEIGHT_STRATEGIES[weights.one_of("strategy", *WEIGHT_STRATEGIES)]
     weights.one_of("dynamic", False, None)
     if scales == Scales.BLOCK:
         weights.one_of("block_structure", [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")
-    if group.values.get("input_activations") is None:
-        raise group.error(f"8-bit weights with unquantised inputs are not supported; {INSTEAD}")
+    if group.get("input_activations") is None:
+        return scales, None
     inputs = _numbers(group, "input_activations")
     if scales == Scales.BLOCK:
         inputs.one_of("strategy", "group")

@@ -108,6 +108,8 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
         raise ConfigError("--quantization fp8 is not supported for this model: its weights are stored with 4 bits")
     if quantization == "fp8" and model.quantization is None:
         model = replace(model, quantization=QUANTISED_ON_LOADING)
+    if quantization == "fp8" and model.quantization is not None and not model.quantization.inputs:
+        model = replace(model, quantization=replace(model.quantization, inputs=True))
     _check_matrices(model)
     return model
 

@@ -95,7 +95,7 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
             continue
         outputs, inputs = part.shape
         shape = LinearShape(0, outputs, inputs, dtype=dtype)
-        if part.quantization is not None:
+        if part.quantization is not None and not part.dequantised:
             shape = shape._replace(dtype=FP8, result=dtype, blocks=len(part.scale_shape) == 2)
         if part.packing is not None and not part.dequantised:
             group, fp4 = part.packing.group, part.packing.is_float
@@ -112,7 +112,7 @@ def expert_shape(model: DecoderDescription) -> ExpertShape:
     block, fp8, packing = model.experts, "", None
     layer = model.expert_layers.index(True)
     for part in layer_parts(model, layer):
-        if part.field == "gate_up" and part.quantization is not None:
+        if part.field == "gate_up" and part.quantization is not None and not part.dequantised:
             fp8 = "blocks" if len(part.scale_shape) == len(part.shape) else "rows"
         packing = part.packing if part.field == "gate_up" else packing
     shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)

@@ -14,12 +14,17 @@ from blinkpy.models.weights.part import Part
 
 
 def dense(matrix: torch.Tensor | Fp8Matrix | PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
-    """A matrix [N, K] without quantization, in a dtype."""
+    """A matrix [N, K], or in FP8 also [experts, N, K], without quantization, in a dtype."""
     if isinstance(matrix, PackedMatrix):
         unpacked = matrix.unpack(slice(None), torch.float32)
         result = torch.empty_like(unpacked)
         result[:, slice(None) if matrix.columns is None else matrix.columns] = unpacked
         return result.to(dtype)
+    if isinstance(matrix, Fp8Matrix) and matrix.values.dim() == 3:
+        result = torch.empty(matrix.values.shape, dtype=dtype, device=matrix.values.device)
+        for own, values, scales in zip(result, matrix.values, matrix.scales, strict=True):
+            own.copy_(dense(Fp8Matrix(values, scales), dtype))
+        return result
     if isinstance(matrix, Fp8Matrix):
         rows, width = matrix.values.shape
         scales = (

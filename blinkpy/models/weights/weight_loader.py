@@ -152,7 +152,7 @@ def load_weights(
             arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
-    return _dequantised(_biased_once(weights, share))
+    return _dequantised(model, _biased_once(weights, share))
 
 
 def _biased_once(weights: Weights, share: Share) -> Weights:
@@ -163,9 +163,11 @@ def _biased_once(weights: Weights, share: Share) -> Weights:
     return weights
 
 
-def _dequantised(weights: Weights) -> Weights:
-    for layer in weights.layers:
-        layer.kv_b = None if layer.kv_b is None else dense(layer.kv_b, weights.dtype)
+def _dequantised(model: DecoderDescription, weights: Weights) -> Weights:
+    for number, layer in enumerate(weights.layers):
+        for part in layer_parts(model, number):
+            if part.dequantised:
+                setattr(layer, part.field, dense(getattr(layer, part.field), weights.dtype))
     return weights
 
 
@@ -235,4 +237,5 @@ def dummy_weights(
             result.scales.copy_(int4_scales(scales, torch.full(scales.shape, SYMMETRIC)))
         return result
 
-    return _dequantised(_biased_once(_assemble(model, make, make_fp8, make_packed, share=share, embedding=embedding), share))
+    weights = _assemble(model, make, make_fp8, make_packed, share=share, embedding=embedding)
+    return _dequantised(model, _biased_once(weights, share))

@@ -152,7 +152,7 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
             f"{ragged[0]} does not start at a multiple of {BLOCK} rows of its fused matrix; FP8 with block scales "
             f"is not supported for {model.name} of this size"
         )
-    return replace(part, quantization=kind, dequantised=part.field == "kv_b")
+    return replace(part, quantization=kind, dequantised=part.field == "kv_b" or not kind.inputs)
 
 
 def _vector(field: str, name: str, size: int) -> Part:
@@ -399,6 +399,7 @@ def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> 
     if any(model.expert_layers):
         experts = model.experts
         unused = (1 - experts.top_k / experts.number) ** rows
-        each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 or model.packing else 1 if model.quantization else itemsize
+        fp8 = model.quantization is not None and model.quantization.inputs
+        each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 or model.packing else 1 if fp8 else itemsize
         read -= int(unused * sum(model.expert_layers) * experts.number * 3 * experts.size * model.hidden_size * each)
     return read

@@ -134,7 +134,6 @@ REFUSED: list[tuple[Any, str]] = [
     (changed("config_groups.group_1", {}), "2 config_groups"),
     (changed("config_groups.group_0.targets", ["re:.*q_proj"]), "targets"),
     (changed("config_groups.group_0.output_activations", {"num_bits": 8}), "output_activations not supported"),
-    (changed("config_groups.group_0.input_activations", None), "unquantised inputs are not supported; use a checkpoint with"),
     (changed(WEIGHTS + "num_bits", 4), "weights: num_bits '4'"),
     (changed(WEIGHTS + "type", "int"), "weights: type 'int'"),
     (changed(WEIGHTS + "symmetric", False), "symmetric 'False'"),

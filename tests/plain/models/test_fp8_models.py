@@ -36,7 +36,7 @@ from blinkpy.models.weights.checkpoint import as_stored, check_names, open_check
 from blinkpy.models.weights.decoder_weights import Weights
 from blinkpy.models.weights.tensor_loader import QuantisedRows, load_tensors
 from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
-from blinkpy.models.weights.weight_parts import layer_parts
+from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images
@@ -123,6 +123,32 @@ def test_families(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     sizes = BLOCKS if SCHEMES[scheme][1] == "block" else {}
     print(scheme)
     check(tmp_path, save_fp8(name, tmp_path, int(rng.integers(2**31)), scheme, **sizes), rng)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("qwen3-moe", "channel"), ("cohere", "block"), ("deepseek-v3", "block"), ("granite", "channel")]
+)
+def test_unquantised_inputs(name: str, scheme: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Weights are dequantised at the start, unless --quantization fp8 asks for inputs of 8 bits."""
+    sizes = BLOCKS if scheme == "block" else {}
+    model, _ = save_fp8(name, tmp_path, int(rng.integers(2**31)), scheme, **sizes)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    facts["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    described, tokens = describe_model(tmp_path), rng.integers(0, VOCAB, (ROWS, LENGTH))
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    weights = load_weights(described, tmp_path, torch.float32)
+    fields = [value for layer in weights.layers for value in vars(layer).values() if value is not None]
+    assert not any(isinstance(value, Fp8Matrix) for value in fields) and lacking_without_torch(described)
+    outer = {value.data_ptr(): value for value in (weights.embedding, weights.final_norm, weights.lm_head)}.values()
+    tensors = [value for value in (*fields, *outer) if isinstance(value, torch.Tensor)]
+    assert weight_bytes(described, 4) == sum(value.numel() * 4 for value in tensors)
+    errors = np.abs(logits(described, weights, tokens, rng) - expected).max(-1)
+    assert np.median(errors) < 1e-5 * (1 + float(expected.std()))
+    asked = describe_model(tmp_path, "fp8")
+    assert isinstance(load_weights(asked, tmp_path, torch.float32).layers[0].o, Fp8Matrix)
+    assert weight_bytes(asked, 4) < weight_bytes(described, 4)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

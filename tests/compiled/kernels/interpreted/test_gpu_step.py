@@ -1,5 +1,6 @@
 """The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 from support.models.draft_heads import save_drafting_model
 from support.models.eagle_heads import save_head
+from support.models.fp8_checkpoints import compressed, save_fp8
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
 from support.models.redrawn_cases import redrawn_at_ties
 from support.part_of_cases import part_of
@@ -176,6 +178,19 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how), 1e-3)
+
+
+def test_fp8_weights_with_unquantised_inputs(rng: np.random.Generator, tmp_path: Path) -> None:
+    """They are dequantised for the decoder: steps as exact as those of other weights."""
+    section = compressed({"strategy": "channel"}, {}) | {"ignore": ["lm_head"]}
+    section["config_groups"]["group_0"]["input_activations"] = None
+
+    def save(folder: Path) -> None:
+        save_fp8("cohere2", folder, int(rng.integers(2**31)), "channel")
+        facts = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(facts | {"quantization_config": section}))
+
+    assert step_cases.step_case(rng, "cpu", "", tmp_path, torch.float32, steps=2, rows=3, sampled=False, save=save) < 1e-4
 
 
 FP8_EXPERTS = [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-moe", False)]
