@@ -21,7 +21,7 @@ FP4_GROUP = 16
 """E2M1 numbers that share a scale."""
 SCALE_BIAS = 22
 """A scale of E2M1 numbers is 2 ** (its upper five bits - 22) * (1 + its lower three bits / 8): E4M3's values without a sign, as
-normal numbers, or MXFP4's powers of two (packed_loader.py). The least one stands for 0."""
+normal numbers. The least one stands for 0. MXFP4's scales are powers of two (packed_loader.py)."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # OCP MX 1.0
 SIGN_BITS = tl.constexpr(-2147450880)  # 0x80008000, of two bfloat16
 E2M1_BITS = tl.constexpr(0x01C001C0)
