@@ -104,6 +104,11 @@ class FairLine(Generic[Item]):
         owner.finish += cost / owner.weight
         self._latest = max(self._latest, owner.finish)
 
+    @property
+    def owners(self) -> int:
+        """The number of owners that have items, or had some until now."""
+        return len(self._heap)
+
     def head(self, name: str) -> Item | None:
         """The oldest item of an owner."""
         owner = self._owners.get(name)
@@ -111,7 +116,7 @@ class FairLine(Generic[Item]):
 
     def largest(self) -> str:
         """The owner whose items have the greatest total size relative to its weight. The queue must have items."""
-        return max((owner.size / owner.weight, name) for name, owner in self._owners.items() if owner.items)[1]
+        return max((owner.size / owner.weight, name) for _, _, owner, name in self._heap if owner.items)[1]
 
     def last(self, name: str) -> Item:
         """The newest item of an owner that has items."""

@@ -3,7 +3,8 @@
 On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets get
 their turn. The order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a
 key are one tenant, shared fairly between addresses. Their TLS handshakes are a separate tenant, so connections whose handshake
-has begun go first. The charge for work is its wall-clock time.
+has begun go first. The charge for work is its CPU time: among a thousand addresses, an owner that were charged for a moment
+without a core would wait for a minute.
 
 A pool (`Places`) has the same rules for threads and processes: a number of places, a bounded queue that is fair
 between tenants, and cancellation when the client disconnects.
@@ -22,8 +23,9 @@ from blinkpy.dpu.metrics import Metrics
 
 TURN_S = 0.002  # of work in a turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
-GROUP_WEIGHT = 1.0
-STRANGERS, HANDSHAKES = "clients without a key", "TLS handshakes"  # tenants of addresses; each new connection is their work
+# Tenants of addresses, with their weights. A client that has left may still read the answer to its last bytes.
+STRANGERS, HANDSHAKES, LEFT = "clients without a key", "TLS handshakes", "clients that have left"
+GROUPS = {STRANGERS: 1.0, HANDSHAKES: 1.0, LEFT: 1 / 16}
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -35,7 +37,10 @@ class Asker(NamedTuple):
 
     name: str  # of its tenant; of a client without a key, its address
     weight: float = 1.0
-    group: str = ""  # STRANGERS or HANDSHAKES, and then a client without a key; "": a tenant
+    group: str = ""  # one of GROUPS; STRANGERS and HANDSHAKES are clients without a key; "": a tenant
+
+
+ACCEPTED, ACCEPTING = Asker("accepted connections"), 0.5  # whose work they are, and its weight for each owner that waits
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +54,7 @@ class Ask:
 
 class Gate:
     """Work on the event loop. lag_s: how long an owner's oldest work may wait before new requests of that owner are refused.
-    streaming: whether streams run."""
+    streaming: whether streams run. cpu: CPU time of the thread, s."""
 
     def __init__(
         self,
@@ -57,11 +62,12 @@ class Gate:
         metrics: Metrics,
         streaming: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
     ):
-        self._lag_s, self._metrics, self._clock = lag_s, metrics, clock
+        self._lag_s, self._metrics, self._clock, self._cpu = lag_s, metrics, clock, cpu
         self.streaming = streaming
         self._line = FairLine[Ask | None]()  # None: work of a group
-        self._groups = {group: FairLine[Ask]() for group in (STRANGERS, HANDSHAKES)}
+        self._groups = {group: FairLine[Ask]() for group in GROUPS}
         self._spent = 0.0  # in this turn of the event loop, s
         self._turned = clock()  # when the last turn ended, s
         self._scheduled = False
@@ -77,9 +83,10 @@ class Gate:
             self._run(ask)
         elif asker.group:
             self._groups[asker.group].push(asker.name, asker.weight, ask)
-            self._line.push(asker.group, GROUP_WEIGHT, None)
+            self._line.push(asker.group, GROUPS[asker.group], None)
         else:
-            self._line.push(asker.name, asker.weight, ask)
+            weight = ACCEPTING * max(1, self._line.owners) if asker is ACCEPTED else asker.weight
+            self._line.push(asker.name, weight, ask)
         self._schedule()
         return ask
 
@@ -127,8 +134,8 @@ class Gate:
 
     def _turn(self) -> None:
         self._scheduled, self._spent = False, 0.0
-        budget, lag = self._budget(), 0.0
-        while self._spent < budget:
+        budget, lag, began = self._budget(), 0.0, self._clock()
+        while self._clock() - began < budget:  # cancelled work takes time, too
             found = self._line.pop()
             if found is None:
                 break
@@ -148,18 +155,18 @@ class Gate:
         run, ask.run = ask.run, None
         if run is None:
             return
-        began = self._clock()
+        began, used = self._clock(), self._cpu()
         try:
             run()
         except Exception:
             logger.exception("work on the event loop failed")
-        took = self._clock() - began
-        self._spent += took
+        used = self._cpu() - used
+        self._spent += self._clock() - began
         if ask.asker.group:
-            self._groups[ask.asker.group].charge(ask.asker.name, took)
-            self._line.charge(ask.asker.group, took)
+            self._groups[ask.asker.group].charge(ask.asker.name, used)
+            self._line.charge(ask.asker.group, used)
         else:
-            self._line.charge(ask.asker.name, took)
+            self._line.charge(ask.asker.name, used)
 
 
 class FullError(Exception):

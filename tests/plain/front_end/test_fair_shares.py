@@ -38,7 +38,7 @@ Shares = dict[str, float]
 async def of_the_loop(draw: random.Random, tmp_path: Path) -> Shares:
     """Work of the greedy one is much and long; of the honest one, short and in order."""
     now, spent = [100.0], defaultdict[str, float](float)
-    turns = Gate(1.0, Metrics(), clock=lambda: now[0])
+    turns = Gate(1.0, Metrics(), clock=lambda: now[0], cpu=lambda: now[0])
 
     def come(asker: Asker, cost: Callable[[], float]) -> None:
         def work() -> None:

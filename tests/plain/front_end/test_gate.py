@@ -16,7 +16,7 @@ from support.in_loop import in_loop
 from support.waiting import wait_for
 
 from blinkpy.dpu.admission.fair_line import FairLine
-from blinkpy.dpu.admission.gate import HANDSHAKES, STRANGERS, TURN_S, Ask, Asker, FullError, Gate, Places
+from blinkpy.dpu.admission.gate import ACCEPTED, HANDSHAKES, LEFT, STRANGERS, TURN_S, Ask, Asker, FullError, Gate, Places
 from blinkpy.dpu.metrics import Metrics
 
 LAG_S, WORK_S = 0.2, 0.001
@@ -94,7 +94,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.now, self.metrics, self.done = 100.0, Metrics(), list[tuple[str, int]]()
-        self.gate = Gate(LAG_S, self.metrics, clock=lambda: self.now)
+        self.paused = 0.0  # s of the clock without CPU time
+        self.gate = Gate(LAG_S, self.metrics, clock=lambda: self.now, cpu=lambda: self.now - self.paused)
 
     def come(self, asker: Asker, count: int, cost_s: float = WORK_S) -> list[Ask]:
         def work(number: int) -> None:
@@ -147,6 +148,55 @@ async def test_handshakes_of_strangers_leave_others_and_each_other_their_turn() 
     while turns.gate.waiting > 800:
         await turns.turn()
     assert {asker.name for asker in later} <= {name for name, _ in turns.done[before : before + 8]}
+
+
+@in_loop
+async def test_accepting_keeps_a_third_however_many_wait() -> None:
+    """And leaves the others the rest, however many connections come."""
+    turns, tenants = Turns(), 200
+    for number in range(tenants):
+        turns.come(Asker(f"tenant {number}"), 50)
+    turns.come(ACCEPTED, 5000)
+    begun = len(turns.done)
+    while len(turns.done) < begun + 3000:
+        await turns.turn()
+    accepted = sum(name == ACCEPTED.name for name, _ in turns.done[begun:])
+    assert 900 <= accepted <= 1100
+    busiest = Counter(name for name, _ in turns.done[begun:] if name != ACCEPTED.name)
+    assert len(busiest) == tenants and max(busiest.values()) - min(busiest.values()) <= 2
+
+
+@in_loop
+async def test_clients_that_have_left_go_last() -> None:
+    turns = Turns()
+    turns.come(Asker("left", group=LEFT), 1000)
+    turns.come(Asker("here", group=STRANGERS), 100)
+    begun = len(turns.done)
+    while ("here", 99) not in turns.done:
+        await turns.turn()
+    assert 100 / 32 <= len(turns.done) - begun - 100 <= 100 / 8
+
+
+@in_loop
+async def test_a_moment_without_a_core_is_not_charged() -> None:
+    """The next work of its owner does not wait for that long a time of each other owner."""
+    turns, others = Turns(), 100
+    victim = Asker("10.0.0.0", group=STRANGERS)
+    for number in range(1, others + 1):
+        turns.come(Asker(f"10.0.0.{number}", group=STRANGERS), 1000)
+
+    def interrupted() -> None:
+        turns.now += 10.0
+        turns.paused += 10.0
+
+    ask = turns.gate.ask(victim, interrupted)
+    while ask.run is not None:
+        await turns.turn()
+    begun = len(turns.done)
+    turns.come(victim, 1)
+    while (victim.name, 0) not in turns.done:
+        assert len(turns.done) - begun <= 2 * others
+        await turns.turn()
 
 
 @in_loop
@@ -204,6 +254,24 @@ async def test_work_that_is_taken_back_or_fails_hinders_nobody(caplog) -> None:
     assert await turns.gate.run(HONEST, lambda: 7) == 7
     with pytest.raises(KeyError):
         await turns.gate.run(HONEST, lambda: {}[1])
+
+
+@in_loop
+async def test_a_turn_ends_in_time_whatever_was_taken_back() -> None:
+    """Each look at the clock takes its time."""
+    turns, looks = Turns(), list[float]()
+
+    def look() -> float:
+        turns.now += TURN_S / 50
+        looks.append(turns.now)
+        return turns.now
+
+    asks = [turns.gate.ask(HONEST, lambda: None, later=True) for _ in range(1000)]
+    for ask in asks:
+        ask.run = None
+    turns.gate._clock = look
+    await turns.turn()
+    assert len(looks) <= 60 and turns.gate.waiting
 
 
 @in_loop

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.in_loop import in_loop
 
-from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.admission.gate import LEFT, Ask, Asker, Gate
 from blinkpy.dpu.http.wire.listener import Listener
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import HIGH_WATER, SocketTransport
@@ -28,12 +28,15 @@ class HeldGate(Gate):
         super().__init__(1.0, Metrics())
         self.asks: list[Any] = []
 
-    def ask(self, asker: Asker, run: Any, *, later: bool = False) -> Any:
+    def ask(self, asker: Asker, run: Any, *, later: bool = False) -> Ask:
         assert later, "an event must not run work"
-        self.asks.append(run)
+        self.asks.append(ask := Ask(asker, run, 0.0))
+        return ask
 
     def run_one(self) -> None:
-        self.asks.pop(0)()
+        ask = self.asks.pop(0)
+        if ask.run is not None:
+            ask.run()
 
 
 class Receiver:
@@ -134,6 +137,7 @@ async def test_an_end_comes_after_the_bytes_and_is_announced_before() -> None:
         client.shutdown(socket.SHUT_WR)
         await until(lambda: transport.ended)
         assert receiver.events == ["ended"]
+        assert [ask.asker.group for ask in gate.asks if ask.run] == [LEFT], "it goes last"
         while not transport.is_closing():
             await until(lambda: gate.asks)
             gate.run_one()

@@ -48,9 +48,12 @@ class Connection(RequestReader):
         self._set_timer(self.options.header_timeout_s, self._give_up_headers)
 
     def client_ended(self) -> None:
-        """Handle the end of the client's data. If a request is open, the client has disconnected."""
+        """Handle the end of the client's data. If a request is open, the client has disconnected; otherwise unread bytes may be a
+        request whose answer it still reads, and are read after all others."""
         if self.pending:
             self.transport.abort()
+        else:
+            self.all.ended(self)
 
     def connection_lost(self) -> None:
         self.disconnected = True

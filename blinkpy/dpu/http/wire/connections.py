@@ -18,7 +18,6 @@ from blinkpy.dpu.metrics import Metrics
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
-MOST_NEW = 64  # connections whose first bytes have arrived and wait in the gate
 MOST_LOOKED_AT = 64  # connections, in the search for one to close
 GRACE_S = 0.4  # for the first bytes of a new connection, before it may be closed for another
 
@@ -74,8 +73,9 @@ class Connections:
         self.options, self.metrics = options, metrics
         self.open: dict[Connection, None] = {}  # the oldest first
         self.tasks: set[asyncio.Task[None]] = set()  # of requests
-        # Connections without a request, oldest first: before the first complete handshake or headers; before the next headers;
-        # with an unread last answer.
+        # Connections without a request, oldest first: whose clients have ended them; before the first complete handshake or
+        # headers; before the next headers; with an unread last answer.
+        self.left: dict[Connection, None] = {}
         self.fresh: dict[Connection, None] = {}
         self.waiting: dict[Connection, None] = {}
         self.lingering: dict[Connection, None] = {}
@@ -94,12 +94,7 @@ class Connections:
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
 
     def may_enter(self) -> bool:
-        """Whether another connection may be accepted. If there are too many, close a connection without a request. While too
-        many new connections have unread bytes, the next connection waits.
-        """
-        newest = islice(reversed(self.fresh), 2 * MOST_NEW)
-        if sum(connection.transport.delays_others for connection in newest) >= MOST_NEW:
-            return False
+        """Whether another connection may be accepted. If there are too many, close a connection without a request."""
         most = self.options.max_connections
         return len(self.open) < most or self._close_one() or len(self.open) < most + SPARE_CONNECTIONS
 
@@ -117,12 +112,16 @@ class Connections:
         """Whether more connections than allowed have a request. A connection without a request occupies one of the
         SPARE_CONNECTIONS until its headers arrive or it is evicted.
         """
-        without = len(self.fresh) + len(self.waiting) + len(self.lingering)
+        without = len(self.left) + len(self.fresh) + len(self.waiting) + len(self.lingering)
         return len(self.open) - without > self.options.max_connections
 
     def _close_one(self) -> bool:
-        """Close a connection without a request and without unread bytes: of new and idle connections, the oldest of the larger
-        group; otherwise the oldest with an unread last answer. Returns False if there is no such connection."""
+        """Close a connection without a request: the oldest whose client has ended it. Otherwise it must have no unread bytes: of
+        new and idle connections, the oldest of the larger group, then the oldest with an unread last answer. Returns False if
+        there is no such connection."""
+        for connection in self.left:
+            self._drop(connection)
+            return True
         latest = time.monotonic() - GRACE_S
         for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
             for connection in islice(group, MOST_LOOKED_AT):
@@ -152,12 +151,18 @@ class Connections:
     def understood(self, connection: Connection) -> None:
         """The handshake or an answer is complete: the connection waits for its next request."""
         if connection in self.open:
-            self.fresh.pop(connection, None)
-            self.waiting.pop(connection, None)
+            self.busy(connection)
             self.waiting[connection] = None
+
+    def ended(self, connection: Connection) -> None:
+        """The client has ended its side before its next request was read."""
+        if connection in self.fresh or connection in self.waiting:
+            self.busy(connection)
+            self.left[connection] = None
 
     def busy(self, connection: Connection) -> None:
         """A request has arrived, or the connection is about to end."""
+        self.left.pop(connection, None)
         self.fresh.pop(connection, None)
         self.waiting.pop(connection, None)
 

@@ -1,4 +1,4 @@
-"""Accepts connections, as work of the gate, and only while the heads of earlier connections are read soon."""
+"""Accepts connections, as work of the gate, which keeps a share of its turns for that."""
 
 import asyncio
 import errno
@@ -9,13 +9,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.admission.gate import ACCEPTED, Gate
 from blinkpy.dpu.descriptors import BACKLOG
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 
 AT_ONCE = 4  # connections in a piece of work
 LATER_S = 0.02  # until the next attempt, if no connection may enter
-ACCEPTED = Asker("accepted connections")  # whose work it is
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -42,6 +41,8 @@ class Listener:
         for sock in sockets:
             sock.setblocking(False)
             sock.listen(BACKLOG)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
             events.add(sock.fileno(), lambda mask, sock=sock: self._on_event(sock), select.EPOLLIN)  # type: ignore[misc]
 
     def close(self) -> None:
@@ -55,6 +56,9 @@ class Listener:
 
     def _on_event(self, sock: socket.socket) -> None:
         self._events.change(sock.fileno(), 0)
+        self._ask(sock)
+
+    def _ask(self, sock: socket.socket) -> None:
         self._gate.ask(ACCEPTED, lambda: self._accept(sock), later=True)
 
     def _listen(self, sock: socket.socket) -> None:
@@ -71,15 +75,15 @@ class Listener:
             try:
                 new, peer = sock.accept()
             except BlockingIOError:
-                break
+                self._listen(sock)
+                return
             except OSError as error:
                 if error.errno in LACKS:
                     self._refuse(sock, error)
-                break
-            if new.family != socket.AF_UNIX:
-                new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._listen(sock)
+                return
             self._opened(new, peer)
-        self._listen(sock)
+        self._ask(sock)  # also in this turn of the event loop, since more connections may wait
 
     def _refuse(self, sock: socket.socket, error: OSError) -> None:
         """Accept and close the next connection, which would only wait for a free descriptor."""

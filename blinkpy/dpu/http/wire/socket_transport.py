@@ -13,7 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.admission.gate import LEFT, Ask, Asker, Gate
 from blinkpy.dpu.http.wire.socket_calls import FLAGS, MOST_BYTES, raw_send, receive, send
 from blinkpy.dpu.http.wire.socket_events import HANG_UP, STREAM, SocketEvents
 
@@ -30,13 +30,14 @@ class SocketTransport:
 
     peer: address of the client: (host, port, ...), or a string for a Unix socket.
     ended: whether the client has closed its side: it sends nothing more.
-    asked: whether a read waits in the gate.
+    asked: the read that waits in the gate.
     """
 
     def __init__(self, sock: socket.socket, peer: Any, events: SocketEvents, gate: Gate, connection: Connection):
         self._sock, self._events, self._gate, self._connection = sock, events, gate, connection
         self.peer = peer
-        self.ended = self.asked = False
+        self.ended = False
+        self.asked: Ask | None = None
         self._readable = self._paused = self._closing = self._closed = self._full = False
         self._unsent = deque[bytes | memoryview]()
         self._unsent_bytes = 0
@@ -64,21 +65,23 @@ class SocketTransport:
             if mask & select.EPOLLRDHUP and not self.ended:
                 self.ended = True
                 self._connection.client_ended()
+                self._take_back()  # and ask again, as a client that has left
             self._ask()
 
     def _ask(self) -> None:
         """Ask the gate for a turn if there may be bytes to read."""
-        if not self.asked and not self._paused and not self._closing and self._has_more():
-            self.asked = True
-            self._gate.ask(self._asker(), self._turn, later=True)
+        if self.asked is None and not self._paused and not self._closing and self._has_more():
+            asker = self._asker()
+            self.asked = self._gate.ask(asker._replace(group=LEFT) if self.ended else asker, self._turn, later=True)
+
+    def _take_back(self) -> None:
+        """Cancel the read that waits in the gate."""
+        if self.asked is not None:
+            self.asked.run = None
+            self.asked = None
 
     def _has_more(self) -> bool:
         return self._readable
-
-    @property
-    def delays_others(self) -> bool:
-        """Whether no further connection is accepted while many connections are like this one: their heads are to be read soon."""
-        return self.asked
 
     def _asker(self) -> Asker:
         """Whose work the next read is."""
@@ -87,7 +90,7 @@ class SocketTransport:
 
     def _turn(self) -> None:
         """Read and parse some bytes."""
-        self.asked = False
+        self.asked = None
         if self._closing or self._paused:
             return
         try:
@@ -183,6 +186,7 @@ class SocketTransport:
         self._closed = self._closing = True
         self._unsent.clear()
         self._unsent_bytes = 0
+        self._take_back()
         self._events.remove(self._number)
         with contextlib.suppress(OSError):
             for _ in range(DRAINED if self._readable else 0):

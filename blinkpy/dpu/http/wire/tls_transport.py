@@ -28,10 +28,6 @@ class TlsTransport(SocketTransport):
     def _has_more(self) -> bool:
         return self._readable or self._decrypted
 
-    @property
-    def delays_others(self) -> bool:
-        return self.asked and self._begun  # clients of other addresses are found only after accept
-
     def _asker(self) -> Asker:
         asker = super()._asker()
         first = not self._begun and not self._connection.all.knows(asker.name)
