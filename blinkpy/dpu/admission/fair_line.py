@@ -1,8 +1,12 @@
-"""A queue that is fair between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), pure and without a clock.
+"""A queue that is fair between owners, pure and without a clock.
+
+It is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), with the virtual time of weighted fair queueing (Demers,
+Keshav and Shenker, SIGCOMM 1989).
 
 Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least virtual time is
 next, with its oldest item.
-An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. Of two
+An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. That time advances by
+each charge divided by the weights of the owners that wait, so that new owners without end delay an earlier one by a round. Of two
 owners of equal weight that always have items, the charges differ by at most two items. Push and pop cost the logarithm of the
 number of owners.
 """
@@ -35,23 +39,25 @@ class FairLine(Generic[Item]):
         self._most = MOST_IDLE  # owners before the next search for those to drop; it doubles, so that searches are rare
         self._now = self._latest = 0.0  # the queue's virtual time, and the greatest of any owner
         self._pushed = self.count = 0
-        self.size = 0.0
+        self.size = self._weights = 0.0  # of items; of the owners in the heap
 
     def push(self, name: str, weight: float, item: Item, size: float = 0.0) -> None:
         """Append an item of an owner. size: in any unit, for `largest`."""
         if not self.count:
-            self._now = self._latest  # without a queue, no owner has fallen behind
+            self._now = max(self._now, self._latest)  # without a queue, no owner has fallen behind
         owner = self._owners.get(name)
         if owner is None:
             if len(self._owners) >= self._most:
                 self._forget()
                 self._most = max(MOST_IDLE, 2 * len(self._owners))
             owner = self._owners[name] = _Owner(weight)
+        self._weights += weight - owner.weight if owner.queued else 0.0
         owner.weight = weight
         if not owner.items:
             owner.finish = max(owner.finish, self._now)
         if not owner.queued:
             owner.queued = True
+            self._weights += weight
             self._pushed += 1
             heappush(self._heap, (owner.finish, self._pushed, owner, name))
         owner.items.append((item, size))
@@ -66,8 +72,7 @@ class FairLine(Generic[Item]):
         while self._heap:
             start, number, owner, name = self._heap[0]
             if not owner.items:
-                heappop(self._heap)
-                owner.queued = False
+                self._leave(owner)
             elif without and name in without:
                 passed.append(heappop(self._heap))
             elif owner.finish > start:  # charged since
@@ -77,8 +82,7 @@ class FairLine(Generic[Item]):
                 self._took(owner, size)
                 self._now = max(self._now, start)
                 if not owner.items:
-                    heappop(self._heap)
-                    owner.queued = False
+                    self._leave(owner)
                 found = name, item
                 break
         for entry in passed:
@@ -102,6 +106,7 @@ class FairLine(Generic[Item]):
         if owner is None:
             owner = self._owners[name] = _Owner(1.0, self._now)
         owner.finish += cost / owner.weight
+        self._now += cost / max(self._weights + (0.0 if owner.queued else owner.weight), owner.weight)
         self._latest = max(self._latest, owner.finish)
 
     @property
@@ -121,6 +126,12 @@ class FairLine(Generic[Item]):
     def last(self, name: str) -> Item:
         """The newest item of an owner that has items."""
         return self._owners[name].items[-1][0]
+
+    def _leave(self, owner: _Owner[Item]) -> None:
+        """Remove the first owner from the heap."""
+        heappop(self._heap)
+        owner.queued = False
+        self._weights -= owner.weight
 
     def _took(self, owner: _Owner[Item], size: float) -> None:
         owner.size -= size

@@ -89,6 +89,24 @@ def test_nobody_saves_service_up() -> None:
     assert 45 <= order.count("back") <= 55
 
 
+@pytest.mark.parametrize("weight", [0.5, 1.0, 4.0])
+def test_new_owners_without_end_starve_nobody(weight: float, rng) -> None:
+    """An owner is next as soon as each owner that waits has had the service that it had before."""
+    line, waiting, had = FairLine[str](), int(rng.integers(20, 100)), 5.0
+    for number in range(waiting):
+        line.push(f"first {number}", 1.0, "new")
+    line.charge("before", had)
+    line.push("before", weight, "before")
+    for number in range(10 * waiting):
+        found = line.pop()
+        assert found is not None
+        line.charge(found[0], 1.0)
+        if found[1] == "before":
+            break
+        line.push(f"new {number}", 1.0, "new")
+    assert number <= (had / min(weight, 1.0) + 2) * waiting
+
+
 class Turns:
     """A gate with a clock that moves by hand, and work that moves it; done: numbers, in order."""
 
