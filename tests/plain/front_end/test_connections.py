@@ -182,7 +182,7 @@ def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: b
 
 
 def test_a_full_server_closes_who_has_no_request_and_never_who_has_just_come() -> None:
-    """Who has left goes first. New connections have a moment for their first bytes; received bytes are read; of
+    """Clients that have left go first. New connections have a moment for their first bytes; received bytes are read; of
     the other connections, the larger group loses one."""
     budget = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
     young, unread = client("a", time.monotonic() + 1e9), client("a", asked=True)
