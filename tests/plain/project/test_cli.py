@@ -190,7 +190,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 def test_numbers_at_the_bounds_are_accepted() -> None:
     together = ("ssl_cert_reqs", "slots", "sq_entries", "cq_entries", "page_size", "response_store_count")
     sizes = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
-    drafts = ("speculative_tokens", "speculative_match")
+    drafts = ("speculative_tokens", "speculative_requests", "speculative_match")
     for section, item in options():
         commands = item.metadata["commands"]
         command = (commands or "engine").split()[0] if section == "transport" or commands == "frontend" else "serve"

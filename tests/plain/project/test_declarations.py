@@ -17,7 +17,7 @@ ADVICE = "dpu/http/fields/peer_fields.py"  # its errors name fields to use inste
 # Sizes of memory and steps, which models and devices need, too; the policy has its own language and checks. Devices, caches and
 # models without drafts refuse them.
 WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy", "speculative"}
-SETTLED = {"speculative_tokens"}  # limits and memory plans read a property of the options, which has the default
+SETTLED = {"speculative_tokens", "speculative_requests"}  # limits and memory plans read a property, which has the default
 
 
 def files_with(word: str, *without: str) -> list[str]:
