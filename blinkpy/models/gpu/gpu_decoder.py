@@ -135,6 +135,7 @@ class GpuDecoder:
             )  # fmt: skip
             self.head = HeadStage(own, tokens_of_head, rows, cut_tokens, BLOCKS[Mlp])
         self.inputs: torch.Tensor | None = None  # of attention, instead of the norm of the residual stream, if that is not fused
+        self.centred = model.norm.centred  # a LayerNorm
         self.parallel = model.placement == NormPlacement.PARALLEL  # an MLP reads the norm before attention
         self._shared = self.buffers.normed  # that norm
         self.experts = None
@@ -335,11 +336,6 @@ class GpuDecoder:
             packed,
         )
         experts(call, scratch.plans[rows])
-
-    @property
-    def centred(self) -> bool:
-        """Whether the model's norm is a LayerNorm."""
-        return self.model.norm.centred
 
     def _norm(
         self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None, *, out: torch.Tensor | None = None
