@@ -208,8 +208,8 @@ def propose_drafts(limits, state, lane, lanes):
     """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], and take
     their pages. The drafts are written after its tokens.
 
-    No request has drafts if a prompt needs a chunk, a step is suspended, or more than draft_requests requests decode. The remaining rows and pages go to the requests in
-    the order of `running` (see share_out).
+    No request has drafts if a prompt needs a chunk, a step is suspended, or more than draft_requests requests decode. The
+    remaining rows and pages go to the requests in the order of `running` (see share_out).
     """
     if limits.draft_tokens == 0:
         return

@@ -146,17 +146,18 @@ R24. Otherwise, a suspended step is resumed with its next group after R9; and al
 step has no rows.
 
 R25. With `speculative`, requests may have drafts, unless a step is suspended, a request that does not stall lacks
-several tokens, or more than `speculative_requests` requests do not stall. Drafts follow an earlier place in the request's own tokens at which its last `speculative_match`
-tokens occurred. The place may reach into the drafts. With a draft layer, the committed step returned the drafts for
-the request's own row; they end before the first number outside of the vocabulary. A request has no drafts in three
-cases: its prompt is scored; it rests; its completion ring has no more free entries than a step has rows. Drafts and
-one token do not exceed max_tokens and the model's context. With a grammar, drafts end before the first draft that no output
-allows; the rest are counted as refused. A request begins with `speculative_tokens` drafts per step. The number doubles, up to
-this maximum, after a step in which all were correct. After other steps it becomes one more than the number of correct drafts. If
-the first draft was wrong, it is halved, and without a draft layer the request rests for 16 tokens. The rows that R15 leaves go
-to the requests in the order of `running`, one for each draft. So do pages, while one remains for each running request, at most
-an eighth of the pool. From the first request for which they do not suffice, requests keep only the drafts for which they have
-pages. Best effort takes no pages for drafts if R20 limits it.
+several tokens, or more than `speculative_requests` requests do not stall. Drafts follow an earlier place in the
+request's own tokens at which its last `speculative_match` tokens occurred. The place may reach into the drafts. With
+a draft layer, the committed step returned the drafts for the request's own row; they end before the first number
+outside of the vocabulary. A request has no drafts in three cases: its prompt is scored; it rests; its completion ring
+has no more free entries than a step has rows. Drafts and one token do not exceed max_tokens and the model's context.
+With a grammar, drafts end before the first draft that no output allows; the rest are counted as refused. A request
+begins with `speculative_tokens` drafts per step. The number doubles, up to this maximum, after a step in which all
+were correct. After other steps it becomes one more than the number of correct drafts. If the first draft was wrong,
+it is halved, and without a draft layer the request rests for 16 tokens. The rows that R15 leaves go to the requests
+in the order of `running`, one for each draft. So do pages, while one remains for each running request, at most an
+eighth of the pool. From the first request for which they do not suffice, requests keep only the drafts for which they
+have pages. Best effort takes no pages for drafts if R20 limits it.
 
 R26. A draft has a row of one token after its request's row; requests with drafts have the last rows. A draft's row samples a
 token, too. A draft is correct if it equals the token sampled before it and all drafts before it are correct. R6 applies to the
