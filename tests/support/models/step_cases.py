@@ -47,7 +47,7 @@ READ = ("page_table", "entry", "tokens", "prompt_length", "snapshot_source", "sn
 
 class OnDevice:
     """A GpuStep over tensors on a device, and its batches. slots, length: of the requests; limits: rows and tokens of
-    the largest step."""
+    the largest step; drafts: maximum running requests for drafts, or 0."""
 
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
@@ -183,7 +183,7 @@ def step_case(
     if model.draft_head is not None:
         load_head(model.draft_head, folder / "head", weights, None)
     slots = len(batches.requests.page_table)
-    of_drafts = {"drafts": DRAFTS_AT_MOST * drafts, "step_drafts": STEP_DRAFTS * returns}
+    of_drafts = {"drafts": DRAFTS_AT_MOST * (drafts or draft_requests > 0), "step_drafts": STEP_DRAFTS * returns}
     cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales, slots=slots, **of_drafts)
     returned, of_states = 0, cpu.cache.states
     states = [tensor for one in of_states.layers if one is not None for tensor in (one.matrices, one.inputs, one.drafted)]
