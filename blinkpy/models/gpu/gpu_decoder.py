@@ -23,9 +23,7 @@ from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_write_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
 from blinkpy.kernels.linear.packed_words import PackedMatrix
-from blinkpy.kernels.moe.expert_variants import GELU, SILU, Clamp, ExpertCall, ExpertTable
-from blinkpy.kernels.moe.experts import experts, gate_shared
-from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
+from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import (
@@ -44,13 +42,13 @@ from blinkpy.models.description.blocks import (
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.draft_stage import DraftStage
+from blinkpy.models.gpu.expert_stage import launch_experts
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.gpu_delta import launch_copies, launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.head_stage import HeadStage
 from blinkpy.models.gpu.latent_stage import LatentStage
-from blinkpy.models.gpu.parallel_experts import launch_parallel
-from blinkpy.models.gpu.rank_addends import add_over_ranks, words_of, write_addend
+from blinkpy.models.gpu.rank_addends import add_over_ranks, words_of
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
@@ -263,80 +261,6 @@ class GpuDecoder:
         follows, factor = not self._ends_group, factor_of_mlp(layer)
         self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=follows, factor=factor)
 
-    def _experts(self, layer: LayerWeights, block: Experts) -> None:
-        if block.parallel:
-            launch_parallel(self, layer, block)
-            return
-        if layer.post_norm is None:
-            raise ValueError("an expert layer needs a norm before it")
-        normed = self._route(layer, layer.post_norm)
-        hidden = self.stream.hidden
-        self._routed(layer, block, normed, self.addend_of(hidden), add=self.peers is None)
-        if layer.shared_gate_up is not None and layer.shared_down is not None:
-            rows, counts = self.stream.rows, self.stream.counts
-            inner = part(self.buffers.inner, rows, block.shared)
-            self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
-            if layer.shared_gate is not None:
-                gate_shared(normed, layer.shared_gate, inner, counts, pdl=self.pdl)
-            if self.peers is None:
-                self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
-            else:
-                write_addend(self, inner, layer.shared_down, None, add=True)
-        self.sum_over_ranks(hidden, add=True)
-
-    def _route(self, layer: LayerWeights, norm: torch.Tensor) -> torch.Tensor:
-        """Launch the router; its logits are then in the experts' buffers. Returns the norm of the residual stream,
-        [rows, hidden].
-        """
-        scratch, router, rows = self.experts, layer.router, self.stream.rows
-        if scratch is None or router is None:
-            raise ValueError("an expert layer needs a router, and buffers")
-        logits = scratch.router[:rows]
-        if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
-            normed, norm_and_eps = self.buffers.normed[:rows], (norm, self.model.norm.eps)
-            hidden, counts = self.stream.hidden, self.stream.counts
-            router_logits(hidden, norm_and_eps, router, counts, normed, logits, layer.router_bias, pdl=self.pdl)
-            return normed
-        normed = self._norm(norm)
-        self._linear(normed, router, logits, bias=layer.router_bias)
-        return normed
-
-    def _routed(self, layer: LayerWeights, block: Experts, normed: torch.Tensor, out: torch.Tensor, *, add: bool = True) -> None:
-        """Launch the experts that the router's logits select. normed: their inputs, [rows, hidden]. add: to out."""
-        scratch, rows, activation = self.experts, self.stream.rows, GELU if block.activation == Activation.GELU_TANH else SILU
-        if scratch is None:
-            raise ValueError("an expert layer needs buffers")
-        selection = BLOCKS[block.router](block, layer.selection_bias)
-        selection = selection._replace(factor=block.factor, scales_inputs=block.scales_inputs, factors=layer.expert_factors)
-        clamp = activation if block.clamp is None else Clamp(*block.clamp)
-        gate_up, down, fp8 = layer.gate_up, layer.down, None
-        if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
-            gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
-        packed = None
-        if isinstance(gate_up, PackedMatrix) and isinstance(down, PackedMatrix):
-            gate_up, down, packed = gate_up.words, down.words, (gate_up, down)
-        if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):  # checked by ExpertBuffers
-            raise TypeError("the two matrices of an expert must both be FP8 or have 4 bits, or neither")
-        call = ExpertCall(
-            normed,
-            scratch.router[:rows],
-            gate_up,
-            down,
-            self.stream.counts,
-            out,
-            scratch.workspace,
-            block.top_k,
-            selection,
-            self.pdl,
-            clamp,
-            _both(layer.gate_up_bias, layer.down_bias),
-            fp8,
-            _both(layer.gate_up_scales, layer.down_scales),
-            add,
-            packed,
-        )
-        experts(call, scratch.plans[rows])
-
     def _norm(
         self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -467,11 +391,6 @@ class GpuDecoder:
             all_reduce(out, self.stream.counts, self.peers, add=add, pdl=self.pdl)
 
 
-def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Two tensors of a layer that exist together, or None."""
-    return None if first is None or second is None else (first, second)
-
-
 BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
 """For a router with a bias: cuBLAS supports no bias if the result has another dtype."""
 
@@ -479,21 +398,14 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # attention_stage.py
     **dict.fromkeys(OutputGate),  # gpu_delta.py
-    **dict.fromkeys(LayerPart),  # attention_stage.py, parallel_experts.py, gpu_layer_inputs.py, _add_linear
+    **dict.fromkeys(LayerPart),  # attention_stage.py, expert_stage.py, gpu_layer_inputs.py, _add_linear
     GatedDelta: launch_delta,
     Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,
-    Experts: GpuDecoder._experts,
+    Experts: launch_experts,
     Activation.SILU: {"swiglu": True},  # arguments of the previous product; fused into the kernels of experts
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
     Activation.CLAMPED_SWISH: None,  # only of experts, fused into their kernels
-    # Whether the kernels scale a token's shares to a sum of 1. If so, a softmax over all experts equals a
-    # softmax over
-    # the top k.
-    RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups),
-    RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
-    RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
-    RouterKind.TOP_K_SIGMOID: lambda block, bias: Selection(block.normalize, sigmoid=True),
-    RouterKind.BIASED_SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize, bias=bias.flatten(), softmax=True),
+    **dict.fromkeys(RouterKind),  # expert_stage.py
 }
 """The function for each type of block. Other types are refused."""
