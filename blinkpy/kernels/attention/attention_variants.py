@@ -106,18 +106,20 @@ def plan_decode(
     tile with an FP8 cache (not measured). So do groups of 16 query heads, which are tiles of 32 rows with
     the new key. FP8 halves the bytes, so a tile takes less time. So pipelines are shorter, and a split
     has fewer tiles. One row uses half a tile (in whole steps of Llama-3-8B and Qwen3-30B-A3B at 256 tokens).
-    So do very many rows, with one warp (measured for the kernel alone at 1 to 256 rows). Heads over 256 need
-    eight warps, and short pipelines for two programs of an SM (not measured).
+    So do some rows and very many, with one warp. Some rows then have up to twice the splits. Both were chosen
+    in whole steps of Llama-3-8B with 2 to 128 rows at 256 and 2,000 tokens. Heads over 256 need eight warps,
+    and short pipelines for two programs of an SM (not measured).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
-    deepest = 2 if head_dim > 256 else 3  # stages
+    deepest, some = 2 if head_dim > 256 else 3, False  # stages
     if head_dim > 256:
         block_n, warps = (32 if rows_of_group(group) == 16 else 16), 8
     else:
-        if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
-            block_n, warps = 32, 2 if rows == 1 else 1
         wide, many = head_dim > 128, rows_of_group(group) > 16
+        some = narrow and not (mixed or wide or many) and rows > 1 and groups < 2 * sm_count
+        if narrow and not mixed and (rows == 1 or some or groups >= 4 * sm_count):
+            block_n, warps = 32, 2 if rows == 1 else 1
         warps *= 4 if wide and many and dtype == torch.bfloat16 and not fp8 else 2 if wide or many else 1
         block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
@@ -125,6 +127,9 @@ def plan_decode(
         stages = 2 if mixed or narrow or groups >= 8 * sm_count else 3
         most = min(4, triton.next_power_of_2(tiles))
         return DecodePlan(most, 8 if mixed else 16, block_n, warps, min(stages, deepest), overlap_prefill=mixed)
+    if some:
+        splits = min(32, triton.next_power_of_2(min(max(8, -(-4 * sm_count // groups)), tiles)))
+        return DecodePlan(splits, 1 if 2 * groups < sm_count else 2, block_n, warps, stages=2, early_trigger=False)
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
