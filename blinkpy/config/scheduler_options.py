@@ -116,8 +116,8 @@ class SchedulerOptions(BatchOptions):
     )
     speculative_requests: int = option(
         0,
-        "maximum running requests for drafts, with --speculative; more get none, since large steps cost more than drafts save "
-        "(0: no limit with ngram, otherwise 64)",
+        "maximum running requests that get drafts, with --speculative; if more run, none gets drafts "
+        "(0: no limit with ngram, otherwise 64, chosen for an 8B model)",
         low=0,
         high=1 << 20,
     )
@@ -188,10 +188,10 @@ def check_drafts(options: SchedulerOptions) -> None:
     """Raise ConfigError for sizes of drafts without an effect, or if no step has a row for a draft."""
     tokens, match = options.speculative_tokens, options.speculative_match
     if options.speculative == "off" and tokens:
-        raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram or mtp")
+        raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram, mtp or eagle3")
     if options.speculative == "off" and options.speculative_requests:
         raise ConfigError(
-            f"speculative_requests ({options.speculative_requests}) has no effect without drafts: set speculative to ngram or mtp"
+            f"speculative_requests ({options.speculative_requests}) has no effect without drafts: set speculative to ngram, mtp or eagle3"
         )
     if options.speculative != NGRAM and match != DRAFT_MATCH:
         raise ConfigError(

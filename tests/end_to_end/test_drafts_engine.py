@@ -66,7 +66,10 @@ def test_caches_that_can_not_go_back_are_refused(family: str, options: dict[str,
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"speculative_tokens": 3}, r"speculative_tokens \(3\) has no effect without drafts: set speculative to ngram or mtp"),
+        (
+            {"speculative_tokens": 3},
+            r"speculative_tokens \(3\) has no effect without drafts: set speculative to ngram, mtp or eagle3",
+        ),
         ({"speculative_match": 3}, r"speculative_match \(3\) has no effect with speculative off: set speculative to ngram"),
         ({**NGRAM, "speculative_tokens": 32}, "speculative_tokens must be 0 to 31, not 32"),
         ({**NGRAM, "speculative_match": 1}, "speculative_match must be 2 to 64, not 1"),
