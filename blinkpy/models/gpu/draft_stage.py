@@ -43,29 +43,31 @@ class DraftStage:
         drafts, rows, pdl, view = batch.drafted.shape[1], shape.rows, decoder.pdl, decoder.view
         decoder.pdl = False  # these kernels read what those before them have written, where others read the batch
         following_tokens(batch, requests, self.following[: shape.tokens])
-        self._layer(decoder, shape, self.following, self.hidden)
+        self._attend(decoder, shape, self.following, self.hidden)
         if not shape.returns_drafts:
             batch.drafted[:rows].fill_(-1)
             decoder.pdl = pdl
             return
+        self._finish(decoder, self.hidden[: shape.tokens])
         own = DraftRows(BatchView(*self.own.view), *(some[:rows] for some in self.own[1:]))
         choose_rows(batch, requests, own, drafts=drafts, page_size=page)
         keep_rows(self.hidden[: shape.tokens], own, self.kept[:rows])
         decoder.view, again = own.view, StepShape(rows, rows, mixed=False, whole=True)
         for number in range(drafts):
             if number:
-                self._layer(decoder, again, own.tokens, self.kept)
+                self._attend(decoder, again, own.tokens, self.kept)
+                self._finish(decoder, self.kept[:rows])
             logits = decoder.buffers.logits[:rows]
             decoder.stream = ResidualStream(decoder.buffers.hidden[:rows], own.view.counts)
             decoder._linear(self.kept[:rows], decoder.weights.lm_head, logits)
             take_drafts(logits, decoder.requests.page_table, own, batch.drafted, number=number, page_size=page)
         decoder.view, decoder.pdl = view, pdl
 
-    def _layer(self, decoder: Any, shape: StepShape, tokens: torch.Tensor, results: torch.Tensor) -> None:
-        """Launch the draft layer over the decoder's view.
+    def _attend(self, decoder: Any, shape: StepShape, tokens: torch.Tensor, results: torch.Tensor) -> None:
+        """Launch the draft layer over the decoder's view, up to its attention, which caches its keys and values.
 
         tokens: the tokens after each of its tokens.
-        results: results of the previous pass, which this pass replaces.
+        results: normalised results of the previous pass.
         """
         model, weights, counts = decoder.model, decoder.weights, decoder.view.counts
         count, index, eps, width = shape.tokens, model.own_layers, model.norm.eps, model.hidden_size
@@ -76,6 +78,10 @@ class DraftStage:
         decoder.stream = ResidualStream(hidden, counts)
         decoder._linear(both, weights.draft_projection, hidden)
         decoder._attention(shape, weights.layers[index], index, last_tokens_only=False)
-        self._run_mlp(decoder, weights.layers[index], model.layers[index].mlp)
+
+    def _finish(self, decoder: Any, results: torch.Tensor) -> None:
+        """Launch the rest of the draft layer. results: [tokens, hidden], for its normalised results."""
+        model, weights = decoder.model, decoder.weights
+        self._run_mlp(decoder, weights.layers[model.own_layers], model.layers[model.own_layers].mlp)
         source, residual = decoder.stream.take()
-        rms_norm(source, weights.draft_norm, eps, counts, results[:count], residual)
+        rms_norm(source, weights.draft_norm, model.norm.eps, decoder.view.counts, results, residual)

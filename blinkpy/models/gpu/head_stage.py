@@ -60,10 +60,11 @@ class HeadStage:
         own.view, own.stream = decoder.view, ResidualStream(hidden, decoder.view.counts)
         taken = self.cut_taken if shape.groups > 1 else self.taken
         own._linear(taken[: shape.tokens], own.weights.draft_projection, hidden)
-        normed = self._layer(shape, following, hidden)
+        self._attend(shape, following, hidden)
         if not shape.returns_drafts:
             batch.drafted[:rows].fill_(-1)
             return
+        normed = self._results()
         chosen = DraftRows(BatchView(*self.rows.view), *(some[:rows] for some in self.rows[1:]))
         choose_rows(batch, requests, chosen, drafts=drafts, page_size=page)
         keep_rows(hidden, chosen, self.kept[:rows])
@@ -72,18 +73,19 @@ class HeadStage:
         own.view, again = chosen.view, StepShape(rows, rows, mixed=False, whole=True)
         for number in range(drafts):
             if number:
-                normed = self._layer(again, chosen.tokens, self.kept[:rows])
+                self._attend(again, chosen.tokens, self.kept[:rows])
+                normed = self._results()
             logits = own.buffers.logits[:rows]
             own.stream = ResidualStream(self.kept[:rows], chosen.view.counts)
             own._linear(normed, own.weights.lm_head, logits)
             table = decoder.requests.page_table
             take_drafts(logits, table, chosen, batch.drafted, number=number, page_size=page, tokens=self.tokens)
 
-    def _layer(self, shape: StepShape, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Launch the head's layer over the view of its decoder. Returns the normalised results, [tokens, hidden].
+    def _attend(self, shape: StepShape, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Launch the head's layer over the view of its decoder, up to its attention, which caches its keys and values.
 
         tokens: the tokens after each of its tokens.
-        hidden: the head's inputs, which its results before the last norm replace.
+        hidden: the head's inputs, to which the results of attention are added.
         """
         own, weights, counts = self.own, self.own.weights, self.own.view.counts
         count, eps, width, layer = shape.tokens, own.model.norm.eps, own.model.hidden_size, self.own.weights.layers[0]
@@ -93,6 +95,12 @@ class HeadStage:
         rms_norm(hidden, weights.draft_hidden_norm, eps, counts, both[:, width:])
         own.stream, own.inputs = ResidualStream(hidden, counts), both
         own._attention(shape, layer, 0, last_tokens_only=False)
-        self._run_mlp(own, layer, own.model.layers[0].mlp)
-        normed: torch.Tensor = own._norm(weights.final_norm)
+
+    def _results(self) -> torch.Tensor:
+        """Launch the rest of the head's layer. Returns its normalised results, [tokens, hidden]; `hidden` of `_attend` has those
+        before the norm.
+        """
+        own = self.own
+        self._run_mlp(own, own.weights.layers[0], own.model.layers[0].mlp)
+        normed: torch.Tensor = own._norm(own.weights.final_norm)
         return normed
