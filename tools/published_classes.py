@@ -87,6 +87,27 @@ def qwen35(value_heads: int, *sizes: int, **more: Any) -> dict[str, Any]:
                    f"qwen3_5{kind}_text", **tokens)  # fmt: skip
 
 
+LFM2 = {"model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6, "use_pos_enc": True}
+LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_use_swiglu": True}
+LFM2_EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2}
+LFM2_EXPERTS |= {"norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0}
+
+
+def lfm2(*sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES, with the stated width of the MLP. more: `full_attn_idxs`, and others."""
+    found = config("Lfm2ForCausalLM", *sizes, **{**LFM2, "block_ff_dim": sizes[1], "tie_embedding": True, **more})
+    return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "tie_word_embeddings", "hidden_act")}
+
+
+def lfm2_moe(*sizes: int, attention: tuple[int, ...]) -> dict[str, Any]:
+    """sizes: as in SIZES. attention: numbers of the layers with attention."""
+    types = ["full_attention" if layer in attention else "conv" for layer in range(sizes[2])]
+    keys = {"model_type": "lfm2_moe", "tie_embedding": True, "layer_types": types, **LFM2_EXPERTS}
+    keys |= {key: LFM2[key] for key in ("norm_eps", "conv_bias", "conv_L_cache", "rope_theta")}
+    found = config("Lfm2MoeForCausalLM", *sizes, **keys)
+    return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "tie_word_embeddings", "hidden_act")}
+
+
 def qwen35_experts(count: int, top_k: int, size: int) -> dict[str, int]:
     sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
     return {"num_experts": count, "num_experts_per_tok": top_k, **sizes}

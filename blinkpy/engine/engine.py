@@ -20,11 +20,11 @@ from blinkpy.engine.sizing import (
 )
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.models.delta_states import require_recurrent
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.paged_cache import ring_sizes
+from blinkpy.models.recurrent_states import require_recurrent
 from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.head_loader import with_draft_head
 from blinkpy.models.weights.model_folder import find_head, resolve_model
@@ -117,7 +117,7 @@ class Engine:
             config = self.config = config.with_options({"slots": device.slots(config, model)})
             if config.queue.slots < DEFAULT_SLOTS:
                 logger.info("slots is %d per worker, since each needs a recurrent state of %s", config.queue.slots, model.name)
-        if model.delta is not None and config.cache.enable_prefix_caching:
+        if model.recurrence is not None and config.cache.enable_prefix_caching:
             config = self.config = self._with_snapshots(config, model)
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
@@ -144,7 +144,7 @@ class Engine:
         support the chosen kind of drafts.
         """
         kind = self.config.scheduler.speculative
-        if model.delta is not None and kind == EAGLE:
+        if model.recurrence is not None and kind == EAGLE:
             raise ConfigError(f"speculative_model does not support {model.name}, which has recurrent layers")
         if kind in (MTP, EAGLE) and not self.device.has_draft_layers:
             raise ConfigError(

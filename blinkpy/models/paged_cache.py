@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.delta_states import DeltaStates
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.recurrent_states import RecurrentStates
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +233,7 @@ def _of_layers(
     if rings is not None:
         shared: Any = zeros((rings.all_pages, *pages_of[rings.layers[0]]))
         views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
-    pages = [num_pages if layer.delta is None else 0 for layer in model.layers]
+    pages = [num_pages if layer.recurrence is None else 0 for layer in model.layers]
     for layer in range(len(model.layers)):
         source = model.keys_of(layer)
         views[layer] = views[source] if source in views else zeros((pages[layer], *pages_of[layer]))
@@ -246,7 +246,7 @@ class PagedCache:
     keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
         contiguous. Layers may differ in kv_heads and head_dim. Layers with rings share memory. A layer that reads the keys of
         another layer has that layer's tensors. With latent attention, values are views of the first elements of keys.
-    states: states of layers with a gated delta net, for `slots` requests with up to `drafts` drafts, with `snapshots` copies.
+    states: states of recurrent layers, for `slots` requests with up to `drafts` drafts, with `snapshots` copies.
     num_pages: pages of the pool, for the other layers.
     dtype: dtype of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.paged_cache).
@@ -281,7 +281,7 @@ class PagedCache:
         else:
             self.values = _of_layers(model, page_size, num_pages, rings, zeros)
         own = torch.float32 if torch.device(device).type == "cpu" else dtype
-        self.states = DeltaStates(model, slots, own, device, snapshots, drafts)
+        self.states = RecurrentStates(model, slots, own, device, snapshots, drafts)
 
     def largest(self) -> NDArray[np.float32]:
         """The largest magnitude of keys and values of each head, [layers, 2, kv_heads]; 0 for layers without pages and heads

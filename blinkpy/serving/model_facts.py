@@ -164,7 +164,7 @@ def _with_head(model: DecoderDescription, head: str) -> DecoderDescription:
     if not head:
         return model
     local = Path(head).expanduser().exists()
-    if model.delta is not None:
+    if model.recurrence is not None:
         raise ConfigError(f"speculative_model does not support {model.name}, which has recurrent states")
     return with_draft_head(model, find_head(head, weights=local), weights=local)
 
@@ -232,7 +232,7 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
 
 
 def _part_of(name: str, of_experts: bool) -> str:
-    if name in ATTENTION or name.startswith("delta_"):
+    if name in ATTENTION or name.startswith(("delta_", "recurrent_")):
         return "attention"
     if name in ("layer_input_gate", "layer_input_projection"):
         return OUTER["layer_embedding"]
@@ -258,8 +258,8 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     if experts.number:
         facts.shape |= {"experts": experts.number, "experts of a token": experts.top_k}
     windows = sorted({layer.attention.window for layer in model.layers} - {0})
-    if model.delta is not None:
-        facts.shape |= {"recurrent layers": model.delta_layers}
+    if model.recurrence is not None:
+        facts.shape |= {"recurrent layers": model.recurrent_layers}
     facts.context = {"default": model.default_context, "longest": model.max_position, "windows": windows}
     facts.context["rope"] = "; ".join(_spelled(rope) for rope in model.ropes)
     facts.parameters = by_part(model, lambda part: part.parameters)

@@ -132,7 +132,7 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     preempted_at = int(rng.integers(6, 20))
     for step in range(200):
         if step == 8:
-            pages = 3 if decoder.model.delta is None else 0  # with recurrent layers no pages are shared
+            pages = 3 if decoder.model.recurrence is None else 0  # with recurrent layers no pages are shared
             sequences.append(batches.add(common + prompt(rng, int(rng.integers(1, 20))), share=first, share_pages=pages))
         if step == preempted_at:
             batches.preempt(sequences[1])

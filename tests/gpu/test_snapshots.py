@@ -21,6 +21,8 @@ CUT = {"step_groups": 4, "cut_step_tokens": 16, "suspend_steps": 2}
         ("qwen3.5", "gpu", False),
         ("qwen3.5", "gpu", True),
         ("qwen3.5-moe", "host", False),
+        ("lfm2", "gpu", True),
+        ("lfm2-moe", "host", False),
     ],
 )
 def test_snapshots_change_no_token(name: str, control: str, cut: bool, rng: np.random.Generator, tmp_path: Path) -> None:

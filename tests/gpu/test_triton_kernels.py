@@ -220,6 +220,9 @@ DELTA_SIZES = [DeltaSizes(16, 32, 128, 128), DeltaSizes(16, 16, 128, 128), Delta
 def test_short_convolution(rng: np.random.Generator, dtype: torch.dtype, longest: int) -> None:
     for channels in (8192, 6144, 130):
         convolution_case(rng, CUDA, dtype, drawn_rows(rng, longest), channels=channels, taps=4)
+    for last_tokens_only in (False, True):
+        rows = drawn_rows(rng, longest)
+        convolution_case(rng, CUDA, dtype, rows, channels=2048, taps=3, gated=True, last_tokens_only=last_tokens_only)
 
 
 @both_dtypes
@@ -243,6 +246,7 @@ def test_delta_states_follow_correct_drafts(rng: np.random.Generator, dtype: tor
 def test_copies_of_states(rng: np.random.Generator, dtype: torch.dtype, save: bool) -> None:
     copy_case(rng, CUDA, dtype, layers=30, matrix=(32, 128, 128), taken=(3, 8192), drafts=3, save=save)
     copy_case(rng, CUDA, dtype, layers=2, matrix=(3, 33, 9), taken=(1, 130), drafts=0, save=save)
+    copy_case(rng, CUDA, dtype, layers=10, matrix=(0, 0, 0), taken=(2, 2048), drafts=3, save=save)
 
 
 @both_dtypes

@@ -115,19 +115,19 @@ class CpuDevice(HostDevice):
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
         """The number of slots, so that recurrent states take at most a quarter of the machine's memory."""
-        from blinkpy.models.delta_states import settled_slots
+        from blinkpy.models.recurrent_states import settled_slots
 
         return settled_slots(config, model, 4, machine_memory() // 4)
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
         """The number of snapshots, which take at most a sixteenth of the machine's memory."""
-        from blinkpy.models.delta_states import settled_snapshots
+        from blinkpy.models.recurrent_states import settled_snapshots
 
         return settled_snapshots(config, model, 4, machine_memory() // 16)
 
     def _require_states(self, config: Config, model: DecoderDescription) -> None:
         """Raise ConfigError if the recurrent states of all slots exceed the machine's memory."""
-        from blinkpy.models.delta_states import pool_bytes, snapshot_bytes
+        from blinkpy.models.recurrent_states import pool_bytes, snapshot_bytes
 
         states, memory = pool_bytes(config, model, 4), machine_memory()
         if 0 < states <= memory < states + (kept := snapshot_bytes(config, model, 4)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blinkpy.config import DEFAULT_SLOTS, STEP_TOKENS, Config
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
-from blinkpy.models.delta_states import settled_snapshots
+from blinkpy.models.recurrent_states import settled_snapshots
 from blinkpy.packages import modules_of
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions

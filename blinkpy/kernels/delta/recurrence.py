@@ -4,7 +4,7 @@ A program has a row's matrix of one value head in registers, and goes through th
 step of decode rows. A token's result depends on no other row, and not on how its prompt is cut into chunks.
 
 A row goes through its request's drafts, too, which are the rows after it. Its matrix does not include them; see
-blinkpy.models.delta_states. A request's next step first repeats the drafts that were correct, from the same numbers.
+blinkpy.models.recurrent_states. A request's next step first repeats the drafts that were correct, from the same numbers.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class DeltaSizes(NamedTuple):
 
 
 class DraftedStates(NamedTuple):
-    """Matrices of all request slots, and drafts that they do not include (blinkpy.models.delta_states)."""
+    """Matrices of all request slots, and drafts that they do not include (blinkpy.models.recurrent_states)."""
 
     matrices: torch.Tensor  # float32 [slots, value_heads, key_dim, value_dim]
     drafted: torch.Tensor  # [slots, drafts, value_heads, key_dim + value_dim + 2]

@@ -4,6 +4,8 @@ A step copies from snapshots before its layers, and to snapshots after them. Onl
 has no such kernel. A program copies a part of one layer's state of a row; most programs find nothing to copy.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -81,8 +83,8 @@ def copy_states(
 ) -> None:
     """Copy the states of the batch's chunk rows from snapshots, or with `save` to snapshots.
 
-    states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the
-        convolutions, [R, slots, taps - 1 + drafts, channels], of R recurrent layers.
+    states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], which may have no heads,
+        and inputs of the convolutions, [R, slots, taps - 1 + drafts, channels], of R recurrent layers.
     kept: the corresponding arrays of the snapshots, whose inputs are [R, snapshots, taps - 1, channels].
     held: int32 [slots], tokens that the states include.
     places: int32 [slots], the snapshot of each slot; negative: its state is not copied.
@@ -92,8 +94,8 @@ def copy_states(
     layers, slots, *matrix = matrices.shape
     (count, taps, channels), drafted = kept_inputs.shape[1:], inputs.shape[2]
     launch.check_tensors(
-        (matrices, "matrices", (None,) * 5, torch.float32),
-        (kept_matrices, "kept matrices", (layers, count, *matrix), torch.float32),
+        (matrices if matrices.numel() else None, "matrices", (None,) * 5, torch.float32),
+        (kept_matrices if matrices.numel() else None, "kept matrices", (layers, count, *matrix), torch.float32),
         (inputs, "inputs", (layers, slots, launch.AtLeast(taps), channels)),
         (kept_inputs, "kept inputs", (layers, count, taps, channels), inputs.dtype),
         (held, "held", (slots,), torch.int32),
@@ -102,7 +104,7 @@ def copy_states(
     )
     _copy_states[(rows, layers, PARTS)](
         matrices, inputs, held, kept_matrices, kept_inputs, places, batch.counts, batch.row_slots, batch.query_starts,
-        batch.context_lengths, slots, count, matrices[0, 0].numel(), taps * channels, drafted * channels, SAVE=save, PARTS=PARTS,
+        batch.context_lengths, slots, count, math.prod(matrix), taps * channels, drafted * channels, SAVE=save, PARTS=PARTS,
         BLOCK=BLOCK, PDL=pdl, num_warps=8,
         **launch.options(pdl),
     )  # fmt: skip

@@ -17,9 +17,9 @@ from blinkpy.kv.state import DRAFT, Batch
 from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
 from blinkpy.models.cpu.njit_math import FAST, exp2, larger, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.delta_states import DeltaStates
 from blinkpy.models.description.blocks import GatedDelta
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
 _ADDRESSES = (
@@ -239,18 +239,17 @@ class CpuDelta:
         self,
         model: DecoderDescription,
         layers: list[LayerWeights],
-        states: DeltaStates,
+        states: RecurrentStates,
         max_tokens: int,
         progress: TorchProgress,
     ):
-        if model.delta is None:
+        if not isinstance(model.recurrence, GatedDelta):
             raise ValueError(f"{model.name} has no gated delta net")
-        self.delta: GatedDelta = model.delta
         self.layers = layers
         self.states = states
         self.progress = progress
         self.threads = team_size()
-        delta = self.delta
+        delta = model.recurrence
         self.compiled = compile_delta(delta.key_dim, delta.value_dim)
         self.out = torch.empty(max_tokens, delta.value_size)
         self.begun = np.zeros(2, np.int64)
@@ -264,8 +263,8 @@ class CpuDelta:
         a["key_heads"], a["value_heads"], a["taps"] = delta.key_heads, delta.value_heads, delta.taps
         self.weights = [  # of the convolution and the norm, whatever the dtype of the others
             None
-            if layer.delta_conv is None or layer.delta_norm is None
-            else (layer.delta_conv.float().t().contiguous(), layer.delta_norm.float())
+            if layer.recurrent_conv is None or layer.recurrent_norm is None
+            else (layer.recurrent_conv.float().t().contiguous(), layer.recurrent_norm.float())
             for layer in layers
         ]
         a["ahead"], a["held"], a["drafts"] = ahead.data_ptr(), states.held.data_ptr(), states.drafts
@@ -293,7 +292,7 @@ class CpuDelta:
             raise ValueError(f"layer {layer} has no gated delta net")
         strengths, rates = self.progress.linear(normed, weights.delta_ba).float().chunk(2, dim=-1)
         strengths = strengths.sigmoid()
-        decays = (F.softplus(rates + weights.delta_bias) * -weights.delta_decay.exp()).exp()  # type: ignore[operator, union-attr]
+        decays = (F.softplus(rates + weights.recurrent_bias) * -weights.recurrent_decay.exp()).exp()  # type: ignore[operator, union-attr]
         wide = projected.float().contiguous()
         a = self.arguments
         for name, tensor in {"projected": wide, "decays": decays, "strengths": strengths, "matrices": states.matrices}.items():

@@ -67,7 +67,7 @@ class CpuStep:
         step_drafts: int = 0,
     ):
         self.cache: Any
-        self._snapshots, self._rolls_back = snapshots, model.delta is not None and drafts > 0
+        self._snapshots, self._rolls_back = snapshots, model.recurrence is not None and drafts > 0
         self.decoder: Any
         if isinstance(weights, ArrayWeights):
             self.cache = ArrayCache(model, num_pages, page_size, rings, scales)

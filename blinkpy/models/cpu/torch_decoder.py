@@ -16,6 +16,7 @@ from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, layer_norm, norm
+from blinkpy.models.cpu.cpu_convolution import CpuShortConvolution
 from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
@@ -32,6 +33,7 @@ from blinkpy.models.description.blocks import (
     OutputGate,
     QkNorm,
     RouterKind,
+    ShortConvolution,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -63,7 +65,10 @@ class TorchDecoder:
         self.progress = progress or TorchProgress()
         form = CpuLatent if model.attention.latent else CpuAttention
         self.attention = form(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
-        self.delta = None if model.delta is None else CpuDelta(model, weights.layers, cache.states, max_tokens, self.progress)
+        self.recurrence = None
+        if model.recurrence is not None:
+            of_layers = BLOCKS[type(model.recurrence)]
+            self.recurrence = of_layers(model, weights.layers, cache.states, max_tokens, self.progress)
 
     @torch.inference_mode()
     def forward(
@@ -87,8 +92,8 @@ class TorchDecoder:
         """
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
-        if self.delta is not None:
-            self.delta.begin(batch)
+        if self.recurrence is not None:
+            self.recurrence.begin(batch)
         x = self._embed(ids) if stream is None else stream
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], self.model.own_layers - 1
@@ -191,8 +196,8 @@ class TorchDecoder:
         tokens for this layer, [tokens, layer_inputs].
         """
         inputs = self.progress.linear(normed := self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-        if self.delta is not None and self.model.layers[index].delta is not None:
-            attended = self.delta.run(index, inputs, normed)
+        if self.recurrence is not None and self.model.layers[index].recurrence is not None:
+            attended = self.recurrence.run(index, inputs, normed)
         else:
             attended = self._attend(index, inputs)
         shared = normed if self.model.placement == NormPlacement.PARALLEL else None
@@ -383,6 +388,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(OutputGate),  # _attend
     **dict.fromkeys(LayerPart),  # _layer, _layer_inputs, _parallel_experts, cpu_attention.py
     GatedDelta: CpuDelta,
+    ShortConvolution: CpuShortConvolution,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,

@@ -350,31 +350,80 @@ class GatedDelta(NamedTuple):
         return self.channels + self.value_size
 
     @property
+    def out_size(self) -> int:
+        """Width of the last projection's input."""
+        return self.value_size
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Shape of the matrices of a state: value heads, elements of a key, and of a value."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
     def drafted_size(self) -> int:
         """Numbers of a drafted token that its state keeps for each value head: its key, its value, strength and decay."""
         return self.key_dim + self.value_dim + 2
 
-    def state_bytes(self, itemsize: int, drafts: int = 0) -> int:
-        """Bytes of the state of one request in one layer.
 
-        itemsize: bytes of an input of the convolution.
-        drafts: maximum drafts of a request in one step; see blinkpy.models.delta_states.
-        """
-        drafted = drafts * (self.channels + self.value_heads * self.drafted_size)
-        return 4 * self.value_size * self.key_dim + ((self.taps - 1) * self.channels + drafted) * itemsize
+class ShortConvolution(NamedTuple):
+    """A gated short convolution (LFM2 technical report, arXiv 2511.23404, section 2): a recurrent layer instead of attention.
+
+    The layer's first projection gives B, C and x, each [channels]. The result is C * (causal convolution of B * x over `taps`
+    tokens, separate for each channel), all by element. A request's state is the last `taps` - 1 products B * x; it has no matrix.
+
+    bias: whether both projections and the convolution have biases.
+    """
+
+    channels: int
+    taps: int = 3
+    bias: bool = False
+
+    @property
+    def in_size(self) -> int:
+        """Width of the first projection."""
+        return 3 * self.channels
+
+    @property
+    def out_size(self) -> int:
+        """Width of the last projection's input."""
+        return self.channels
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Shape of the matrices of a state: none."""
+        return 0, 0, 0
+
+    @property
+    def drafted_size(self) -> int:
+        """Numbers that a state keeps of a drafted token, in addition to its input of the convolution."""
+        return 0
+
+
+Recurrence = GatedDelta | ShortConvolution
+
+
+def state_bytes(recurrence: Recurrence, itemsize: int, drafts: int = 0) -> int:
+    """Bytes of the state of one request in one layer.
+
+    itemsize: bytes of an input of the convolution.
+    drafts: maximum drafts of a request in one step; see blinkpy.models.recurrent_states.
+    """
+    heads, key_dim, value_dim = recurrence.matrices
+    drafted = drafts * (recurrence.channels + heads * recurrence.drafted_size)
+    return 4 * heads * key_dim * value_dim + ((recurrence.taps - 1) * recurrence.channels + drafted) * itemsize
 
 
 class Layer(NamedTuple):
     """One layer: attention, then an MLP or experts.
 
-    delta: it replaces attention.
+    recurrence: it replaces attention.
     scaled: the layer's output is multiplied by a stored number.
     """
 
     attention: Attention
     mlp: Mlp | Experts
-    delta: GatedDelta | None = None
+    recurrence: Recurrence | None = None
     scaled: bool = False
 
 
-BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta]
+BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta] | type[ShortConvolution]

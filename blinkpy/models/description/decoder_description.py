@@ -13,7 +13,6 @@ from blinkpy.models.description.blocks import (
     BlockType,
     Experts,
     Factors,
-    GatedDelta,
     Latent,
     Layer,
     LayerPart,
@@ -21,6 +20,8 @@ from blinkpy.models.description.blocks import (
     Norm,
     NormPlacement,
     Quantization,
+    Recurrence,
+    state_bytes,
 )
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.rope_tables import Rope
@@ -39,7 +40,7 @@ class TensorNames(NamedTuple):
     out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
     one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
         rows of gate first; empty: there is no such form.
-    delta_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
+    recurrent_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
     renamed: (alternative prefix, our prefix) of names.
     spare: prefixes of parts that are ignored.
     """
@@ -88,13 +89,13 @@ class TensorNames(NamedTuple):
     layer_input_projection: str = "per_layer_projection"
     layer_input_norm: str = "post_per_layer_input_norm"
     one_for_experts: tuple[str, str] | tuple[()] = ()
-    delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    recurrent_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
     delta_ba: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
-    delta_conv: str = "linear_attn.conv1d"
-    delta_decay: str = "linear_attn.A_log"  # complete name, without a suffix
-    delta_bias: str = "linear_attn.dt_bias"  # likewise
-    delta_norm: str = "linear_attn.norm"
-    delta_out: str = "linear_attn.out_proj"
+    recurrent_conv: str = "linear_attn.conv1d"  # its bias has the same name
+    recurrent_decay: str = "linear_attn.A_log"  # complete name, without a suffix
+    recurrent_bias: str = "linear_attn.dt_bias"  # likewise
+    recurrent_norm: str = "linear_attn.norm"
+    recurrent_out: str = "linear_attn.out_proj"
     draft_layer: str = ""  # prefix of a draft layer's tensors; empty: as of other layers
     draft_outer: str = ""  # prefix of the five names below; empty: the layer's
     draft_embedding_norm: str = "enorm"
@@ -173,7 +174,7 @@ class DecoderDescription:
         if self.placement != NormPlacement.PRE and any(self.expert_layers) and not self.experts.parallel:
             kind = "experts parallel to attention" if self.placement == NormPlacement.PARALLEL else "norms after experts"
             raise ConfigError(f"{self.name}: {kind} are not supported")
-        mixers = self.attention.latent, self.delta, self.attention.qk_norm
+        mixers = self.attention.latent, self.recurrence, self.attention.qk_norm
         if self.norm.centred and (any(self.expert_layers) or any(mixers) or self.layer_inputs or self.drafting):
             raise ConfigError(f"{self.name}: LayerNorm is supported only with an MLP and attention without norms of heads")
         if self.attention.softcap and self.attention.sinks:
@@ -183,8 +184,9 @@ class DecoderDescription:
             for layer in self.layers
         }
         mlps = {layer.mlp._replace(size=1) if isinstance(layer.mlp, Mlp) else layer.mlp for layer in self.layers}
-        deltas = {layer.delta for layer in self.layers if layer.delta is not None}
-        for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}, deltas):
+        recurrences = {layer.recurrence for layer in self.layers if layer.recurrence is not None}
+        of_mlps = {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}
+        for kinds in (attention, *of_mlps, recurrences):
             if len(kinds) > 1:
                 raise ConfigError(f"{self.name}: layers may differ only in window, rope and head sizes, not as in {kinds}")
 
@@ -224,14 +226,14 @@ class DecoderDescription:
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
 
     @property
-    def delta(self) -> GatedDelta | None:
-        """The gated delta net of the layers that have one instead of attention."""
-        return next((layer.delta for layer in self.layers if layer.delta is not None), None)
+    def recurrence(self) -> Recurrence | None:
+        """The recurrence of the layers that have one instead of attention."""
+        return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property
-    def delta_layers(self) -> int:
+    def recurrent_layers(self) -> int:
         """The number of layers that have a recurrent state instead of keys and values."""
-        return sum(layer.delta is not None for layer in self.layers)
+        return sum(layer.recurrence is not None for layer in self.layers)
 
     def state_bytes(self, itemsize: int, drafts: int = 0) -> int:
         """Bytes of the recurrent state of one request.
@@ -239,7 +241,7 @@ class DecoderDescription:
         itemsize: bytes of an activation.
         drafts: maximum drafts of a request in one step.
         """
-        return self.delta_layers * self.delta.state_bytes(itemsize, drafts) if self.delta is not None else 0
+        return self.recurrent_layers * state_bytes(self.recurrence, itemsize, drafts) if self.recurrence is not None else 0
 
     @property
     def default_context(self) -> int:
@@ -302,7 +304,7 @@ class DecoderDescription:
 
     def cached_elements(self, without: Container[int] = ()) -> int:
         """Elements of one token in the cache, of all layers except `without`."""
-        kept = (layer for index, layer in enumerate(self.layers) if index not in without and layer.delta is None)
+        kept = (layer for index, layer in enumerate(self.layers) if index not in without and layer.recurrence is None)
         return sum(layer.attention.cached_size for layer in kept)
 
     @property
@@ -359,7 +361,7 @@ class DecoderDescription:
 
     def lacking_blocks(self, implemented: Container[BlockType]) -> list[str]:
         """Names of this model's blocks that a decoder's table lacks, sorted."""
-        attention = self.attention.qk_norm, self.attention.gate, type(self.delta) if self.delta is not None else None
+        attention = self.attention.qk_norm, self.attention.gate, type(self.recurrence) if self.recurrence is not None else None
         needed: set[BlockType] = {block for block in (self.placement, *attention) if block is not None}
         needed |= {Latent} if self.attention.latent else set()
         needed |= set(self.layer_parts)

@@ -67,7 +67,7 @@ def _split_layer(model: DecoderDescription, number: int, ranks: int) -> Layer:
 
 def _unsupported(model: DecoderDescription, layer: Layer) -> str:
     """Why a layer's blocks can't be split, or ""."""
-    if layer.delta is not None:
+    if layer.recurrence is not None:
         return "recurrent states are not supported on several ranks"
     if model.layer_inputs:
         return "embeddings of layers are not supported on several ranks"

@@ -47,7 +47,7 @@ SHARED = DRAFT_NAMES._replace(
     shared_down="mlp.shared_expert.down_proj",
     one_for_experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 )
-NEXT_NAMES = SHARED._replace(delta_in=("linear_attn.in_proj_qkvz",), delta_ba=("linear_attn.in_proj_ba",))
+NEXT_NAMES = SHARED._replace(recurrent_in=("linear_attn.in_proj_qkvz",), delta_ba=("linear_attn.in_proj_ba",))
 IGNORES: tuple[str, ...] = ("output_router_logits", "router_aux_loss_coef", "mamba_ssm_dtype", "mlp_only_layers")
 IGNORES += ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_nextn_predict_layers")
 MTP: dict[str, Any] = {"mtp_num_hidden_layers": 1}
@@ -84,7 +84,9 @@ def _decoder(c: HfConfig, mlp: Mlp | Experts | list[Mlp | Experts], tensors: Ten
     attention = attention._replace(gate=OutputGate.SIGMOID)
     model = pre_norm_decoder(c, attention, mlp, (0,) * len(types), tensors)
     delta = _gated_delta(c)
-    layers = (layer._replace(delta=delta if name == LINEAR else None) for layer, name in zip(model.layers, types, strict=True))
+    layers = (
+        layer._replace(recurrence=delta if name == LINEAR else None) for layer, name in zip(model.layers, types, strict=True)
+    )
     further = _further_layers(c, Layer(attention, model.layers[-1].mlp))
     return replace(model, layers=tuple(layers), norm=model.norm._replace(offset=1.0), further_layers=further)
 

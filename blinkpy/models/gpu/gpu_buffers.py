@@ -12,7 +12,7 @@ from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
-from blinkpy.models.description.blocks import GatedDelta, NormPlacement
+from blinkpy.models.description.blocks import GatedDelta, NormPlacement, ShortConvolution
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights
 
@@ -48,11 +48,11 @@ class Buffers:
         self.qkv = zeros(tokens, model.projected_size)
         self.attended = zeros(tokens, model.attended_size)
         self.gates = zeros(tokens if model.attention.gate is not None else 0, model.q_size)  # of attention's output
-        delta, some = model.delta or GatedDelta(1, 1, 1, 1), tokens if model.delta is not None else 0
-        self.delta_in = zeros(some, delta.in_size)
-        self.delta_ba = zeros(some, 2 * delta.value_heads)
-        self.delta_mixed = zeros(some, delta.channels)
-        self.delta_out = zeros(some, delta.value_size)
+        block, some = model.recurrence or ShortConvolution(1), tokens if model.recurrence is not None else 0
+        self.recurrent_in = zeros(some, block.in_size)
+        self.delta_ba = zeros(some if isinstance(block, GatedDelta) else 0, 2 * block.matrices[0])
+        self.recurrent_mixed = zeros(0 if isinstance(block, ShortConvolution) else some, block.channels)
+        self.recurrent_out = zeros(some, block.out_size)
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
         # results of an MLP and of the experts parallel to it
         self.parallel = zeros(2, tokens if model.experts.parallel else 0, model.hidden_size)

@@ -38,13 +38,14 @@ from blinkpy.models.description.blocks import (
     OutputGate,
     QkNorm,
     RouterKind,
+    ShortConvolution,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.draft_stage import DraftStage
 from blinkpy.models.gpu.expert_stage import launch_experts
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
-from blinkpy.models.gpu.gpu_delta import launch_copies, launch_delta
+from blinkpy.models.gpu.gpu_delta import launch_convolution, launch_copies, launch_delta
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.head_stage import HeadStage
 from blinkpy.models.gpu.latent_stage import LatentStage
@@ -223,11 +224,12 @@ class GpuDecoder:
 
         last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token.
         """
-        of_layer, bias, norm = self.model.layers[index], layer.o_bias, layer.input_norm
+        of_layer, norm = self.model.layers[index], layer.input_norm
         if self.parallel and norm is not None:
             self.inputs = self._norm(norm, out=self._shared)
-        if of_layer.delta is not None:
-            out, bias = launch_delta(self, shape, layer, index, last_tokens_only=last_tokens_only), None
+        if of_layer.recurrence is not None:
+            launch = BLOCKS[type(of_layer.recurrence)]
+            out = launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         elif self.latent is not None:
             out = self.latent.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         elif self.heads is not None:
@@ -235,7 +237,7 @@ class GpuDecoder:
         if self.parallel and norm is not None and last_tokens_only:  # of a stream that now has fewer rows
             self._norm(norm, out=self._shared)
         norm_follows = isinstance(of_layer.mlp, Mlp) and not self._ends_group and not self.parallel
-        self._add_linear(out, layer.o, bias, layer.attention_out_norm, norm_follows=norm_follows)
+        self._add_linear(out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=norm_follows)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
         """Keep only the residual stream of each row's last token. It must be complete."""
@@ -400,6 +402,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(OutputGate),  # gpu_delta.py
     **dict.fromkeys(LayerPart),  # attention_stage.py, expert_stage.py, gpu_layer_inputs.py, _add_linear
     GatedDelta: launch_delta,
+    ShortConvolution: launch_convolution,
     Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,
     Experts: launch_experts,

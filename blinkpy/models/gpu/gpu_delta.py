@@ -1,4 +1,4 @@
-"""Gated delta nets and gated attention on the GPU: the launches of a layer up to its last projection.
+"""Recurrent layers and gated attention on the GPU: the launches of a layer up to its last projection.
 
 decoder: blinkpy.models.gpu.gpu_decoder.GpuDecoder, which imports this file.
 """
@@ -25,13 +25,13 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     last_tokens_only: advance the states by all tokens, but continue only with each row's last token.
     """
     model, view, pdl, buffers = decoder.model, decoder.view, decoder.pdl, decoder.buffers
-    delta, states, tokens = model.layers[index].delta, decoder.cache.states.layers[index], shape.tokens
-    taps, norm, strengths = layer.delta_conv, layer.delta_norm, layer.delta_ba
+    delta, states, tokens = model.layers[index].recurrence, decoder.cache.states.layers[index], shape.tokens
+    taps, norm, strengths = layer.recurrent_conv, layer.recurrent_norm, layer.delta_ba
     if delta is None or states is None or taps is None or norm is None or strengths is None or layer.input_norm is None:
         raise ValueError(f"layer {index} has no gated delta net")
-    if layer.delta_decay is None or layer.delta_bias is None:
+    if layer.recurrent_decay is None or layer.recurrent_bias is None:
         raise ValueError(f"layer {index} has no decays")
-    projected, mixed, scores = buffers.delta_in[:tokens], buffers.delta_mixed[:tokens], buffers.delta_ba[:tokens]
+    projected, mixed, scores = buffers.recurrent_in[:tokens], buffers.recurrent_mixed[:tokens], buffers.delta_ba[:tokens]
     normed = decoder._norm(layer.input_norm)
     decoder._linear(normed, layer.qkv, projected)
     decoder._linear(normed, strengths, scores)
@@ -39,12 +39,34 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     convolve(projected, taps, states.inputs, held, view, mixed, rows=shape.rows, mixed=shape.mixed, pdl=pdl)
     if last_tokens_only:
         decoder._keep_last_tokens(shape)
-    out, gates = buffers.delta_out[: decoder.stream.rows], projected[:, delta.channels :]
-    rates = layer.delta_decay, layer.delta_bias
+    out, gates = buffers.recurrent_out[: decoder.stream.rows], projected[:, delta.channels :]
+    rates = layer.recurrent_decay, layer.recurrent_bias
     recur(
         DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps),
         DraftedStates(states.matrices, states.drafted, held), view, out,
         rows=shape.rows, last_tokens_only=last_tokens_only, pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def launch_convolution(
+    decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool
+) -> torch.Tensor:  # fmt: skip
+    """Launch the gated short convolution of a layer, as launch_delta. Returns [rows of the stream, channels]."""
+    states, taps, projected = (
+        decoder.cache.states.layers[index],
+        layer.recurrent_conv,
+        decoder.buffers.recurrent_in[: shape.tokens],
+    )
+    if states is None or taps is None or layer.input_norm is None:
+        raise ValueError(f"layer {index} has no short convolution")
+    decoder._linear(decoder.stream.hidden, layer.qkv, projected, norm=layer.input_norm, bias=layer.qkv_bias)
+    if last_tokens_only:
+        decoder._keep_last_tokens(shape)
+    out: torch.Tensor = decoder.buffers.recurrent_out[: decoder.stream.rows]
+    convolve(
+        projected, taps, states.inputs, decoder.cache.states.held, decoder.view, out, rows=shape.rows, mixed=shape.mixed,
+        bias=layer.recurrent_conv_bias, gated=True, last_tokens_only=last_tokens_only, pdl=decoder.pdl,
     )  # fmt: skip
     return out
 

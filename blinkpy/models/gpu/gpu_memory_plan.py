@@ -17,11 +17,11 @@ from blinkpy.kernels import (
     MIN_HEAD_DIM,
     ONE_SHOT_BYTES,
 )
-from blinkpy.models.delta_states import pool_bytes, settled_slots, settled_snapshots, snapshot_bytes
 from blinkpy.models.description.blocks import Experts, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
+from blinkpy.models.recurrent_states import pool_bytes, settled_slots, settled_snapshots, snapshot_bytes
 from blinkpy.models.weights.part import Part
 from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
 
@@ -85,9 +85,10 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     gates = 0 if model.attention.gate is None else model.q_size
-    delta = 0 if model.delta is None else model.delta.in_size + model.delta.channels + model.delta.value_size
+    block = model.recurrence
+    recurrent = 0 if block is None else block.in_size + block.channels + block.out_size
     streams = (5 if model.experts.parallel else 3) + (4 if model.drafting or model.inputs else 0)
-    width = streams * model.hidden_size + _attention_width(model) + gates + delta + 3 * model.mlp_size + expert_width
+    width = streams * model.hidden_size + _attention_width(model) + gates + recurrent + 3 * model.mlp_size + expert_width
     width += (len(model.layers) + 1) * model.layer_inputs + _read_width(model)
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     of_row = 4 if model.inputs else 3 if model.drafting else 2  # residual streams and their norms
@@ -229,9 +230,10 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
         )
     if not latent:
         yield from _head_problems(model)
-    if (delta := model.delta) is not None and padded(delta.key_dim) * padded(delta.value_dim) > MAX_STATE:
+    heads, key_dim, value_dim = (0, 0, 0) if model.recurrence is None else model.recurrence.matrices
+    if heads and padded(key_dim) * padded(value_dim) > MAX_STATE:
         yield (
-            f"{first}{model.tensors.delta_norm.rpartition('.')[0]}: heads of {delta.key_dim} x {delta.value_dim} numbers, and "
+            f"{first}{model.tensors.recurrent_norm.rpartition('.')[0]}: heads of {key_dim} x {value_dim} numbers, and "
             f"kernels take at most {MAX_STATE} of padded sizes; {INSTEAD}"
         )
     for layer in first_layers(model):

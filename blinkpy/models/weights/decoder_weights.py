@@ -25,8 +25,8 @@ class LayerWeights:
     byte has two weights, the first one in its lower half, so the last dimension is half as long. A scale is a
     power of two with an offset of 127. Norms with an offset are float32.
 
-    A layer with a gated delta net has its channels and gate in qkv, its last projection in o, and the fields delta_...;
-    a gate of attention's output comes after the values in qkv.
+    A recurrent layer has its first projection in qkv, its last one in o, and the fields recurrent_... With a gated delta net, qkv
+    has the channels, then the gate. A gate of attention's output comes after the values in qkv.
 
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
 
@@ -66,10 +66,11 @@ class LayerWeights:
     layer_input_norm: torch.Tensor | None = None  # [hidden]
     sinks: torch.Tensor | None = None  # [heads]
     delta_ba: Matrix | None = None  # [2 * value_heads, hidden], of strengths and of decays
-    delta_conv: torch.Tensor | None = None  # [channels, taps], the last tap for the token itself
-    delta_decay: torch.Tensor | None = None  # float32 [value_heads], logarithm of the rate
-    delta_bias: torch.Tensor | None = None  # float32 [value_heads], of decays
-    delta_norm: torch.Tensor | None = None  # [value_dim]
+    recurrent_conv: torch.Tensor | None = None  # [channels, taps], the last tap for the token itself
+    recurrent_conv_bias: torch.Tensor | None = None  # [channels]
+    recurrent_decay: torch.Tensor | None = None  # float32 [value_heads], logarithm of the rate
+    recurrent_bias: torch.Tensor | None = None  # float32 [value_heads], of decays
+    recurrent_norm: torch.Tensor | None = None  # [value_dim]
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
     k_scale: float | None = None

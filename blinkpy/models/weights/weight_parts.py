@@ -15,6 +15,7 @@ from blinkpy.models.description.blocks import (
     Quantization,
     RouterKind,
     Scales,
+    ShortConvolution,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing, StoredPart
@@ -95,7 +96,7 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer. The factor of the residual stream is applied here, instead of in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
-    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") and p.field != "delta_norm" else p for p in parts]
+    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") and p.field != "recurrent_norm" else p for p in parts]
     if model.quantization is not None:
         parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
     if model.packing is not None:
@@ -169,10 +170,13 @@ def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, 
 
 
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    names, delta = model.tensors, model.layers[layer].delta
+    names, recurrence = model.tensors, model.layers[layer].recurrence
     prefix = model.prefix_of(layer)
     norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
-    mixer = _attention_parts(model, layer, prefix) if delta is None else _delta_parts(model, delta, prefix)
+    if isinstance(recurrence, ShortConvolution):
+        mixer = _convolution_parts(model, recurrence, prefix)
+    else:
+        mixer = _attention_parts(model, layer, prefix) if recurrence is None else _delta_parts(model, recurrence, prefix)
     parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
     parts += _layer_input_parts(model, prefix) if model.layer_inputs else []
     return [*parts, joined("layer_scale", [(prefix + names.layer_scale, 1)])] if model.layers[layer].scaled else parts
@@ -242,23 +246,38 @@ def _delta_parts(model: DecoderDescription, delta: GatedDelta, prefix: str) -> l
     """The parts of a gated delta net. `qkv` has the channels, then the gate of the results; `o` is the last projection."""
     names, hidden, heads = model.tensors, model.hidden_size, delta.value_heads
     shared = heads // delta.key_heads
-    inputs = _matrix("qkv", [prefix + name for name in names.delta_in], (delta.channels, delta.value_size), hidden)
+    inputs = _matrix("qkv", [prefix + name for name in names.recurrent_in], (delta.channels, delta.value_size), hidden)
     strengths = _matrix("delta_ba", [prefix + name for name in names.delta_ba], (heads, heads), hidden)
-    if len(names.delta_in) == 1:
+    if len(names.recurrent_in) == 1:
         widths = delta.key_dim, delta.key_dim, shared * delta.value_dim, shared * delta.value_dim
         inputs = [replace(part, runs=_ungrouped(delta.key_heads, widths)) for part in inputs]
     if len(names.delta_ba) == 1:
         strengths = [replace(part, runs=_ungrouped(delta.key_heads, (shared, shared))) for part in strengths]
-    taps = (f"{prefix}{names.delta_conv}.weight", (delta.channels, 1, delta.taps), -1, 0)
     return [
         *inputs,
-        *_matrix("o", (prefix + names.delta_out,), (hidden,), delta.value_size),
+        *_matrix("o", (prefix + names.recurrent_out,), (hidden,), delta.value_size),
         *strengths,
-        Part("delta_conv", (delta.channels, delta.taps), (taps,)),
-        replace(joined("delta_decay", [(prefix + names.delta_decay, heads)]), wide=True),
-        replace(joined("delta_bias", [(prefix + names.delta_bias, heads)]), wide=True),
-        _vector("delta_norm", prefix + names.delta_norm, delta.value_dim),
+        *_taps(prefix + names.recurrent_conv, delta.channels, delta.taps, bias=False),
+        replace(joined("recurrent_decay", [(prefix + names.recurrent_decay, heads)]), wide=True),
+        replace(joined("recurrent_bias", [(prefix + names.recurrent_bias, heads)]), wide=True),
+        _vector("recurrent_norm", prefix + names.recurrent_norm, delta.value_dim),
     ]
+
+
+def _convolution_parts(model: DecoderDescription, block: ShortConvolution, prefix: str) -> list[Part]:
+    """The parts of a gated short convolution. `qkv` has B, C and x; `o` is the last projection."""
+    names, hidden, conv = model.tensors, model.hidden_size, prefix + model.tensors.recurrent_conv
+    return [
+        *_matrix("qkv", [prefix + name for name in names.recurrent_in], (block.in_size,), hidden, block.bias),
+        *_matrix("o", (prefix + names.recurrent_out,), (hidden,), block.channels, block.bias),
+        *_taps(conv, block.channels, block.taps, bias=block.bias),
+    ]
+
+
+def _taps(name: str, channels: int, taps: int, *, bias: bool) -> list[Part]:
+    """The weights of a causal convolution, and its bias."""
+    weights = Part("recurrent_conv", (channels, taps), ((f"{name}.weight", (channels, 1, taps), -1, 0),))
+    return [weights, joined("recurrent_conv_bias", [(f"{name}.bias", channels)])] if bias else [weights]
 
 
 def _ungrouped(groups: int, widths: Sequence[int]) -> tuple[tuple[int, int], ...]:

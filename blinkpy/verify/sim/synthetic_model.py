@@ -12,7 +12,7 @@ tokens. Every group must see the same input.
 In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
 copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group. A state never
 includes a draft of the step. The numbers of drafts are kept separately, and the request's next step takes that of the last
-correct draft (blinkpy.models.delta_states).
+correct draft (blinkpy.models.recurrent_states).
 """
 
 from blinkpy.device.expect import fault_code

@@ -53,6 +53,9 @@ NO_BLOCKS += (
     "qwen2.5-vl",
     "glm4v",
     "glm4v-moe",
+    "lfm2",
+    "lfm2-biased",
+    "lfm2-moe",
 )  # their heads have one size in transformers
 NO_BLOCKS += ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-nested", "qwen3.5-moe-nested")  # below
 GATED = ("qwen2-moe", "qwen2-moe-mixed", "qwen3-next", "qwen3.5-moe", "qwen3.5-moe-nested")

@@ -13,6 +13,7 @@ import torch
 from support.models.model_zoo import text_model
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 TIE = 1e-5  # of two experts' weights: up to 9e-6 off, with delta nets
@@ -25,12 +26,14 @@ def expected_logits(
     tokens see. tie: the largest difference of two experts' weights that roundings may reverse."""
     ties = [len(tokens)]
 
-    def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
+    def find_ties(router: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> None:
         ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
         if isinstance(router, Gemma4TextRouter):  # its outputs are probabilities
             ranks = ranks.log()
         if isinstance(router, Ernie4_5_MoeTopKRouter):
             ranks = router.moe_statics(ranks.softmax(-1))
+        if isinstance(router, Lfm2MoeTopKRouter):
+            ranks = ranks.sigmoid() + inputs[1]
         kept, biased = getattr(router, "topk_group", 0), hasattr(router, "e_score_correction_bias")
         if kept and getattr(router, "topk_method", "") != "greedy":
             ranks = ranks.sigmoid() + router.e_score_correction_bias if biased else ranks

@@ -17,22 +17,22 @@ from support.models.model_zoo import ZOO, auto_class, make_model
 from torch.overrides import TorchFunctionMode
 
 LINEAR = re.compile(
-    r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log))"
+    r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log|conv\.conv|forward\.gate\b))"
 )
 KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
     "strengths and decays": r"linear_attn\.in_proj_(b|a|ba)\.",
-    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj|linear_attn\.in_proj",
+    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj|(linear_attn|conv)\.in_proj",
     "q_b": r"self_attn\.q_b_proj",
     "kv_b": r"self_attn\.kv_b_proj",  # dequantised before it is absorbed, so its inputs are not rounded
     "gate of a layer's inputs": r"per_layer_input_gate",
     "projection of a layer's inputs": r"per_layer_projection",
-    "o": r"self_attn\.o_proj|linear_attn\.out_proj",
+    "o": r"self_attn\.o_proj|\.out_proj",
     "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
     "shared down": r"shared_(experts?|mlp)\.down_proj",
     "experts' gate and up": r"experts\..*(gate|up)_proj|experts\..*w[13]\b|experts\.gate_up_proj",
     "experts' down": r"experts\..*down_proj|experts\..*w2\b|experts\.down_proj",
-    "gate and up": r"(gate|up|gate_up)_proj|shared_mlp\.input_linear",
-    "down": r"down_proj|shared_mlp\.output_linear",
+    "gate and up": r"(gate|up|gate_up)_proj|shared_mlp\.input_linear|forward\.w[13]\b",
+    "down": r"down_proj|shared_mlp\.output_linear|forward\.w2\b",
 }
 TARGETS = {"targets": ["Linear"], "output_activations": None}
 NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True, "observer": "minmax", "group_size": None}

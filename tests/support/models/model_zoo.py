@@ -49,6 +49,7 @@ GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_m
 HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+CONV = "conv"
 LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "sliding_window": 20}
 OSS_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
@@ -125,6 +126,10 @@ FLASH = {key: value for key, value in LATENT.items() if key != "first_k_dense_re
 }
 FLASH |= {"num_key_value_heads": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 GROWING_LATENT = {"rope_parameters": {**GROWING, "rope_theta": 1e4, "mscale_all_dim": 0.8}, "max_position_embeddings": 1024}
+
+LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}
+LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
+LFM2_MOE |= {"routed_scaling_factor": 1.5}
 
 # name -> (class of the config, what differs from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
@@ -270,6 +275,9 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5MoeTextConfig", {**DELTA_MOE, "attention_bias": True, "linear_num_value_heads": 2}),
     "qwen3.5-nested": ("Qwen3_5Config", {**DELTA, "model_type": "qwen3_5_text", "layer_types": [RECURRENT, FULL, RECURRENT]}),
     "qwen3.5-moe-nested": ("Qwen3_5MoeConfig", {**DELTA_MOE, "model_type": "qwen3_5_moe_text"}),
+    "lfm2": ("Lfm2Config", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 24}),
+    "lfm2-biased": ("Lfm2Config", LFM2_BIASED),
+    "lfm2-moe": ("Lfm2MoeConfig", {**LFM2_MOE, "layer_types": [CONV, CONV, FULL]}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
@@ -379,7 +387,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
             else:
                 parameter.normal_(0, 1.2 * parameter.shape[-1] ** -0.5)
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
+            if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.uniform_(-0.2, 0.2)
             elif buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)

@@ -153,7 +153,9 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     config |= {"architectures": [architecture], "model_type": kind.model_type, "num_hidden_layers": 2, "vocab_size": VOCAB}
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if layers := config.get("layer_types"):  # one of each kind
-        config["layer_types"] = [layers[0], layers[-1]]
+        config["layer_types"] = [layers[0], next((kind for kind in reversed(layers) if kind != layers[0]), layers[0])]
+    elif "full_attn_idxs" in config:
+        config["full_attn_idxs"] = [1]
     elif "full_attention_interval" in config:
         config["layer_types"] = ["linear_attention", "full_attention"]
     elif kind.model_type == "cohere2":
@@ -165,6 +167,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["no_rope_layers"] = [1, 0]
     if "first_k_dense_replace" in config:
         config["first_k_dense_replace"] = 1
+    if "num_dense_layers" in config:
+        config["num_dense_layers"] = 1
     if "moe_layer_start_index" in config:
         config["moe_layer_start_index"] = 1
     rope = config.get("rope_scaling") or {}
@@ -224,7 +228,7 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
             else:
                 parameter.normal_(0, 1.2 * _inputs(name, parameter, widths) ** -0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.uniform_(-0.2, 0.2)
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)

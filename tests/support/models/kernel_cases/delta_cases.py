@@ -56,33 +56,45 @@ def relative(found: torch.Tensor, wanted: np.ndarray) -> float:
 
 
 def convolution_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, *, channels: int, taps: int
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, *, channels: int, taps: int, gated: bool = False,
+    last_tokens_only: bool = False,
 ) -> None:  # fmt: skip
-    """Inputs of earlier chunks, and stale ones of other requests."""
+    """Inputs of earlier chunks, and stale ones of other requests; with a bias if the convolution is gated."""
     tokens = rows.starts[-1] + 2
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
 
-    x, weights, inputs = draw(tokens, channels + 8), draw(channels, taps), draw(SLOTS, taps - 1, channels)
+    x, bias = draw(tokens, 3 * channels if gated else channels + 8), draw(channels) if gated else None
+    weights, inputs = draw(channels, taps), draw(SLOTS, taps - 1, channels)
     before = numbers(inputs)
     for slot, fresh in zip(rows.slots, rows.fresh, strict=True):
         if fresh:
             inputs[slot] = float("nan")
-    out = torch.full((tokens, channels), float("nan"), dtype=dtype, device=device)
+    out = torch.full((6 if last_tokens_only else tokens, channels), float("nan"), dtype=dtype, device=device)
     held = torch.zeros(SLOTS, dtype=torch.int32, device=device)
-    convolve(x, weights, inputs, held, rows.view(6, device), out, rows=6, mixed=max(rows.counts) > 1)
+    convolve(
+        x, weights, inputs, held, rows.view(6, device), out, rows=6, mixed=max(rows.counts) > 1, bias=bias, gated=gated,
+        last_tokens_only=last_tokens_only,
+    )  # fmt: skip
+    given = numbers(x[:, :channels] * x[:, 2 * channels :]) if gated else numbers(x[:, :channels])
     limit = 1e-5 if dtype == torch.float32 else 1e-2
     for row, (slot, fresh) in enumerate(zip(rows.slots, rows.fresh, strict=True)):
         start, end = rows.starts[row : row + 2]
         past = np.zeros_like(before[slot]) if fresh else before[slot]
-        every = np.concatenate([past, numbers(x[start:end, :channels])])
-        taken = [every[tap : tap + end - start] * numbers(weights[:, tap]) for tap in range(taps)]
-        assert relative(out[start:end], silu(sum(taken))) < limit
+        every = np.concatenate([past, given[start:end]])
+        total = sum(every[tap : tap + end - start] * numbers(weights[:, tap]) for tap in range(taps))
+        wanted = silu(total)
+        if bias is not None:
+            wanted = numbers(x[start:end, channels : 2 * channels]) * (total + numbers(bias))
+        if last_tokens_only:
+            assert relative(out[row : row + 1], wanted[-1:]) < limit
+        else:
+            assert relative(out[start:end], wanted) < limit
         assert np.array_equal(numbers(inputs[slot]), every[end - start :])
     others = [slot for slot in range(SLOTS) if slot not in rows.slots]
     assert np.array_equal(numbers(inputs[others]), before[others])
-    assert bool(out[rows.starts[-1] :].isnan().all())
+    assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
 
 
 def reference(

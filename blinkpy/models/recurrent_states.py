@@ -1,4 +1,4 @@
-"""The recurrent states of layers with a gated delta net: one for each request slot, and snapshots for the prefix cache. The
+"""The states of recurrent layers: one for each request slot, and snapshots for the prefix cache. The
 other layers have pages.
 
 A step with drafts (docs/speculation.md) does not know yet which of them are correct, and a matrix can't be rolled back. So the
@@ -29,7 +29,7 @@ DEFAULT_SNAPSHOTS = 128
 class LayerStates(NamedTuple):
     """The states of one layer. A request whose first token is at position 0 ignores what its slot holds.
 
-    matrices: float32 [slots, value_heads, key_dim, value_dim].
+    matrices: float32 [slots, value_heads, key_dim, value_dim]; no heads with a short convolution.
     inputs: [slots, taps - 1 + drafts, channels] in the dtype of activations, but float32 on a CPU: inputs of the convolution.
         First come the last inputs that the matrices include, oldest first, then those of drafts.
     drafted: [slots, drafts, value_heads, key_dim + value_dim + 2] in the dtype of `inputs`: key, value, strength and decay of
@@ -57,11 +57,11 @@ class StatePool(NamedTuple):
         self.inputs[:, to, :kept] = source.inputs[:, of, :kept]
 
 
-class DeltaStates:
+class RecurrentStates:
     """The states of all layers, for `slots` requests, and `snapshots` copies of them.
 
     drafts: maximum drafts of a request in one step.
-    layers: None for a layer without a gated delta net.
+    layers: None for a layer without a state.
     pool, kept: all states of the slots and of the snapshots; None without them.
     held: int32 [slots], number of the request's tokens that its matrices include; unused without drafts.
     """
@@ -78,16 +78,16 @@ class DeltaStates:
         import torch
 
         self.slots, self.drafts = slots, drafts
-        self.pool = _make_pool(model, slots, dtype, device, drafts) if model.delta is not None else None
-        self.kept = _make_pool(model, snapshots, dtype, device) if model.delta is not None and snapshots else None
+        self.pool = _make_pool(model, slots, dtype, device, drafts) if model.recurrence is not None else None
+        self.kept = _make_pool(model, snapshots, dtype, device) if model.recurrence is not None and snapshots else None
         self.held = torch.zeros(slots, dtype=torch.int32, device=device)
         self.layers: list[LayerStates | None] = []
         recurrent = 0
         for layer in model.layers:
-            if layer.delta is None or self.pool is None:
+            if layer.recurrence is None or self.pool is None:
                 self.layers.append(None)
                 continue
-            shape = slots, drafts, layer.delta.value_heads, layer.delta.drafted_size
+            shape = slots, drafts, layer.recurrence.matrices[0], layer.recurrence.drafted_size
             drafted = torch.zeros(shape, dtype=dtype, device=device)
             self.layers.append(LayerStates(self.pool.matrices[recurrent], self.pool.inputs[recurrent], drafted))
             recurrent += 1
@@ -119,17 +119,17 @@ def _make_pool(
 ) -> StatePool:
     import torch
 
-    delta: Any = model.delta
-    matrices = torch.zeros(model.delta_layers, places, delta.value_heads, delta.key_dim, delta.value_dim, device=device)
-    inputs = torch.zeros(model.delta_layers, places, delta.taps - 1 + drafts, delta.channels, dtype=dtype, device=device)
+    block: Any = model.recurrence
+    matrices = torch.zeros(model.recurrent_layers, places, *block.matrices, device=device)
+    inputs = torch.zeros(model.recurrent_layers, places, block.taps - 1 + drafts, block.channels, dtype=dtype, device=device)
     return StatePool(matrices, inputs)
 
 
 def require_recurrent(config: Config, model: DecoderDescription) -> None:
     """Raise ConfigError if the number of snapshots is set, but snapshots have no effect with the model or the prefix cache."""
     count, caching = config.cache.state_snapshots, config.cache.enable_prefix_caching
-    if count and (model.delta is None or not caching):
-        why = f"{model.name} has no recurrent layers" if model.delta is None else "prefix caching is off"
+    if count and (model.recurrence is None or not caching):
+        why = f"{model.name} has no recurrent layers" if model.recurrence is None else "prefix caching is off"
         raise ConfigError(f"state_snapshots ({count}) has no effect: {why}; leave it out")
 
 
@@ -139,7 +139,7 @@ def settled_snapshots(config: Config, model: DecoderDescription, itemsize: int, 
 
     itemsize: bytes of an activation.
     """
-    if model.delta is None or not config.cache.enable_prefix_caching:
+    if model.recurrence is None or not config.cache.enable_prefix_caching:
         return 0
     return config.cache.state_snapshots or min(DEFAULT_SNAPSHOTS, max(0, space) // model.state_bytes(itemsize))
 
