@@ -15,7 +15,7 @@ from typing import Any
 from blinkpy.config import ConfigError
 
 BACKLOG = 4096  # connections that the kernel keeps for a socket until they are accepted; the others try again a second later
-SPARE_CONNECTIONS = 64  # in addition to served connections
+SPARE_CONNECTIONS = 128  # in addition to served connections
 OWN_DESCRIPTORS = 128  # used by the process itself: queue pair, event loop, threads, unaccepted sockets
 
 logger = logging.getLogger("blinkpy.frontend")

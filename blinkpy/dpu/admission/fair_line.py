@@ -31,9 +31,10 @@ class _Owner(Generic[Item]):
 
 
 class FairLine(Generic[Item]):
-    """Items of owners, by name."""
+    """Items of owners, by name. newest_first: whether an owner's newest item is next, not its oldest."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest_first: bool = False) -> None:
+        self._newest_first = newest_first
         self._owners: dict[str, _Owner[Item]] = {}
         self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each queued owner, at most its finish
         self._most = MOST_IDLE  # owners before the next search for those to drop; it doubles, so that searches are rare
@@ -78,7 +79,7 @@ class FairLine(Generic[Item]):
             elif owner.finish > start:  # charged since
                 heapreplace(self._heap, (owner.finish, number, owner, name))
             else:
-                item, size = owner.items.popleft()
+                item, size = owner.items.pop() if self._newest_first else owner.items.popleft()
                 self._took(owner, size)
                 self._now = max(self._now, start)
                 if not owner.items:

@@ -24,8 +24,9 @@ from blinkpy.dpu.metrics import Metrics
 TURN_S = 0.002  # of work in a turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
 # Tenants of addresses, with their weights. A client that has left may still read the answer to its last bytes.
-STRANGERS, HANDSHAKES, LEFT = "clients without a key", "TLS handshakes", "clients that have left"
-GROUPS = {STRANGERS: 1.0, HANDSHAKES: 1.0, LEFT: 1 / 16}
+STRANGERS, LEFT = "clients without a key", "clients that have left"
+HANDSHAKES, KNOWN = "TLS handshakes", "new connections from tenants' addresses"  # newest first: the oldest may be closed
+GROUPS = {STRANGERS: 1.0, HANDSHAKES: 1.0, KNOWN: 1.0, LEFT: 1 / 16}
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -67,7 +68,7 @@ class Gate:
         self._lag_s, self._metrics, self._clock, self._cpu = lag_s, metrics, clock, cpu
         self.streaming = streaming
         self._line = FairLine[Ask | None]()  # None: work of a group
-        self._groups = {group: FairLine[Ask]() for group in GROUPS}
+        self._groups = {group: FairLine[Ask](group in (HANDSHAKES, KNOWN)) for group in GROUPS}
         self._spent = 0.0  # in this turn of the event loop, s
         self._turned = clock()  # when the last turn ended, s
         self._scheduled = False
@@ -110,8 +111,18 @@ class Gate:
                 raise errors.pop()
             return results.pop()
         finally:
-            ask.run = None
+            if ask.run is not None:
+                self.cancel(ask)
             errors.clear()  # an error keeps this frame
+
+    def cancel(self, ask: Ask) -> None:
+        """Take back work that waits."""
+        ask.run = None
+        name, _, group = ask.asker
+        if not group:
+            self._line.remove(name, ask)
+        elif self._groups[group].remove(name, ask):
+            self._line.remove(group, None)
 
     def late(self, asker: Asker) -> bool:
         """Whether the oldest work of an owner had waited for longer than lag_s at the end of the last turn. A pause of the
@@ -217,7 +228,7 @@ class Places:
             self._release(asker)
 
     async def _enter(self, asker: Asker, size: int) -> None:
-        free = self.used < self._count and self._may_take(asker.name) and not self._line.count
+        free = self.used < self._count and self._places.get(asker.name, 0) < self._of_one and not self._line.count
         if free and self.used < self.most_waiting and self._bytes + size <= self.most_bytes:
             self._take(asker.name)
             return
@@ -246,9 +257,6 @@ class Places:
                 waiter.turn.set_result(False)
             if waiter is newest:
                 return
-
-    def _may_take(self, name: str) -> bool:
-        return self._places.get(name, 0) < self._of_one
 
     def _take(self, name: str) -> None:
         self._places[name] = self._places.get(name, 0) + 1

@@ -175,11 +175,8 @@ class App:
         given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")  # header of Anthropic's clients
         tenant = exchange.tenant = self.service.admission.tenant_of(given)
         connection = exchange.connection
-        if tenant.name:
-            exchange.asker = Asker(tenant.name, tenant.weight)
-            connection.all.own(connection, exchange.asker)
-        else:  # without keys
-            exchange.asker = Asker(f"address {connection.asker.name}")
+        exchange.asker = Asker(tenant.name, tenant.weight) if tenant.name else Asker(f"address {connection.address}")
+        connection.all.own(connection, exchange.asker if tenant.name else connection.asker)
 
     # ---- GET ---------------------------------------------------------------------------------------------------------
 

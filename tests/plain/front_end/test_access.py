@@ -17,7 +17,7 @@ from support.front_end.http_server import MODEL, events, serving
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.admission.gate import HANDSHAKES, STRANGERS
+from blinkpy.dpu.admission.gate import HANDSHAKES, KNOWN, STRANGERS
 from blinkpy.dpu.descriptors import BACKLOG, PATH_BYTES, check_unix, listen_unix
 from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.serving.frontend_process import check_access, print_ready
@@ -167,8 +167,10 @@ def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder
                 assert sock.recv(1000)[:1] in (b"", b"\x15"), "closed, or an alert"
 
 
-def test_handshakes_of_strangers_go_after_all_else_of_their_kind(engine, folder, certificate, monkeypatch) -> None:
-    """Only the first message of a handshake is HANDSHAKES' work, and not of an address that has shown a key."""
+def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address(
+    engine, folder, certificate, monkeypatch
+) -> None:
+    """Of strangers, the first message of a handshake is HANDSHAKES' work. A tenant's are KNOWN's until the first headers."""
     cert, key = certificate
     with serving(engine, folder, ssl_certfile=cert, ssl_keyfile=key, api_key="secret") as server:
         groups, context = list[str](), ssl.create_default_context(cafile=cert)
@@ -191,13 +193,18 @@ def test_handshakes_of_strangers_go_after_all_else_of_their_kind(engine, folder,
             connect("127.0.0.1").close()
             assert groups.count(HANDSHAKES) == 2
             assert models(known, "secret") != b""
-            wait_for(lambda: server.server.connections.knows("127.0.0.1") or models(known, "secret") == b"")
+            wait_for(lambda: server.server.connections._admitted)
             groups.clear()
-            connect("127.0.0.1").close()
-            assert HANDSHAKES not in groups and STRANGERS in groups
+            with connect("127.0.0.1") as new:
+                wait_for(lambda: server.server.connections.begun)
+                wait_for(lambda: groups.count(KNOWN) >= 2)
+                assert set(groups) <= {KNOWN, ""}
+                assert models(new, "wrong") == b"HTTP/1.1 401"
+                assert STRANGERS in groups and not server.server.connections.begun
+            groups.clear()
             connect("127.0.0.2").close()
-            assert groups.count(HANDSHAKES) == 1
-        wait_for(lambda: not server.server.connections.knows("127.0.0.1"))
+            assert groups.count(HANDSHAKES) == 1 and KNOWN not in groups
+        wait_for(lambda: not server.server.connections._admitted)
 
 
 def test_https_that_asks_for_clients_certificates(engine, folder, certificate) -> None:

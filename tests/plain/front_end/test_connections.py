@@ -29,7 +29,7 @@ from support.waiting import wait_for, wait_until_served
 from benchmarks.serving.systems import free_port
 from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
-from blinkpy.dpu.admission.gate import Asker
+from blinkpy.dpu.admission.gate import KNOWN, STRANGERS, Asker
 from blinkpy.dpu.http.wire import connection, connections
 from blinkpy.dpu.http.wire.listener import AT_ONCE
 from blinkpy.dpu.metrics import Metrics
@@ -79,7 +79,7 @@ def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, 
             sock.sendall(GET)
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         for one in list(server.server.connections.open):
-            one.opened -= connections.GRACE_S
+            one.since -= connections.GRACE_S
         for _ in range(2):
             assert server.complete([7], max_tokens=1).status_code == 200
         assert rest(idle[0]) == b"", "it had waited longest"
@@ -176,41 +176,88 @@ def test_room_for_connections_ends_where_all_are_served() -> None:
 def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: bool = False) -> Any:
     """A connection of an owner. opened: s; asked: whether it has unread bytes."""
     transport = SimpleNamespace(asked=asked)
-    one = Mock(asker=Asker(name), opened=opened, is_answering=is_answering)
+    one = Mock(asker=Asker(name), address=name, since=opened, is_answering=is_answering)
     one.transport = transport
     return one
 
 
-def test_a_full_server_closes_who_has_no_request_and_never_who_has_just_come() -> None:
-    """Clients that have left go first. New connections have a moment for their first bytes; received bytes are read; of
-    the other connections, the larger group loses one."""
-    budget = connections.Connections(FrontendOptions(max_connections=40), 1, Metrics(), Mock())
-    young, unread = client("a", time.monotonic() + 1e9), client("a", asked=True)
-    silent, idle, slow = ([client("a") for _ in range(12)] for _ in range(3))
-    left = [client("a", time.monotonic() + 1e9, asked=True) for _ in range(4)]
-    for one in (young, unread, *silent, *idle, *slow, *left, client("b")):
-        budget.enter(one)
-    for one in idle:
-        budget.understood(one)
-    for one in (*slow, next(reversed(budget.open))):
-        budget.busy(one)
-    for one in slow:
-        budget.linger(one)
-    for one in left:
-        budget.ended(one)
-    while len(budget.open) < 40:
-        budget.enter(client("a", asked=True))
-    closed = []
-    for _ in range(40):
-        assert budget.may_enter()
-        closed.append(next(one for one in (*left, *silent, *idle, *slow) if one.abort.called and one not in closed))
-        budget.enter(new := client("a"))
-        budget.busy(new)
-    assert closed[:4] == left
-    closed = closed[4:]
-    assert set(closed[:24]) == {*silent, *idle} and set(closed[24:]) == set(slow)
-    assert [one for one in closed if one in silent] == silent and [one for one in closed if one in idle] == idle
-    assert not young.abort.called and not unread.abort.called
+def test_a_full_server_closes_what_harms_least_and_keeps_no_newcomer_waiting(monkeypatch, seed: int) -> None:
+    """Random connections come and advance; a search through all of them finds what is closed for a newcomer. A crowd that waits
+    for turns, or stalls, delays a newcomer by TURN_S at most."""
+    draw, now, most, spare = random.Random(seed), 1000.0, 8, 4
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", spare)
+    monkeypatch.setattr(connections, "GRACE_S", 0.5)  # sums are exact
+    monkeypatch.setattr(connections, "TURN_S", 1 / 16)
+    budget, outcomes = connections.Connections(FrontendOptions(max_connections=most), 1, Metrics(), Mock()), Counter[str]()
+    group, came = (
+        dict[Any, str](),
+        dict[Any, float](),
+    )  # of each connection, the longest in its group first; when its client acted
+    crowd = Counter[str]()  # connections of each tenant
+    monkeypatch.setattr(budget, "asker_of", lambda one: one.tenant)
+
+    def put(one: Any, name: str, act: Any = lambda one: None, acted: bool = True) -> None:
+        group.pop(one, None)
+        group[one] = name
+        act(one)
+        came[one] = now if acted else came[one]
+
+    def expected() -> Any:
+        """The connection to close, or a word."""
+        if len(group) < most:
+            return "free"
+        named = {
+            name: [one for one in group if group[one] == name] for name in ("left", "fresh", "begun", "waiting", "lingering")
+        }
+        largest = sorted(("fresh", "begun", "waiting"), key=lambda name: len(named[name]), reverse=True)
+        for name in ("left", *largest, "lingering"):
+            grace = connections.GRACE_S if name in ("fresh", "begun") else 0.0
+            for one in named[name]:
+                if name == "left" or (not one.transport.asked and now - came[one] >= grace):
+                    return one
+        if len(group) < most + spare:
+            return "spare"
+        larger = named["fresh"] if len(named["fresh"]) > len(named["begun"]) else named["begun"]
+        late = [one for one in larger if now - came[one] >= connections.TURN_S]
+        strangers = [one for one in late if one.tenant.group != KNOWN]
+        biggest = max((crowd[one.tenant.name] for one in late), default=0)
+        return next(iter(strangers or [one for one in late if crowd[one.tenant.name] == biggest]), "full")
+
+    for _ in range(3000):
+        now += draw.choice([0, 1, 2, 8]) / 256
+        act, one = draw.randrange(12), draw.choice([*group, None])
+        if one is None or act < 6:
+            found = expected()
+            assert budget.may_enter() == (found != "full")
+            if isinstance(found, str):
+                outcomes[found] += 1
+            else:
+                assert found.abort.called and [some for some in group if some.abort.called] == [found]
+                outcomes[f"{group[found]} {found.transport.asked}"] += 1
+                crowd[found.asker.name] -= 1
+                del group[found]
+            if found != "full":
+                new = client(draw.choice("abc"), now, asked=draw.random() < 0.8)
+                new.tenant = draw.choice([Asker(new.asker.name, group=KNOWN), Asker("10.0.0.1", group=STRANGERS)])
+                budget.enter(new)
+                crowd[new.asker.name] += 1
+                put(new, "fresh")
+        elif act == 6 and group[one] in ("fresh", "begun"):
+            put(one, "begun", budget.advance)
+        elif act == 7 and group[one] not in ("waiting", "lingering"):
+            put(one, "request", budget.busy, acted=False)
+        elif act == 8 and group[one] == "request":
+            put(one, "waiting", budget.understood, acted=False)
+        elif act == 9 and group[one] == "request":
+            put(one, "lingering", budget.linger, acted=False)
+        elif act == 10 and group[one] in ("fresh", "begun", "waiting"):
+            put(one, "left", budget.ended, acted=False)
+        elif act == 11:
+            one.transport.asked = draw.random() < 0.8
+    assert {"free", "full", "spare", "fresh False", "fresh True", "begun True", "left True", "waiting False"} <= set(outcomes), (
+        outcomes
+    )
 
 
 def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
@@ -235,26 +282,32 @@ def test_a_tenant_with_all_connections_makes_way_for_another() -> None:
         assert budget.close_another(clients[-1]) == (many - few >= 2), f"{many} and {few} connections"
 
 
-def test_an_address_is_known_while_a_client_of_it_with_a_key_is_connected(rng) -> None:
-    """TLS handshakes of such addresses go first."""
+def test_new_connections_belong_to_the_tenant_at_their_address(rng) -> None:
+    """As long as a connection from there has an admitted request or had one; of several tenants, to that of the newest of these.
+    Only until their first request."""
     budget = connections.Connections(FrontendOptions(max_connections=100), 1, Metrics(), Mock())
-    here = list[Any]()
+    here, admitted = list[Any](), dict[Any, str]()
     for _ in range(300):
         if not here or (len(here) < 20 and rng.random() < 0.5):
             here.append(client("stranger"))
-            here[-1].address, here[-1].keyed = f"10.0.0.{rng.integers(4)}", False
+            here[-1].address = f"10.0.0.{rng.integers(4)}"
             budget.enter(here[-1])
         elif rng.random() < 0.5:
             one = here[rng.integers(len(here))]
-            one.keyed = True
-            budget.own(one, Asker("tenant"))
+            budget.busy(one)
+            budget.own(one, Asker(name := f"tenant {rng.integers(3)}"))
+            admitted[one] = name
         else:
-            budget.remove(here.pop(int(rng.integers(len(here)))))
-        for address in (f"10.0.0.{number}" for number in range(4)):
-            assert budget.knows(address) == any(one.keyed and one.address == address for one in here)
+            gone = here.pop(int(rng.integers(len(here))))
+            admitted.pop(gone, None)
+            budget.remove(gone)
+        for one in here:
+            tenants = [name for other, name in admitted.items() if other.address == one.address]
+            expected = Asker(tenants[-1], group=KNOWN) if tenants and one in budget.fresh else one.asker
+            assert budget.asker_of(one) == expected
     for one in here:
         budget.remove(one)
-    assert not budget._known and not budget._keyed
+    assert not budget._admitted
 
 
 def test_the_books_of_connections_are_those_of_what_happened(seed: int) -> None:
@@ -372,7 +425,7 @@ def test_a_request_that_was_answered_early_has_to_end(engine, folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "allowed"), [(1 << 20, 1 << 20, 500), (256, 1 << 20, 500), (256, -1, 500), (-1, -1, 500), (256, 400, 208)]
+    ("soft", "hard", "allowed"), [(1 << 20, 1 << 20, 500), (256, 1 << 20, 500), (256, -1, 500), (-1, -1, 500), (256, 400, 144)]
 )
 def test_the_limit_of_descriptors_is_raised_as_far_as_needed(monkeypatch, soft, hard, allowed) -> None:
     limits = [(soft, hard)]

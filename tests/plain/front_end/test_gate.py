@@ -16,7 +16,7 @@ from support.in_loop import in_loop
 from support.waiting import wait_for
 
 from blinkpy.dpu.admission.fair_line import FairLine
-from blinkpy.dpu.admission.gate import ACCEPTED, HANDSHAKES, LEFT, STRANGERS, TURN_S, Ask, Asker, FullError, Gate, Places
+from blinkpy.dpu.admission.gate import ACCEPTED, HANDSHAKES, KNOWN, LEFT, STRANGERS, TURN_S, Ask, Asker, FullError, Gate, Places
 from blinkpy.dpu.metrics import Metrics
 
 LAG_S, WORK_S = 0.2, 0.001
@@ -42,9 +42,10 @@ def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
         assert max(shares) - min(shares) <= 2 * most
 
 
-def test_a_line_is_that_of_each_owner_and_keeps_count(rng) -> None:
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_line_is_that_of_each_owner_and_keeps_count(newest_first: bool, rng) -> None:
     """Compared with a list: items of an owner in order, without cancelled items, sizes added up."""
-    line, model = FairLine[tuple[str, int]](), list[tuple[str, int]]()
+    line, model = FairLine[tuple[str, int]](newest_first), list[tuple[str, int]]()
     for number in range(4000):
         act = rng.random()
         if act < 0.5:
@@ -61,7 +62,7 @@ def test_a_line_is_that_of_each_owner_and_keeps_count(rng) -> None:
             ready = [item for item in model if item[0] not in without]
             assert (found is None) == (not ready)
             if found is not None:
-                assert found[1] == next(item for item in model if item[0] == found[0])
+                assert found[1] == [item for item in model if item[0] == found[0]][-1 if newest_first else 0]
                 model.remove(found[1])
                 line.charge(found[0], rng.uniform(0, 3))
         assert (line.count, line.size) == (len(model), sum(number for _, number in model))
@@ -166,6 +167,38 @@ async def test_handshakes_of_strangers_leave_others_and_each_other_their_turn() 
     while turns.gate.waiting > 800:
         await turns.turn()
     assert {asker.name for asker in later} <= {name for name, _ in turns.done[before : before + 8]}
+
+
+@in_loop
+async def test_a_newcomer_of_a_tenant_waits_for_no_crowd() -> None:
+    """Neither for handshakes of strangers or of another tenant's clients, nor for earlier clients at its address."""
+    turns = Turns()
+    for number in range(900):
+        turns.come(Asker(f"10.0.{number}", group=HANDSHAKES), 2)
+        turns.come(Asker(f"10.0.{number}", group=STRANGERS), 2)
+    turns.come(Asker("other", group=KNOWN), 900)
+    turns.come(Asker("victim", group=KNOWN), 500)
+    for _ in range(100):
+        await turns.turn()
+    newest, begun = turns.gate.ask(Asker("victim", group=KNOWN), lambda: turns.done.append(("newest", 0))), len(turns.done)
+    while newest.run is not None:
+        await turns.turn()
+    assert turns.done.index(("newest", 0)) - begun <= 16
+
+
+@in_loop
+async def test_work_that_is_taken_back_leaves_the_line() -> None:
+    """Otherwise, of work whose newest piece is next, the oldest would stay for ever."""
+    turns = Turns()
+    for asker in (HONEST, Asker("10.0.0.1", group=HANDSHAKES), Asker("10.0.0.2", group=STRANGERS)):
+        asks = [turns.gate.ask(asker, lambda: turns.done.append(("done", 0)), later=True) for _ in range(100)]
+        for ask in asks[:60] + asks[70:]:
+            turns.gate.cancel(ask)
+        assert turns.gate.waiting == 10
+        while turns.gate.waiting:
+            await turns.turn()
+        assert len(turns.done) == 10
+        turns.done.clear()
 
 
 @in_loop
@@ -394,7 +427,7 @@ def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder
         flood, late = connected(stack, server, FLOOD), connected(stack, server, MORE)
         for sock in flood:
             sock.sendall(short)
-        wait_for(lambda: len(prepared) >= FLOOD / 3, 60)  # the next one has waited for longer than the lag
+        wait_for(lambda: server.server.app.service.gate.late(Asker("address 127.0.0.1")), 60)
 
         assert server.client.get("/health").status_code == 200
         assert server.client.get("/metrics").status_code == 200

@@ -22,11 +22,10 @@ class Connection(RequestReader):
     def __init__(self, connections: Connections):
         super().__init__(connections)
         self.loop = asyncio.get_running_loop()
-        self.asker = Asker("", 1.0, STRANGERS)  # whose work the next request is
         self.address = self.client = ""  # without and with the port
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.disconnected = False
-        self.opened = time.monotonic()  # s
+        self.since = time.monotonic()  # when it came, or the last step of its handshake, s
         self.write_paused = False
         self._served: Exchange | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -42,7 +41,7 @@ class Connection(RequestReader):
         self.transport = transport
         name = transport.peer
         self.address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
-        self.asker = Asker(self.address, 1.0, STRANGERS)
+        self.asker = Asker(self.address, 1.0, STRANGERS)  # whose work the next request is
         self._unread_since = self.loop.time()
         self.all.enter(self)
         self._set_timer(self.options.header_timeout_s, self._give_up_headers)
@@ -109,6 +108,8 @@ class Connection(RequestReader):
     # ---- headers -------------------------------------------------------------------------------------------------
 
     def await_headers(self) -> None:
+        if self in self.all.fresh:
+            self.all.advance(self)
         if self._timer is None or self._idle:
             self._idle = False
             self._set_timer(self.options.header_timeout_s, self._give_up_headers)
@@ -177,11 +178,7 @@ class Connection(RequestReader):
         """Count the written data that the client has not read yet, and that this process therefore holds."""
         unread = self.transport.get_write_buffer_size()
         if unread:
-            self.all.unread.hold(self, unread, self._give_up_bytes, self.asker.name)
-
-    def _give_up_bytes(self, error: ApiError) -> None:
-        """Close the connection for lack of memory for its unread data."""
-        self.abort()
+            self.all.unread.hold(self, unread, lambda error: self.abort(), self.asker.name)
 
     @property
     def is_answering(self) -> bool:
@@ -190,9 +187,8 @@ class Connection(RequestReader):
 
     def retire(self) -> None:
         """Close after the next answer, unless it has begun, since its client may expect to send another request."""
-        for exchange in list(self.pending)[-1:]:
-            if not exchange.started:
-                exchange.keep_alive = False
+        if self.pending and not self.pending[-1].started:
+            self.pending[-1].keep_alive = False
 
     def shut_down(self) -> None:
         """Close now, or after the current answer."""

@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections import Counter
 from email.utils import formatdate
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from blinkpy.config import AccessOptions, FrontendOptions
-from blinkpy.dpu.admission.gate import Asker, Gate
+from blinkpy.dpu.admission.gate import KNOWN, Asker, Gate
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.wire.byte_budget import ByteBudget
@@ -18,8 +18,9 @@ from blinkpy.dpu.metrics import Metrics
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
-MOST_LOOKED_AT = 64  # connections, in the search for one to close
-GRACE_S = 0.4  # for the first bytes of a new connection, before it may be closed for another
+MOST_LOOKED_AT = 16  # connections of a group, in the search for one to close
+GRACE_S = 0.4  # for the next bytes of a new connection, before it may be closed for another
+TURN_S = 0.05  # and if there is no other to close, whether or not they wait for a turn
 
 
 class Application(Protocol):
@@ -30,11 +31,8 @@ class Application(Protocol):
 
 
 def too_many_bodies() -> ApiError:
-    return ApiError(
-        503,
-        "The server is receiving too many request bodies, and this request has taken longest; try again.",
-        code="too_many_bodies",
-    )
+    message = "Too many request bodies are arriving, and this request has taken longest; try again."
+    return ApiError(503, message, code="too_many_bodies")
 
 
 def too_many_connections() -> ApiError:
@@ -42,11 +40,8 @@ def too_many_connections() -> ApiError:
 
 
 def too_much_unread() -> ApiError:
-    return ApiError(
-        503,
-        "Clients are not reading their responses fast enough, and this connection has waited longest.",
-        code="too_much_unread",
-    )
+    message = "Clients read their responses too slowly, and this connection has waited longest."
+    return ApiError(503, message, code="too_much_unread")
 
 
 def too_many_answers() -> ApiError:
@@ -73,15 +68,15 @@ class Connections:
         self.options, self.metrics = options, metrics
         self.open: dict[Connection, None] = {}  # the oldest first
         self.tasks: set[asyncio.Task[None]] = set()  # of requests
-        # Connections without a request, oldest first: whose clients have ended them; before the first complete handshake or
-        # headers; before the next headers; with an unread last answer.
+        # Connections without a request, oldest first: whose clients have ended them; of which nothing has been read; in the
+        # handshake or first headers; before the next headers; with an unread last answer.
         self.left: dict[Connection, None] = {}
         self.fresh: dict[Connection, None] = {}
+        self.begun: dict[Connection, None] = {}
         self.waiting: dict[Connection, None] = {}
         self.lingering: dict[Connection, None] = {}
         self._owned = Counter[str]()  # connections of each owner
-        self._keyed = dict[Connection, str]()  # addresses of connections whose client has shown a key
-        self._known = Counter[str]()  # these connections of each address
+        self._admitted = dict[str, dict[Connection, Asker]]()  # connections of each address that have been admitted, with owners
         self.bodies = ByteBudget(body_bytes, too_many_bodies)
         self.unread = ByteBudget(options.unread_budget_mib << 20, too_much_unread)
         self.answers = ByteBudget(options.answer_budget_mib << 20, too_many_answers, largest=True)
@@ -96,7 +91,7 @@ class Connections:
     def may_enter(self) -> bool:
         """Whether another connection may be accepted. If there are too many, close a connection without a request."""
         most = self.options.max_connections
-        return len(self.open) < most or self._close_one() or len(self.open) < most + SPARE_CONNECTIONS
+        return len(self.open) < most or self._close_one() or len(self.open) < most + SPARE_CONNECTIONS or self._close_late()
 
     def enter(self, connection: Connection) -> None:
         """Count a new connection."""
@@ -109,31 +104,34 @@ class Connections:
             pass
 
     def too_many_requests(self) -> bool:
-        """Whether more connections than allowed have a request. A connection without a request occupies one of the
-        SPARE_CONNECTIONS until its headers arrive or it is evicted.
-        """
-        without = len(self.left) + len(self.fresh) + len(self.waiting) + len(self.lingering)
+        """Whether more connections than allowed have a request. The others may have SPARE_CONNECTIONS more."""
+        without = sum(map(len, (self.left, self.fresh, self.begun, self.waiting, self.lingering)))
         return len(self.open) - without > self.options.max_connections
 
     def _close_one(self) -> bool:
-        """Close a connection without a request: the oldest whose client has ended it. Otherwise it must have no unread bytes: of
-        new and idle connections, the oldest of the larger group, then the oldest with an unread last answer. Returns False if
-        there is no such connection."""
-        for connection in self.left:
-            self._drop(connection)
-            return True
-        latest = time.monotonic() - GRACE_S
-        for group in (*sorted((self.fresh, self.waiting), key=len, reverse=True), self.lingering):
-            for connection in islice(group, MOST_LOOKED_AT):
-                if not connection.transport.asked and (group is not self.fresh or connection.opened <= latest):
-                    self._drop(connection)
-                    return True
-        return False
+        """Close a connection without a request: the oldest whose client has ended it. Otherwise it must have no unread bytes: the
+        oldest of the largest group of new, begun and idle ones, then with an unread last answer. Returns False without any."""
+        now = time.monotonic()
+        latest = now - GRACE_S
+        groups = sorted(((self.fresh, latest), (self.begun, latest), (self.waiting, now)), key=lambda group: -len(group[0]))
+        looked_at = ((one, since) for group, since in (*groups, (self.lingering, now)) for one in islice(group, MOST_LOOKED_AT))
+        silent = (one for one, since in looked_at if one.since <= since and not one.transport.asked)
+        return self._drop(next(chain(self.left, silent), None))
 
-    def _drop(self, connection: Connection) -> None:
-        self.metrics.refused("max_connections")
-        self.remove(connection)
-        connection.abort()
+    def _close_late(self) -> bool:
+        """Close a connection of the larger group of new and begun ones, since newcomers must not wait for a crowd that stalls.
+        Of the oldest, it is a stranger's, or of the tenant with most connections. Returns False if all are too young."""
+        latest, larger = time.monotonic() - TURN_S, max(self.begun, self.fresh, key=len)
+        late = [one for one in islice(larger, MOST_LOOKED_AT) if one.since <= latest]
+        owners = {one: self.asker_of(one) for one in late}
+        return self._drop(max(late, key=lambda one: (owners[one].group != KNOWN, self._owned[owners[one].name]), default=None))
+
+    def _drop(self, connection: Connection | None) -> bool:
+        if connection is not None:
+            self.metrics.refused("max_connections")
+            self.remove(connection)
+            connection.abort()
+        return connection is not None
 
     def close_another(self, connection: Connection) -> bool:
         """Close another connection with a 503, so that this one, which has a request, may stay: the newest of the owner with most
@@ -148,23 +146,29 @@ class Connections:
                 return True
         return False
 
+    def advance(self, connection: Connection) -> None:
+        """The first bytes have been read, or the handshake is complete: the first headers are next."""
+        if connection in self.fresh or connection in self.begun:
+            self.busy(connection)
+            self.begun[connection] = None
+            connection.since = time.monotonic()
+
     def understood(self, connection: Connection) -> None:
-        """The handshake or an answer is complete: the connection waits for its next request."""
+        """An answer is complete: the connection waits for its next request."""
         if connection in self.open:
             self.busy(connection)
             self.waiting[connection] = None
 
     def ended(self, connection: Connection) -> None:
         """The client has ended its side before its next request was read."""
-        if connection in self.fresh or connection in self.waiting:
+        if connection in self.fresh or connection in self.begun or connection in self.waiting:
             self.busy(connection)
             self.left[connection] = None
 
     def busy(self, connection: Connection) -> None:
         """A request has arrived, or the connection is about to end."""
-        self.left.pop(connection, None)
-        self.fresh.pop(connection, None)
-        self.waiting.pop(connection, None)
+        for group in (self.left, self.fresh, self.begun, self.waiting):
+            group.pop(connection, None)
 
     def linger(self, connection: Connection) -> None:
         """Handle the end of the last answer, which the client may not have read yet."""
@@ -172,18 +176,19 @@ class Connections:
             self.lingering[connection] = None
 
     def own(self, connection: Connection, asker: Asker) -> None:
-        """Set the owner of a connection."""
+        """Set the owner of a connection, whose request is admitted. New connections from its address are the owner's, too."""
         if connection in self.open:
             self._disown(connection)
             self._owned[asker.name] += 1
-            if connection not in self._keyed:
-                self._keyed[connection] = connection.address
-                self._known[connection.address] += 1
+            self._admitted.setdefault(connection.address, {})[connection] = asker._replace(group=KNOWN)
         connection.asker = asker
 
-    def knows(self, address: str) -> bool:
-        """Whether a client of an address has a connection now on which it has shown a key."""
-        return self._known[address] > 0
+    def asker_of(self, connection: Connection) -> Asker:
+        """Whose work the next bytes of a connection are."""
+        admitted = self._admitted.get(connection.address)
+        if admitted and (connection in self.fresh or connection in self.begun):
+            return next(reversed(admitted.values()))
+        return connection.asker
 
     def _disown(self, connection: Connection) -> None:
         name = connection.asker.name
@@ -196,11 +201,9 @@ class Connections:
         if connection in self.open:
             del self.open[connection]
             self._disown(connection)
-            address = self._keyed.pop(connection, None)
-            if address is not None:
-                self._known[address] -= 1
-                if not self._known[address]:
-                    del self._known[address]
+            admitted = self._admitted.get(connection.address, {})
+            if admitted.pop(connection, None) and not admitted:
+                del self._admitted[connection.address]
         self.busy(connection)
         self.lingering.pop(connection, None)
         self.unread.release(connection)

@@ -1,6 +1,7 @@
 """Accepts connections, as work of the gate, which keeps a share of its turns for that."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -91,9 +92,6 @@ class Listener:
             logger.warning("connections are refused: %s", error.strerror)
             self._logged = True
         os.close(self._spare)
-        try:
+        with contextlib.suppress(OSError):
             sock.accept()[0].close()
-        except OSError:
-            pass
-        finally:
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -77,7 +77,7 @@ class SocketTransport:
     def _take_back(self) -> None:
         """Cancel the read that waits in the gate."""
         if self.asked is not None:
-            self.asked.run = None
+            self._gate.cancel(self.asked)
             self.asked = None
 
     def _has_more(self) -> bool:
@@ -85,8 +85,7 @@ class SocketTransport:
 
     def _asker(self) -> Asker:
         """Whose work the next read is."""
-        asker: Asker = self._connection.asker
-        return asker
+        return self._connection.all.asker_of(self._connection)
 
     def _turn(self) -> None:
         """Read and parse some bytes."""

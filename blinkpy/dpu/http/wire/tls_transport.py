@@ -5,7 +5,7 @@ import socket
 import ssl
 from typing import Any
 
-from blinkpy.dpu.admission.gate import HANDSHAKES, Asker, Gate
+from blinkpy.dpu.admission.gate import HANDSHAKES, STRANGERS, Asker, Gate
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 
@@ -21,7 +21,6 @@ class TlsTransport(SocketTransport):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._context = context
         self._tls: ssl.SSLObject | None = None  # from the first bytes on
-        self._begun = False  # the first message of the handshake is answered, which takes most of its time
         self._open = self._decrypted = False  # the handshake is complete; there may be more bytes in the records read so far
         super().__init__(sock, peer, events, gate, connection)
 
@@ -30,7 +29,7 @@ class TlsTransport(SocketTransport):
 
     def _asker(self) -> Asker:
         asker = super()._asker()
-        first = not self._begun and not self._connection.all.knows(asker.name)
+        first = asker.group == STRANGERS and self._connection in self._connection.all.fresh  # message, which takes most time
         return asker._replace(group=HANDSHAKES) if first else asker
 
     def _receive(self, size: int) -> bytes | None:
@@ -47,7 +46,7 @@ class TlsTransport(SocketTransport):
             if not self._open:
                 self._tls.do_handshake()
                 self._open = True
-                self._connection.all.understood(self._connection)
+                self._connection.all.advance(self._connection)
             data = self._tls.read(size)
             self._decrypted = bool(data)
             return data
@@ -61,7 +60,8 @@ class TlsTransport(SocketTransport):
     def _send_records(self) -> None:
         """Send the records that TLS has written, including alerts."""
         if self._outgoing.pending:
-            self._begun = True
+            if self._connection in self._connection.all.fresh:
+                self._connection.all.advance(self._connection)
             super().write(self._outgoing.read())
 
     def write(self, data: bytes) -> None:
@@ -83,4 +83,4 @@ class TlsTransport(SocketTransport):
 
     def _close(self) -> None:
         super()._close()
-        self._open, self._tls, self._begun = False, None, True  # free its memory now: about 100 KiB
+        self._open, self._tls = False, None  # free its memory now: about 100 KiB
