@@ -1,6 +1,7 @@
 """Drafts of a checkpoint's own layer on the CPU engine: those of transformers, and the same tokens with and without them."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,7 @@ def test_drafts_are_those_of_transformers(
     assert ties <= len(seen) // 4
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *part_of(RECURRENT_FAMILIES)])
-@pytest.mark.parametrize("pages", [128, 16])
+@pytest.mark.parametrize(("family", "pages"), part_of(product([*FAMILIES, *RECURRENT_FAMILIES], [128, 16])))
 def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generator, tmp_path: Path) -> None:
     """With 16 pages, requests are preempted. Half of the prompts begin with the same pages."""
     save_drafting_model(family, tmp_path, int(rng.integers(2**31)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from blinkpy.models.weights.weight_parts import dtype_name
 from blinkpy.packages import installed
 
 if TYPE_CHECKING:
+    import torch
+
     from blinkpy.kv.state import State
     from blinkpy.models.cpu.cpu_step import CpuStep
     from blinkpy.models.cpu.step_progress import StepProgress
@@ -54,6 +57,22 @@ def lacking_without_torch(model: DecoderDescription) -> list[str]:
     return model.lacking_blocks(BLOCKS) or unknown_parts(model)
 
 
+@functools.cache
+def numpy_speed_once(threads: int, invariant: bool) -> float:
+    """numpy_speed of a number of threads, measured once in a process."""
+    from blinkpy.models.cpu.numpy_products import ThreadTeam, numpy_speed
+
+    return numpy_speed(ThreadTeam(threads), invariant=invariant)
+
+
+@functools.cache
+def torch_speed_once(dtype: torch.dtype, threads: int, invariant: bool) -> float:
+    """torch_speed of a dtype, measured once in a process for each of torch's numbers of threads."""
+    from blinkpy.models.cpu.torch_progress import torch_speed
+
+    return torch_speed(dtype, invariant=invariant)
+
+
 def machine_memory() -> int:
     """Bytes of memory that this machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -80,18 +99,16 @@ class CpuDevice(HostDevice):
         """Multiply-adds per second of the engine's threads. Sets torch's number of threads."""
         from blinkpy.engine.devices.cpu_device import torch_dtype_name
 
+        threads, invariant = config.engine.threads, config.engine.batch_invariant
         if torch_dtype_name(model, config.model.dtype) is None:
-            from blinkpy.models.cpu.numpy_products import ThreadTeam, numpy_speed
-
-            return numpy_speed(ThreadTeam(config.engine.threads), invariant=config.engine.batch_invariant)
+            return numpy_speed_once(threads, invariant)
         import torch
 
-        from blinkpy.models.cpu.torch_progress import torch_speed
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
-        if config.engine.threads:
-            torch.set_num_threads(config.engine.threads)
-        return torch_speed(choose_dtype(model, config.model.dtype, "cpu"), invariant=config.engine.batch_invariant)
+        if threads:
+            torch.set_num_threads(threads)
+        return torch_speed_once(choose_dtype(model, config.model.dtype, "cpu"), torch.get_num_threads(), invariant)
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.engine.devices.cpu_device import torch_dtype_name

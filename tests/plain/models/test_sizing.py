@@ -33,8 +33,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
     sizes = QueueSizes(1, rows, 1 << max(1, (rows - 1).bit_length()), 64, 64, 1)
     facts = EngineFacts(1, 70001, 70003, 64, 100, 16, 64, rows, 5000)
     make_state(make_limits_by_name(sizes, facts, max_num_batched_tokens=tokens), buckets)  # the scheduler accepts them
-    drafts = int(rng.integers(rows + 1) * rng.integers(2))
-    shapes, table = step_shapes(buckets, drafts=drafts)
+    shapes, table = step_shapes(buckets, drafts=int(rng.integers(rows + 1)))
     assert table.shape == (len(buckets), len(S.STEP_KINDS))
     assert len(set(shapes)) == len(shapes)
     for _ in range(300):
@@ -43,18 +42,29 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
         batch_tokens = int(rng.integers(batch_rows + 1, tokens + 1)) if mixed else batch_rows
         bucket = next(i for i, (t, r) in enumerate(buckets) if t >= batch_tokens and r >= batch_rows)
         shape = shapes[table[bucket, S.MIXED_STEP if mixed else S.DECODE_STEP]]
-        if not mixed:
-            found = shapes[table[bucket, S.DRAFTED_STEP]]
-            assert (found.drafted, found.mixed) == (drafts > 0, not drafts) and found.tokens >= batch_tokens <= found.rows
-            same = {"drafted": False, "returns_drafts": shape.returns_drafts}
-            assert not drafts or dataclasses.replace(found, **same) == shape
-            smallest = next(n for n in range(1, rows + 1) if next(i for i, (t, _) in enumerate(buckets) if t >= n) == bucket)
-            assert found.returns_drafts and shape.returns_drafts == (not drafts or smallest <= drafts)
         assert shape.tokens >= batch_tokens
         assert shape.rows >= batch_rows
         assert shape.mixed == mixed
         assert shape.tokens < 2 * batch_tokens or (mixed and shape.tokens <= max(2 * batch_tokens, SMALLEST_MIXED))
         assert batch_tokens <= 128 or shape.tokens - batch_tokens <= max(64, batch_tokens // 8)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (7, 7), (48, 300), (33, 33)])
+def test_only_graphs_of_few_rows_return_drafts(rows: int, tokens: int) -> None:
+    """A graph returns drafts if its smallest batch may have some. Each border of the buckets and its neighbours are the limit."""
+    buckets = bucket_shapes(rows, tokens)
+    of_rows = [next(i for i, (t, _) in enumerate(buckets) if t >= n) for n in range(1, rows + 1)]
+    limits = {border + beside for _, border in buckets for beside in (-1, 0, 1)}
+    for drafts in sorted(limits):
+        shapes, table = step_shapes(buckets, drafts=drafts)
+        assert len(set(shapes)) == len(shapes)
+        for bucket in set(of_rows):
+            smallest, largest = of_rows.index(bucket) + 1, rows - of_rows[::-1].index(bucket)
+            shape, found = (shapes[table[bucket, kind]] for kind in (S.DECODE_STEP, S.DRAFTED_STEP))
+            assert (found.drafted, found.mixed) == (drafts > 0, not drafts) and found.tokens >= largest <= found.rows
+            assert found.returns_drafts and shape.returns_drafts == (not drafts or smallest <= drafts)
+            same = {"drafted": False, "returns_drafts": shape.returns_drafts}
+            assert not drafts or dataclasses.replace(found, **same) == shape
 
 
 @pytest.mark.parametrize("cut_tokens", [0, 40, 256])

@@ -185,7 +185,9 @@ def test_steps_fit_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     for share, tokens in ((0.4, 1), (1.0, 1), (100.5, 64), (1e9, 2048)):
         assert cpu_speed.tokens_within(share * work, model, 2048) == tokens
         monkeypatch.setattr(numpy_products, "numpy_speed", lambda team, invariant, share=share: share * work)
+        cpu_device.numpy_speed_once.cache_clear()
         assert cpu_device.CpuDevice().step_tokens(Config(), model) == tokens
+    cpu_device.numpy_speed_once.cache_clear()
     monkeypatch.undo()
     assert all(1e6 < speed < 1e15 for speed in (torch_speed(torch.float32), numpy_speed(ThreadTeam())))
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -119,8 +120,16 @@ DRAFTED_STEPS = [  # model, steps: the second step has one request, the last one
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "steps"), part_of(DRAFTED_STEPS))
-@pytest.mark.parametrize("options", [{}, {"invariant": True}, {"fp8_cache": True}], ids=["plain", "invariant", "fp8 cache"])
+DRAFTED_OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "invariant": {"invariant": True}, "fp8 cache": {"fp8_cache": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "options"),
+    [
+        pytest.param(*of_model, DRAFTED_OPTIONS[how], id=f"{of_model[0]}-{how}")
+        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 5)  # each run has each of the options
+    ],
+)
 @redrawn_at_ties
 def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, steps: int, options: dict[str, Any]) -> None:
     """Rows of one request read the keys of the rows before them."""
@@ -133,12 +142,19 @@ def test_steps_with_drafts(rng: np.random.Generator, tmp_path: Path, name: str, 
 FEW_DRAFTED: dict[str, Any] = {"draft_requests": 1, "prompts": (3, 12), "steps": 4}  # in the last step, two requests decode
 
 
+LAYER_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "drafts": {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7},
+    "invariant": {"invariant": True, "steps": 3},
+    "few": FEW_DRAFTED,
+}
+LAYER_CASES = list(product(["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"], LAYER_OPTIONS))
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}, {"invariant": True, "steps": 3}, FEW_DRAFTED],
-    ids=["plain", "drafts", "invariant", "few"],
+    ("name", "options"),
+    [pytest.param(name, LAYER_OPTIONS[how], id=f"{name}-{how}") for name, how in part_of(LAYER_CASES, 5)],
 )
-@pytest.mark.parametrize("name", part_of(["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]))
 @redrawn_at_ties
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
@@ -151,11 +167,10 @@ def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name
 DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3}), ("llama3", FEW_DRAFTED)],
-    ids=["plain", "drafts", "invariant", "few"],
-)
+HEAD_CASES = [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3}), ("llama3", FEW_DRAFTED)]
+
+
+@pytest.mark.parametrize(("name", "options"), part_of(HEAD_CASES, 2))
 @redrawn_at_ties
 def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Its drafts and keys are those of the CPU."""
