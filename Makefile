@@ -64,7 +64,8 @@ comma := ,
 INSTALL = echo "install $(1): $(3)"; began=$$(date +%s); $(PIP) $(2) && \
   echo "  took $$(($$(date +%s) - began)) s; $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"
 # Threads of OpenMP that wait shall sleep: several tests share the cores. Byte code is kept, for the hundreds of processes that tests start.
-RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
+PYTHON_OF_TESTS := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
+RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(PYTHON_OF_TESTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -111,13 +112,13 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 serve: $(call STAMP,serve-$(EXTRA))
 	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-# All tests: three at a time on two cores, since a third of them wait for servers. Those of a file are one process's, so that they
-# share its fixtures; tests/conftest.py has their order.
-SPREAD = $(if $(filter-out tests,$(T)),,-n 3 --dist loadfile --no-loadscope-reorder)
+# All tests: four at a time on two cores, since they wait for servers a third of their time. Those of a file are one process's, so
+# that they share its fixtures; tests/conftest.py has their order and torch's number of threads.
+SPREAD = $(if $(filter-out tests,$(T)),,-n 4 --dist loadfile --no-loadscope-reorder)
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) $(SPREAD) $(foreach kind,gpu rdma aarch64 clients ray_cluster browser,--ignore=tests/$(kind))
+	@$(PYTHON_OF_TESTS) -m pytest $(T) $(SPREAD) $(foreach kind,gpu rdma aarch64 clients ray_cluster browser,--ignore=tests/$(kind))
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))

@@ -7,6 +7,7 @@ bit. A child process compiles, so that turns keep the interpreter's lock; a thre
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -131,6 +132,7 @@ def main() -> None:
     """The child: compile for the types on standard input, into the cache."""
     from blinkpy.device.compile_cache import compiled_for
 
+    gc.disable()  # Numba makes millions of objects, and this process ends after the compilation: a fifth of its time
     signal.alarm(int(COMPILE_S))  # also if the engine was killed
     name, (turn_kinds, check_kinds) = pickle.loads(sys.stdin.buffer.read())
     compiled_for(compiled_turn(SHIPPED[name]), turn_kinds)
