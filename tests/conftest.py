@@ -30,9 +30,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "2" if TWO_THREADS else "1")
 # Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
 # every policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
-    *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_benchmarks.py"),
-    *("test_serve.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),
-    *("test_loop_kernel.py", "test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py"),
+    *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_draft_layers.py"),
+    *("test_serve.py", "test_models_against_transformers.py", "test_serving_benchmarks.py", "test_handover.py", "test_attacks.py"),
+    *("test_shortages.py", "test_every_format_comes_back.py", "test_evaluation.py", "test_restart.py", "test_loop_kernel.py"),
+    *("test_benchmarks.py", "test_constrained_calls.py", "test_request_preparation.py", "test_connections.py", "test_fleet.py"),
+    *("test_counted_strings.py", "test_bounded_end.py", "test_frontend_engine.py", "test_conversations_come_back.py"),
+    *("test_grammar_outputs.py", "test_small_worlds.py", "test_batch_invariant.py", "test_drain.py", "test_attack_minute.py"),
+    *("test_grammar_compiler.py", "test_fleet_check.py", "test_standing_loop.py", "test_budgets.py", "test_properties.py"),
+    *("test_fp8_cache.py", "test_fleet_serving.py", "test_memory_model.py", "test_llm.py", "test_order_bugs.py"),
 )
 
 
@@ -45,6 +50,7 @@ TOGETHER = {
     ),
     "sm_90": ("test_loop_kernel.py", "test_numba_sm90.py"),
 }
+APART = ("test_triton_interpreted.py",)  # each of its tests is a process that takes minutes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +79,6 @@ def pytest_report_header() -> str:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of all later collections."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, 10, 10)
     gc.enable()
@@ -93,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadfile a file's tests are one process's, and those of TOGETHER are."""
+    """With --dist loadfile a file's tests are one process's, and those of TOGETHER are. The tests of APART may be of several."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -101,6 +106,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
+            if file.endswith(APART):
+                return nodeid
             return next((kind for kind, files in TOGETHER.items() if file.endswith(files)), file)
 
     return Together(config, log)

@@ -132,10 +132,16 @@ class ByteAutomaton:
     def states(self) -> int:
         return int(self.next_state.shape[0])
 
-    @property
+    @cached_property
     def counted(self) -> int:
         """The first state of a counted string, or the number of states."""
         return self.states - len(self.loops)
+
+    @cached_property
+    def _lengths(self) -> list[list[int]]:
+        """The least and the most counted characters of each state from `counted`."""
+        least_and_most: list[list[int]] = self.loops[:, 1:].tolist()
+        return least_and_most
 
     @cached_property
     def hubs(self) -> int:
@@ -334,7 +340,7 @@ class ByteAutomaton:
         """The count after a step into a counted string, within it or out of it; DEAD if its length forbids the step."""
         if state < self.counted:
             return 0
-        _, least, most = self.loops[state - self.counted].tolist()
+        least, most = self._lengths[state - self.counted]
         if following < self.counted:
             return 0 if count >= least else DEAD
         if count >= most:
