@@ -31,10 +31,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "2" if TWO_THREADS else "1")
 # every policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
     *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_draft_layers.py"),
-    *("test_serve.py", "test_models_against_transformers.py", "test_serving_benchmarks.py", "test_handover.py", "test_attacks.py"),
-    *("test_shortages.py", "test_every_format_comes_back.py", "test_evaluation.py", "test_restart.py", "test_loop_kernel.py"),
-    *("test_benchmarks.py", "test_constrained_calls.py", "test_request_preparation.py", "test_connections.py", "test_fleet.py"),
-    *("test_counted_strings.py", "test_bounded_end.py", "test_frontend_engine.py", "test_conversations_come_back.py"),
+    *("test_serve.py", "test_models_against_transformers.py", "test_serving_benchmarks.py", "test_handover.py"),
+    *("test_attacks.py", "test_shortages.py", "test_every_format_comes_back.py", "test_evaluation.py", "test_restart.py"),
+    *(
+        "test_loop_kernel.py",
+        "test_benchmarks.py",
+        "test_constrained_calls.py",
+        "test_request_preparation.py",
+        "test_connections.py",
+    ),
+    *(
+        "test_fleet.py",
+        "test_counted_strings.py",
+        "test_bounded_end.py",
+        "test_frontend_engine.py",
+        "test_conversations_come_back.py",
+    ),
     *("test_grammar_outputs.py", "test_small_worlds.py", "test_batch_invariant.py", "test_drain.py", "test_attack_minute.py"),
     *("test_grammar_compiler.py", "test_fleet_check.py", "test_standing_loop.py", "test_budgets.py", "test_properties.py"),
     *("test_fp8_cache.py", "test_fleet_serving.py", "test_memory_model.py", "test_llm.py", "test_order_bugs.py"),

@@ -67,7 +67,8 @@ def test_a_worker_without_a_heartbeat_loses_its_queue_pair(folder: Path, monkeyp
                 wait_for(lambda: engine.fences)
             received = b""
             while b'"error"' not in received:  # the connection is open until keep_alive_s
-                assert (piece := sock.recv(65536)), received
+                piece = sock.recv(65536)
+                assert piece, received
                 received += piece
         engine.hold = False
         server.ready()
