@@ -30,27 +30,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "2" if TWO_THREADS else "1")
 # Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
 # every policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
-    *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_draft_layers.py"),
-    *("test_serve.py", "test_models_against_transformers.py", "test_serving_benchmarks.py", "test_handover.py"),
-    *("test_attacks.py", "test_shortages.py", "test_every_format_comes_back.py", "test_evaluation.py", "test_restart.py"),
-    *(
-        "test_loop_kernel.py",
-        "test_benchmarks.py",
-        "test_constrained_calls.py",
-        "test_request_preparation.py",
-        "test_connections.py",
-    ),
-    *(
-        "test_fleet.py",
-        "test_counted_strings.py",
-        "test_bounded_end.py",
-        "test_frontend_engine.py",
-        "test_conversations_come_back.py",
-    ),
-    *("test_grammar_outputs.py", "test_small_worlds.py", "test_batch_invariant.py", "test_drain.py", "test_attack_minute.py"),
-    *("test_grammar_compiler.py", "test_fleet_check.py", "test_standing_loop.py", "test_budgets.py", "test_properties.py"),
-    *("test_fp8_cache.py", "test_fleet_serving.py", "test_memory_model.py", "test_llm.py", "test_order_bugs.py"),
-)
+    "simulator triton_interpreted triton_aot seeded_bugs draft_layers serve models_against_transformers serving_benchmarks "
+    "handover attacks shortages every_format_comes_back evaluation restart loop_kernel benchmarks constrained_calls "
+    "request_preparation connections fleet counted_strings bounded_end frontend_engine conversations_come_back "
+    "grammar_outputs small_worlds batch_invariant drain attack_minute grammar_compiler fleet_check standing_loop budgets "
+    "properties fp8_cache fleet_serving memory_model llm order_bugs"
+).split()
 
 
 # Schedulers are compiled there, with separate policies or for a GPU. They share most functions, but only within a process: one
@@ -104,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = [path for path in files if path.parent.name == "front_end"]
     computing = [path for path in files if path.parent.name != "front_end"]
     places = {path: at / len(group) for group in (waiting, computing) for at, path in enumerate(group)}
-    longest = {name: at - len(LONGEST) for at, name in enumerate(LONGEST)}
+    longest = {f"test_{name}.py": at - len(LONGEST) for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: longest.get(item.path.name, places[item.path]))
 
 
