@@ -35,7 +35,7 @@ LONGEST = (
     "request_preparation connections fleet counted_strings bounded_end frontend_engine conversations_come_back "
     "grammar_outputs small_worlds batch_invariant drain attack_minute grammar_compiler fleet_check standing_loop budgets "
     "properties fp8_cache fleet_serving memory_model llm order_bugs"
-).split()
+)
 
 
 # Schedulers are compiled there, with separate policies or for a GPU. They share most functions, but only within a process: one
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = [path for path in files if path.parent.name == "front_end"]
     computing = [path for path in files if path.parent.name != "front_end"]
     places = {path: at / len(group) for group in (waiting, computing) for at, path in enumerate(group)}
-    longest = {f"test_{name}.py": at - len(LONGEST) for at, name in enumerate(LONGEST)}
+    longest = {f"test_{name}.py": at for at, name in enumerate(LONGEST.split(), -LONGEST.count(" ") - 1)}
     items.sort(key=lambda item: longest.get(item.path.name, places[item.path]))
 
 
