@@ -167,10 +167,11 @@ def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name
 DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "steps": 7}
 
 
-HEAD_CASES = [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3}), ("llama3", FEW_DRAFTED)]
-
-
-@pytest.mark.parametrize(("name", "options"), part_of(HEAD_CASES, 2))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama3", {}), ("qwen3", DRAFTED_HEAD), ("qwen3", {"invariant": True, "steps": 3}), ("llama3", FEW_DRAFTED)],
+    ids=["plain", "drafts", "invariant", "few"],
+)
 @redrawn_at_ties
 def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Its drafts and keys are those of the CPU."""
