@@ -39,7 +39,7 @@ MAKERS = {  # of a result file, by the beginning of its name
     **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-", "refactoring-"), "serving.grid"),
     "steps-": "parts.whole_steps",
     "drafts-": "parts.drafts",
-    "heads-": "parts.draft_heads",
+    **dict.fromkeys(("heads-", "draft-limit-"), "parts.draft_heads"),
 }
 CHOICES = {  # names of the shown systems
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
