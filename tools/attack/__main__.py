@@ -7,6 +7,8 @@ same server.
 
 A trial that breaks a bar (tools/attack/trial.py) is repeated on a new server. If it breaks a bar again, smaller
 attacks are tried. The smallest attack that breaks the bar is kept in build/attack as JSON, for --replay.
+
+The result file lists each trial: its server, attacks, figures, and the bars that it broke.
 """
 
 import json
@@ -146,17 +148,47 @@ def say(kind: SiteKind, plan: Plan, trial: Trial) -> str:
     return f"{kind}: {plan}: {shown}, {trial.figures['worker_mib']['peak']:.0f} MiB: {words}"
 
 
-def known(field: Field, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Attacks of tools/attack/known.py; returns the findings."""
-    findings = []
+class Record:
+    """The trials of a run, for its result file."""
+
+    def __init__(self) -> None:
+        self.counts, self._statuses = Counter[str](), Counter[str]()
+        self._trials, self._findings = list[dict[str, Any]](), list[dict[str, Any]]()
+
+    def add(self, kind: SiteKind, plan: Plan, trial: Trial, name: int | str) -> None:
+        """Count a trial, and list it with its figures and the bars that it broke. name: a known attack's, or a drawn number."""
+        print(f"{name}: {say(kind, plan, trial)}", flush=True)
+        self.counts["trials"] += 1
+        self.counts["broken"] += bool(trial.broken)
+        for one in trial.figures["seen"]:
+            self.counts["connections"] += one.get("connections", 0)
+            self._statuses.update({status: count for status, count in one.items() if status.isdecimal()})
+        listed = {"name": name} | document(kind, plan, trial)
+        del listed["log"]
+        self._trials.append(listed)
+
+    def find(self, kind: SiteKind, plan: Plan, trial: Trial, name: int | str) -> None:
+        """Add a finding, with the server's log."""
+        self._findings.append({"name": name} | document(kind, plan, trial))
+
+    def results(self) -> dict[str, Any]:
+        counts, statuses = dict(self.counts), dict(sorted(self._statuses.items()))
+        return {"counts": counts, "statuses": statuses, "trials": self._trials, "findings": self._findings}
+
+
+def known(field: Field, names: tuple[str, ...]) -> dict[str, Any]:
+    """Attacks of tools/attack/known.py; returns the results."""
+    unknown = set(names) - {"all", *KNOWN}
+    check(not unknown, f"unknown attacks: {', '.join(sorted(unknown))}; known are all, {', '.join(KNOWN)}")
+    record = Record()
     for name, (kind, attacks) in KNOWN.items():
-        if names == ("all",) or name in names:
+        if "all" in names or name in names:
             plan = Plan(attacks, name)
             trial = attempt(field, kind, plan)
-            print(f"{name}: {say(kind, plan, trial)}", flush=True)
+            record.add(kind, plan, trial, name)
             if trial.broken:
-                findings.append(document(kind, plan, trial) | {"name": name})
-    return findings
+                record.find(kind, plan, trial, name)
+    return record.results()
 
 
 def replay(field: Field, paths: list[str]) -> int:
@@ -171,32 +203,27 @@ def replay(field: Field, paths: list[str]) -> int:
 
 
 def hunt(run: Run, field: Field) -> dict[str, Any]:
-    """Trials until the time is over; returns counts and findings."""
+    """Trials until the time is over; returns the results."""
     options, began, number = run.options, time.monotonic(), run.options.first
-    counts: Counter[str] = Counter()
-    findings, seen = [], Counter[str]()
+    record = Record()
     judged = None if options.timed else TIMED
     while time.monotonic() - began < options.seconds and number < options.first + options.count:
         run.progress("attack", time.monotonic() - began, options.seconds)
         kind, plan = drawn(options.seed, number)
         trial = attempt(field, kind, plan)
-        counts["trials"] += 1
-        counts["connections"] += sum(one.get("connections", 0) for one in trial.figures["seen"])
-        for one in trial.figures["seen"]:
-            seen.update({status: count for status, count in one.items() if status.isdecimal()})
-        print(f"{number}: {say(kind, plan, trial)}", flush=True)
         trial.broken = {bar: what for bar, what in trial.broken.items() if judged is None or bar not in judged}
+        record.add(kind, plan, trial, number)
         if trial.broken:
             again = confirmed(field, kind, plan)
             if again is None or not again.broken.keys() & trial.broken.keys():
-                counts["not seen again"] += 1
+                record.counts["not seen again"] += 1
             else:
                 small, last = shrunk(field, kind, plan, again) if options.shrink else (plan, again)
                 path = keep(kind, small, last, f"{options.seed}-{number}")
                 print(f"FINDING {path}: {say(kind, small, last)}", flush=True)
-                findings.append(document(kind, small, last) | {"number": number})
+                record.find(kind, small, last, number)
         number += 1
-    return {"counts": dict(counts), "statuses": dict(sorted(seen.items())), "findings": findings}
+    return record.results()
 
 
 def main(run: Run) -> None:
@@ -211,7 +238,7 @@ def main(run: Run) -> None:
             return
         print(f"seed {options.seed}", flush=True)
         if options.known != ("",):
-            results: dict[str, Any] = {"counts": {}, "findings": known(field, tuple(options.known))}
+            results = known(field, tuple(options.known))
         else:
             results = hunt(run, field)
     finally:

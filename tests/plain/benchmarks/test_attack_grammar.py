@@ -29,7 +29,7 @@ from blinkpy.dpu.http.endpoints import ENDPOINTS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
-from attack.__main__ import document, drawn, read_document, smaller
+from attack.__main__ import Record, document, drawn, read_document, smaller
 from attack.known import KEYS, NO_KEYS
 from attack.site import LOSSES
 from attack.trial import Plan, Trial, figures_of, judge
@@ -164,6 +164,26 @@ def test_bars() -> None:
     assert judged(replace(own, who=TENANT), answers=late(ASKED, 1.2)) == {"answer"}
     assert judged(replace(own, size=64), answers=late(ASKED, 1.2)) == {"answer"}, "slots are free"
     assert judged(replace(own, who=TENANT), answers=late(ASKED, 1.2), tenants=False) == set()
+
+
+def test_a_record_lists_each_trial_with_its_outcome(tmp_path: Path, seed: int) -> None:
+    """Also if no bar broke. Each entry can be replayed."""
+    record, trials = Record(), {number: drawn(seed, number) for number in range(20)}
+    for number, (kind, plan) in trials.items():
+        figures = figures_of(Diary(CALM, {ANSWER: ASKED, HEALTH: ASKED}), QUIET, ATTACKED)
+        figures |= {
+            "worker_mib": {"peak": 70.0},
+            "seen": [{"200": number, "connections": 2 * number}, {"503": 1, "connections": 1}],
+        }
+        record.add(kind, plan, Trial(figures, {"gap": "too long"} if number % 3 == 0 else {}, ["a line"]), number)
+    results = record.results()
+    assert results["counts"] == {"trials": 20, "broken": 7, "connections": 400} and results["statuses"] == {"200": 190, "503": 20}
+    assert results["findings"] == []
+    for entry, (number, trial) in zip(json.loads(json.dumps(results["trials"])), trials.items(), strict=True):
+        assert (entry["name"], bool(entry["broken"]), "log" in entry) == (number, number % 3 == 0, False)
+        assert entry["figures"]["attacked"]["answers"] > 0
+        (path := tmp_path / "trial.json").write_text(json.dumps(entry))
+        assert read_document(path) == trial
 
 
 def test_losses_are_found_in_the_metrics() -> None:
