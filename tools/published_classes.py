@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from published_configs import GLM, QWEN, config, llama3
+from published_configs import GLM, GRANITE, QWEN, config, llama3
 
 
 def wrapped(name: str, model_type: str, text: dict[str, Any], text_type: str, **more: Any) -> dict[str, Any]:
@@ -85,6 +85,25 @@ def qwen35(value_heads: int, *sizes: int, **more: Any) -> dict[str, Any]:
         del text["intermediate_size"]
     return wrapped(f"Qwen3_5{kind.title().replace('_', '')}ForConditionalGeneration", f"qwen3_5{kind}", text,
                    f"qwen3_5{kind}_text", **tokens)  # fmt: skip
+
+
+def granite_h(*sizes: int, mamba_heads: int, shared: int, attention: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """Granite 4 with state-space layers. sizes: as in SIZES, with the width of an expert.
+
+    shared: width of the MLP that all tokens visit. attention: numbers of the layers with attention.
+    """
+    types = ["attention" if layer in attention else "mamba" for layer in range(sizes[2])]
+    keys: dict[str, Any] = {
+        "mamba_n_heads": mamba_heads,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+    }
+    keys |= {"mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_chunk_size": 256, "layer_types": types}
+    keys |= {"position_embedding_type": "nope", "shared_intermediate_size": shared, "num_local_experts": 0}
+    keys |= {"num_experts_per_tok": 0, **GRANITE, "model_type": "granitemoehybrid"}
+    return config("GraniteMoeHybridForCausalLM", *sizes, **keys | more)
 
 
 LFM2 = {"model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6, "use_pos_enc": True}

@@ -401,24 +401,6 @@ MODELS = (
         {"architectures": ["PhiMoEForCausalLM"]},
         refusal="model class PhiMoEForCausalLM is not supported",
     ),
-    Published(
-        "ibm-granite/granite-4.0-h-small",
-        config(
-            "GraniteMoeHybridForCausalLM",
-            4096,
-            768,
-            40,
-            32,
-            8,
-            100352,
-            131072,
-            num_local_experts=72,
-            num_experts_per_tok=10,
-            layer_types=["mamba"] * 40,
-            **GRANITE | {"model_type": "granitemoehybrid"},
-        ),
-        refusal="only with attention in all layers",
-    ),
 )
 ON_CPU = (
     Published(

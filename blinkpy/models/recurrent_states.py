@@ -33,7 +33,8 @@ class LayerStates(NamedTuple):
     inputs: [slots, taps - 1 + drafts, channels] in the dtype of activations, but float32 on a CPU: inputs of the convolution.
         First come the last inputs that the matrices include, oldest first, then those of drafts.
     drafted: [slots, drafts, value_heads, key_dim + value_dim + 2] in the dtype of `inputs`: key, value, strength and decay of
-        each draft. On a CPU the key is normalised, and strength and decay are factors; on a GPU they are as projected.
+        each draft. On a CPU the key is normalised, and strength and decay are factors; on a GPU they are as projected. With a
+        state space key, value and time step, one number less; on a CPU the key times the time step, the value, and the decay.
     """
 
     matrices: torch.Tensor

@@ -22,6 +22,8 @@ CUT = {"step_groups": 4, "cut_step_tokens": 16, "suspend_steps": 2}
         ("qwen3.5", "gpu", True),
         ("qwen3.5-moe", "host", False),
         ("lfm2", "gpu", True),
+        ("granite4-h", "gpu", True),
+        ("granite4-h-moe", "host", False),
         ("lfm2-moe", "host", False),
     ],
 )

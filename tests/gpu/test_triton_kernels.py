@@ -30,12 +30,14 @@ from support.models.kernel_cases.layer_cases import (
 )
 from support.models.kernel_cases.linear_cases import linear_case
 from support.models.kernel_cases.sampling_cases import sampling_case
+from support.models.kernel_cases.space_cases import group_norm_case, scan_case
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.attention.latent_attention import plan_latent
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.delta.recurrence import DeltaSizes
+from blinkpy.kernels.delta.state_space import SpaceSizes
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, linear, writes_partials
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearCall, LinearConfig, LinearShape, LinearWorkspace
@@ -232,6 +234,15 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
         recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
         gate_case(rng, CUDA, dtype, rows, width=4096, last_tokens_only=last_tokens_only)
+
+
+@both_dtypes
+@pytest.mark.parametrize("sizes", [SpaceSizes(48, 1, 128, 64), SpaceSizes(128, 1, 128, 64), SpaceSizes(8, 2, 20, 16)], ids=str)
+@pytest.mark.parametrize("last_tokens_only", [False, True])
+def test_state_space(rng: np.random.Generator, dtype: torch.dtype, sizes: SpaceSizes, last_tokens_only: bool) -> None:
+    for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
+        scan_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
+    group_norm_case(rng, CUDA, dtype, groups=sizes.groups, size=sizes.heads // sizes.groups * sizes.value_dim)
 
 
 @both_dtypes

@@ -83,8 +83,8 @@ def copy_states(
 ) -> None:
     """Copy the states of the batch's chunk rows from snapshots, or with `save` to snapshots.
 
-    states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], which may have no heads,
-        and inputs of the convolutions, [R, slots, taps - 1 + drafts, channels], of R recurrent layers.
+    states: states of all request slots: matrices, float32 [R, slots, value_heads, key_dim, value_dim], and inputs of the
+        convolutions, [R, slots, taps - 1 + drafts, channels], of R recurrent layers. There may be no heads.
     kept: the corresponding arrays of the snapshots, whose inputs are [R, snapshots, taps - 1, channels].
     held: int32 [slots], tokens that the states include.
     places: int32 [slots], the snapshot of each slot; negative: its state is not copied.

@@ -19,6 +19,7 @@ from blinkpy.models.cpu.cpu_attention import CpuAttention, layer_norm, norm
 from blinkpy.models.cpu.cpu_convolution import CpuShortConvolution
 from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
+from blinkpy.models.cpu.cpu_state_space import CpuStateSpace
 from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import (
     Activation,
@@ -34,6 +35,7 @@ from blinkpy.models.description.blocks import (
     QkNorm,
     RouterKind,
     ShortConvolution,
+    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -389,6 +391,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(LayerPart),  # _layer, _layer_inputs, _parallel_experts, cpu_attention.py
     GatedDelta: CpuDelta,
     ShortConvolution: CpuShortConvolution,
+    StateSpace: CpuStateSpace,
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,

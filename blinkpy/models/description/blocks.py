@@ -399,7 +399,58 @@ class ShortConvolution(NamedTuple):
         return 0
 
 
-Recurrence = GatedDelta | ShortConvolution
+class StateSpace(NamedTuple):
+    """A state-space layer (Mamba-2: Dao and Gu, arXiv 2405.21060): a recurrent layer instead of attention.
+
+    Each request has a state: for each head a matrix, float32 [key_dim, value_dim], and the last `taps` - 1 inputs of each
+    channel of the causal convolution. A token has for each head a time step d and a value v, and for each group of heads a key k
+    and a query q (B and C). With the head's rate a, the matrix S becomes exp(-a d) S + d k v^T, and the token's result is S^T q,
+    plus v times the head's skip. The results are gated by silu, then normalised over each group.
+
+    groups: of consecutive heads; a divisor of `heads`.
+    bias, conv_bias: whether both projections, and the convolution, have biases.
+    """
+
+    heads: int
+    groups: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def value_size(self) -> int:
+        """Width of all values of a token."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: values, keys, queries."""
+        return self.value_size + 2 * self.groups * self.key_dim
+
+    @property
+    def in_size(self) -> int:
+        """Width of the first projection: the channels, then the gate of the results, then time steps."""
+        return self.channels + self.value_size + self.heads
+
+    @property
+    def out_size(self) -> int:
+        """Width of the last projection's input."""
+        return self.value_size
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Shape of the matrices of a state: heads, elements of a key, and of a value."""
+        return self.heads, self.key_dim, self.value_dim
+
+    @property
+    def drafted_size(self) -> int:
+        """Numbers of a drafted token that its state keeps for each head: its key, its value, and its time step."""
+        return self.key_dim + self.value_dim + 1
+
+
+Recurrence = GatedDelta | ShortConvolution | StateSpace
 
 
 def state_bytes(recurrence: Recurrence, itemsize: int, drafts: int = 0) -> int:
@@ -426,4 +477,4 @@ class Layer(NamedTuple):
     scaled: bool = False
 
 
-BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta] | type[ShortConvolution]
+BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta] | type[ShortConvolution] | type[StateSpace]

@@ -95,6 +95,7 @@ class TensorNames(NamedTuple):
     recurrent_decay: str = "linear_attn.A_log"  # complete name, without a suffix
     recurrent_bias: str = "linear_attn.dt_bias"  # likewise
     recurrent_norm: str = "linear_attn.norm"
+    recurrent_skip: str = "mamba.D"  # complete name, without a suffix
     recurrent_out: str = "linear_attn.out_proj"
     draft_layer: str = ""  # prefix of a draft layer's tensors; empty: as of other layers
     draft_outer: str = ""  # prefix of the five names below; empty: the layer's

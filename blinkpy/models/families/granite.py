@@ -1,5 +1,6 @@
-"""Granite 3, the models of Granite 4 that have attention and a dense MLP in all layers, and Granite with windows and sinks."""
+"""Granite 3, Granite 4 with attention or state-space layers (Mamba-2), and Granite with windows and sinks."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from blinkpy.models.description.block_readers import (
     pre_norm_decoder,
     sliding_windows,
 )
-from blinkpy.models.description.blocks import Attention, Factors, Mlp
+from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, RouterKind, StateSpace
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.expert_readers import routed_experts
 from blinkpy.models.description.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import family
@@ -20,8 +22,42 @@ from blinkpy.models.families.family import family
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048, **dict.fromkeys(FACTORS, 1.0)}
 SWA = {"max_position_embeddings": 8192, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128}
-HYBRID = {"num_local_experts": 8, "shared_intermediate_size": 1024}
-HYBRID_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+HYBRID: dict[str, Any] = {
+    "intermediate_size": 11008,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+MOST_TAPS = 8
+INFINITY = {"__float__": "Infinity"}  # as transformers writes it in JSON
+FULL, RECURRENT = "full_attention", "linear_attention"
+TYPES = {"attention": FULL, FULL: FULL, "mamba": RECURRENT, RECURRENT: RECURRENT}
+HYBRID_NAMES = TensorNames(
+    gate_up=("shared_mlp.input_linear",),
+    down="shared_mlp.output_linear",
+    recurrent_in=("mamba.in_proj",),
+    recurrent_conv="mamba.conv1d",
+    recurrent_decay="mamba.A_log",
+    recurrent_bias="mamba.dt_bias",
+    recurrent_norm="mamba.norm",
+    recurrent_out="mamba.out_proj",
+)
+EXPERT_NAMES = HYBRID_NAMES._replace(
+    router="block_sparse_moe.router.layer",
+    expert_gate_up=("block_sparse_moe.input_linear.weight",),
+    expert_down="block_sparse_moe.output_linear.weight",
+    gate_first=True,
+    out_first=("gate_up", "down"),
+    shared_gate_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
 UNUSED = """
     intermediate_size num_experts_per_tok output_router_logits router_aux_loss_coef mamba_n_heads mamba_n_groups mamba_d_state
     mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias mamba_proj_bias time_step_limit time_step_min
@@ -44,23 +80,64 @@ def granite(c: HfConfig) -> DecoderDescription:
 
 @family(
     "GraniteMoeHybridForCausalLM",
-    models="Granite 4 with attention and a dense MLP in all layers",
+    models="Granite 4, also with state-space layers (h-tiny, h-micro, h-small) and experts",
     model_type="granitemoehybrid",
     defaults=DEFAULTS | HYBRID,
     ignores=tuple(UNUSED.split()),
 )
 def granite_hybrid(c: HfConfig) -> DecoderDescription:
-    layers, experts = c.integer("num_hidden_layers"), c.integer("num_local_experts", low=0)
-    kinds = c.get("layer_types") or c.get("layers_block_type") or []
-    if experts or not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"attention", "full_attention"}:
-        raise ConfigError("config.json: Granite 4 is supported only with attention in all layers, and without experts")
-    attention, position = _attention(c), c.get("position_embedding_type")
+    types, attention, position = _layer_types(c), _attention(c), c.get("position_embedding_type")
     if position not in ("rope", "nope", None):
         raise ConfigError(f"config.json: position_embedding_type {position!r} is not supported (supported: rope, nope)")
     if position != "rope":
         attention = attention._replace(rope=attention.rope.unrotated())
-    mlp = Mlp(c.integer("shared_intermediate_size"), activation(c))
-    return pre_norm_decoder(c, attention, mlp, (0,) * layers, HYBRID_NAMES, factors=_factors(c))
+    shared, mlp = c.integer("shared_intermediate_size"), Mlp(c.integer("shared_intermediate_size"), activation(c))
+    experts = mlp if not c.integer("num_local_experts", low=0) else _experts(c, shared)
+    names = HYBRID_NAMES if isinstance(experts, Mlp) else EXPERT_NAMES
+    model = pre_norm_decoder(c, attention, experts, (0,) * len(types), names, factors=_factors(c))
+    if RECURRENT not in types:
+        return model
+    space = _state_space(c)
+    layers = (
+        layer._replace(recurrence=space if name == RECURRENT else None) for layer, name in zip(model.layers, types, strict=True)
+    )
+    return replace(model, layers=tuple(layers))
+
+
+def _layer_types(c: HfConfig) -> list[str]:
+    layers, kinds = c.integer("num_hidden_layers"), c.get("layer_types")
+    kinds = c.get("layers_block_type") if kinds is None else kinds
+    if kinds is None:
+        return [RECURRENT] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) and kind in TYPES for kind in kinds):
+        raise ConfigError(
+            f"{c.where}: layer_types must be a list of {layers} names, each of {', '.join(TYPES)}, not {kinds!r:.200}"
+        )
+    return [TYPES[kind] for kind in kinds]
+
+
+def _experts(c: HfConfig, shared: int) -> Experts:
+    """Experts, with an MLP that all tokens visit."""
+    return routed_experts(c, "intermediate_size", RouterKind.TOP_K_SOFTMAX, normalize=True, shared=shared)
+
+
+def _state_space(c: HfConfig) -> StateSpace:
+    heads, groups, inner = (
+        c.integer("mamba_n_heads"),
+        c.integer("mamba_n_groups"),
+        c.integer("mamba_expand") * c.integer("hidden_size"),
+    )
+    size = inner // heads if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
+    if heads % groups or heads * size != inner:
+        raise ConfigError(
+            f"{c.where}: mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups}), and times "
+            f"mamba_d_head ({size}) must be mamba_expand times hidden_size ({inner})"
+        )
+    limit = c.get("time_step_limit")
+    if limit not in (None, [0.0, math.inf], [0.0, INFINITY]):
+        raise ConfigError(f"{c.where}: time_step_limit {limit!r:.80} is not supported (supported: 0 to infinity)")
+    taps, bias = c.integer("mamba_d_conv", low=2, high=MOST_TAPS), c.flag("mamba_proj_bias")
+    return StateSpace(heads, groups, c.integer("mamba_d_state"), size, taps, bias, c.flag("mamba_conv_bias"))
 
 
 @family(

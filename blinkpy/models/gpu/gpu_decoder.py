@@ -39,13 +39,14 @@ from blinkpy.models.description.blocks import (
     QkNorm,
     RouterKind,
     ShortConvolution,
+    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.draft_stage import DraftStage
 from blinkpy.models.gpu.expert_stage import launch_experts
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
-from blinkpy.models.gpu.gpu_delta import launch_convolution, launch_copies, launch_delta
+from blinkpy.models.gpu.gpu_delta import launch_convolution, launch_copies, launch_delta, launch_space
 from blinkpy.models.gpu.gpu_layer_inputs import add_inputs, factor_of_mlp, launch_inputs
 from blinkpy.models.gpu.head_stage import HeadStage
 from blinkpy.models.gpu.latent_stage import LatentStage
@@ -403,6 +404,7 @@ BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(LayerPart),  # attention_stage.py, expert_stage.py, gpu_layer_inputs.py, _add_linear
     GatedDelta: launch_delta,
     ShortConvolution: launch_convolution,
+    StateSpace: launch_space,
     Latent: None,  # latent_stage.py
     Mlp: GpuDecoder._mlp,
     Experts: launch_experts,

@@ -26,7 +26,8 @@ class LayerWeights:
     power of two with an offset of 127. Norms with an offset are float32.
 
     A recurrent layer has its first projection in qkv, its last one in o, and the fields recurrent_... With a gated delta net, qkv
-    has the channels, then the gate. A gate of attention's output comes after the values in qkv.
+    has the channels, then the gate; with a state space also the time steps. A gate of attention's output comes after the values
+    in qkv.
 
     k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
 
@@ -70,7 +71,8 @@ class LayerWeights:
     recurrent_conv_bias: torch.Tensor | None = None  # [channels]
     recurrent_decay: torch.Tensor | None = None  # float32 [value_heads], logarithm of the rate
     recurrent_bias: torch.Tensor | None = None  # float32 [value_heads], of decays
-    recurrent_norm: torch.Tensor | None = None  # [value_dim]
+    recurrent_norm: torch.Tensor | None = None  # [value_dim]; of a state space: [value_size]
+    recurrent_skip: torch.Tensor | None = None  # float32 [heads]
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
     k_scale: float | None = None

@@ -16,6 +16,7 @@ from blinkpy.models.description.blocks import (
     RouterKind,
     Scales,
     ShortConvolution,
+    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing, StoredPart
@@ -175,6 +176,8 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
     if isinstance(recurrence, ShortConvolution):
         mixer = _convolution_parts(model, recurrence, prefix)
+    elif isinstance(recurrence, StateSpace):
+        mixer = _space_parts(model, recurrence, prefix)
     else:
         mixer = _attention_parts(model, layer, prefix) if recurrence is None else _delta_parts(model, recurrence, prefix)
     parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
@@ -271,6 +274,22 @@ def _convolution_parts(model: DecoderDescription, block: ShortConvolution, prefi
         *_matrix("qkv", [prefix + name for name in names.recurrent_in], (block.in_size,), hidden, block.bias),
         *_matrix("o", (prefix + names.recurrent_out,), (hidden,), block.channels, block.bias),
         *_taps(conv, block.channels, block.taps, bias=block.bias),
+    ]
+
+
+def _space_parts(model: DecoderDescription, block: StateSpace, prefix: str) -> list[Part]:
+    """The parts of a state-space layer. The first projection is stored as gate, channels, time steps."""
+    names, hidden, size = model.tensors, model.hidden_size, block.value_size
+    runs = (size, block.channels), (0, size), (size + block.channels, block.heads)
+    inputs = _matrix("qkv", [prefix + name for name in names.recurrent_in], (block.in_size,), hidden, block.bias)
+    of_heads = {"recurrent_decay": names.recurrent_decay, "recurrent_bias": names.recurrent_bias}
+    of_heads |= {"recurrent_skip": names.recurrent_skip}
+    return [
+        *(replace(part, runs=runs) for part in inputs),
+        *_matrix("o", (prefix + names.recurrent_out,), (hidden,), size, block.bias),
+        *_taps(prefix + names.recurrent_conv, block.channels, block.taps, bias=block.conv_bias),
+        *(replace(joined(field, [(prefix + name, block.heads)]), wide=True) for field, name in of_heads.items()),
+        _vector("recurrent_norm", prefix + names.recurrent_norm, size),
     ]
 
 

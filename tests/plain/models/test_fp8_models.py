@@ -41,7 +41,7 @@ from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images
 FAMILIES = [name for name in FAMILIES if name not in ("voxtral", "qwen2-audio")]  # whose audio towers have the same names
-TOGETHER = ("qwen3-vl-moe", "mistral4", "mistral4-nested")  # all experts in one tensor
+TOGETHER = ("qwen3-vl-moe", "mistral4", "mistral4-nested", "granite4-h-moe")  # all experts in one tensor
 FAMILIES = [name for name in FAMILIES if name not in TOGETHER]
 NO_BLOCKS: tuple[str, ...] = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
 NO_BLOCKS += ("gemma4-e", "gemma4-e-nested")
@@ -53,6 +53,7 @@ NO_BLOCKS += (
     "qwen2.5-vl",
     "glm4v",
     "glm4v-moe",
+    "granite4-h",
     "lfm2",
     "lfm2-biased",
     "lfm2-moe",

@@ -127,6 +127,15 @@ FLASH = {key: value for key, value in LATENT.items() if key != "first_k_dense_re
 FLASH |= {"num_key_value_heads": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 GROWING_LATENT = {"rope_parameters": {**GROWING, "rope_theta": 1e4, "mscale_all_dim": 0.8}, "max_position_embeddings": 1024}
 
+SPACE: dict[str, Any] = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "mamba_n_heads": 8}
+SPACE |= {"mamba_d_state": 20, "mamba_n_groups": 2}
+SPACE_MOE = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "mamba_n_groups": 1,
+    "mamba_proj_bias": True,
+}
 LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
 LFM2_MOE |= {"routed_scaling_factor": 1.5}
@@ -275,6 +284,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5MoeTextConfig", {**DELTA_MOE, "attention_bias": True, "linear_num_value_heads": 2}),
     "qwen3.5-nested": ("Qwen3_5Config", {**DELTA, "model_type": "qwen3_5_text", "layer_types": [RECURRENT, FULL, RECURRENT]}),
     "qwen3.5-moe-nested": ("Qwen3_5MoeConfig", {**DELTA_MOE, "model_type": "qwen3_5_moe_text"}),
+    "granite4-h": ("GraniteMoeHybridConfig", {**GRANITE, **SPACE, "layer_types": [RECURRENT, FULL, RECURRENT]}),
+    "granite4-h-moe": ("GraniteMoeHybridConfig", {**GRANITE, **SPACE, **SPACE_MOE, "layer_types": [RECURRENT, RECURRENT, FULL]}),
     "lfm2": ("Lfm2Config", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 24}),
     "lfm2-biased": ("Lfm2Config", LFM2_BIASED),
     "lfm2-moe": ("Lfm2MoeConfig", {**LFM2_MOE, "layer_types": [CONV, CONV, FULL]}),

@@ -11,9 +11,11 @@ from support.models.kernel_cases.delta_cases import (
     gate_case,
     recurrence_case,
 )
+from support.models.kernel_cases.space_cases import group_norm_case, scan_case
 
 from blinkpy.kernels.delta import short_convolution, state_copies
 from blinkpy.kernels.delta.recurrence import DeltaSizes
+from blinkpy.kernels.delta.state_space import SpaceSizes
 
 CPU = "cpu"
 
@@ -50,6 +52,17 @@ def test_states_follow_correct_drafts(
     sizes: DeltaSizes, taps: int, drafts: int, either_dtype: torch.dtype, rng: np.random.Generator
 ) -> None:
     assert drafting_case(rng, CPU, either_dtype, sizes, taps=taps, drafts=drafts, steps=20) > 0
+
+
+@pytest.mark.parametrize("sizes", [SpaceSizes(4, 2, 16, 24), SpaceSizes(3, 1, 20, 16)])
+@pytest.mark.parametrize("last_tokens_only", [False, True])
+def test_state_space(sizes: SpaceSizes, last_tokens_only: bool, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
+    scan_case(rng, CPU, either_dtype, drawn_rows(rng, 9), sizes, last_tokens_only=last_tokens_only)
+
+
+@pytest.mark.parametrize(("groups", "size"), [(1, 64), (3, 33), (2, 31)])
+def test_norm_of_groups(groups: int, size: int, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
+    group_norm_case(rng, CPU, either_dtype, groups=groups, size=size)
 
 
 @pytest.mark.parametrize("width", [24, 2048, 2060])

@@ -269,8 +269,9 @@ BLOCKS = (
 )
 """Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
 
-ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states", "BLOCK"), ("_recur", "HEADS")}
-"""Constants with sizes on both sides in test_delta.py; the last one is a number of heads."""
+ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states", "BLOCK"), ("_norm_groups", "BLOCK")}
+ELSEWHERE |= {("_recur", "HEADS"), ("_scan", "HEADS")}
+"""Constants with sizes on both sides in test_delta.py; HEADS are numbers of heads."""
 ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
 """Constants with sizes on both sides in test_all_reduce.py."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_fp8_steps", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear",
