@@ -1,7 +1,6 @@
 """Model classes that are refused: the blocks that each of them needs and no decoder has."""
 
 INDEXER = "MLA with a sparse indexer"
-MAMBA = "Mamba-2 layers"
 MISSING = {
     "DeepseekV32ForCausalLM": INDEXER,
     "DeepseekV4ForCausalLM": "compressed attention, and experts in FP4",
@@ -13,13 +12,13 @@ MISSING = {
     "OlmoHybridForCausalLM": "gated delta nets with a projection for each of queries, keys and values",
     "Gemma3nForConditionalGeneration": "an embedding for each layer, and layers that share keys and values",
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
-    "NemotronHForCausalLM": f"{MAMBA}, and MLPs with squared ReLU",
+    "NemotronHForCausalLM": "layers that are a state space, an MLP or attention alone, and MLPs with squared ReLU",
     "NemotronForCausalLM": "MLPs with squared ReLU, and LayerNorm",
-    "FalconH1ForCausalLM": f"{MAMBA} beside attention",
-    "BambaForCausalLM": MAMBA,
-    "Zamba2ForCausalLM": MAMBA,
+    "FalconH1ForCausalLM": "state spaces parallel to attention",
+    "BambaForCausalLM": "state spaces whose tensors have other names",
+    "Zamba2ForCausalLM": "state spaces, and attention whose weights several layers share",
     "JambaForCausalLM": "Mamba layers",
-    "Mamba2ForCausalLM": MAMBA,
+    "Mamba2ForCausalLM": "layers that are a state space alone",
     "MambaForCausalLM": "Mamba layers",
     "Lfm3ForCausalLM": "a gate of each head's result, and norms behind short convolutions",
     "GraniteMoeForCausalLM": "experts with a matrix for gate and up in one tensor of all experts",

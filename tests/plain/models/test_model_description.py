@@ -779,7 +779,7 @@ def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
 
 def test_a_refused_class_says_what_is_missing() -> None:
     """And which class serves its text part."""
-    with pytest.raises(ConfigError, match="BambaForCausalLM is not supported: it needs Mamba-2 layers"):
+    with pytest.raises(ConfigError, match="BambaForCausalLM is not supported: it needs state spaces"):
         describe_config({"architectures": ["BambaForCausalLM"]})
     nested = {"architectures": ["SomeImagesForConditionalGeneration"], "text_config": {"model_type": "qwen3"}}
     with pytest.raises(ConfigError, match="its text part is a Qwen3ForCausalLM, which is supported: save that part"):
