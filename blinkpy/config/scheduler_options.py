@@ -191,7 +191,8 @@ def check_drafts(options: SchedulerOptions) -> None:
         raise ConfigError(f"speculative_tokens ({tokens}) has no effect without drafts: set speculative to ngram, mtp or eagle3")
     if options.speculative == "off" and options.speculative_requests:
         raise ConfigError(
-            f"speculative_requests ({options.speculative_requests}) has no effect without drafts: set speculative to ngram, mtp or eagle3"
+            f"speculative_requests ({options.speculative_requests}) has no effect without drafts: "
+            "set speculative to ngram, mtp or eagle3"
         )
     if options.speculative != NGRAM and match != DRAFT_MATCH:
         raise ConfigError(
