@@ -119,10 +119,10 @@ class Connections:
         return self._drop(next(chain(self.left, silent), None))
 
     def _close_late(self) -> bool:
-        """Close a connection of the larger group of new and begun ones, since newcomers must not wait for a crowd that stalls.
+        """Close a TLS handshake of the larger group of new and begun ones, since newcomers must not wait for a crowd that stalls.
         Of the oldest, it is a stranger's, or of the tenant with most connections. Returns False if all are too young."""
         latest, larger = time.monotonic() - TURN_S, max(self.begun, self.fresh, key=len)
-        late = [one for one in islice(larger, MOST_LOOKED_AT) if one.since <= latest]
+        late = [one for one in islice(larger, MOST_LOOKED_AT) if one.since <= latest and one.transport.handshaking]
         owners = {one: self.asker_of(one) for one in late}
         return self._drop(max(late, key=lambda one: (owners[one].group != KNOWN, self._owned[owners[one].name]), default=None))
 

@@ -31,7 +31,10 @@ class SocketTransport:
     peer: address of the client: (host, port, ...), or a string for a Unix socket.
     ended: whether the client has closed its side: it sends nothing more.
     asked: the read that waits in the gate.
+    handshaking: whether a TLS handshake is not complete yet.
     """
+
+    handshaking = False
 
     def __init__(self, sock: socket.socket, peer: Any, events: SocketEvents, gate: Gate, connection: Connection):
         self._sock, self._events, self._gate, self._connection = sock, events, gate, connection

@@ -24,6 +24,10 @@ class TlsTransport(SocketTransport):
         self._open = self._decrypted = False  # the handshake is complete; there may be more bytes in the records read so far
         super().__init__(sock, peer, events, gate, connection)
 
+    @property
+    def handshaking(self) -> bool:  # type: ignore[override]
+        return not self._open
+
     def _has_more(self) -> bool:
         return self._readable or self._decrypted
 
