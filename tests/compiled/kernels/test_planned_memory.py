@@ -51,7 +51,9 @@ def allocated(form: Form) -> int:
 
 
 def planned(form: Form) -> int:
-    return activation_bytes(form.model, SHAPE.tokens, SHAPE.rows, MAX_MODEL_LEN, form.dtype.itemsize)
+    """Bytes for the buffers of a form's decoder, with those of its draft head."""
+    both = [form.model] if form.model.draft_head is None else [form.model, form.model.draft_head]
+    return sum(activation_bytes(one, SHAPE.tokens, SHAPE.rows, MAX_MODEL_LEN, form.dtype.itemsize) for one in both)
 
 
 def served(model: Any) -> list[Form]:

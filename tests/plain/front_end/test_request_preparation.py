@@ -473,7 +473,7 @@ def test_a_dropped_body_is_not_counted_again() -> None:
             return next(pieces)
 
         exchange._read_piece = read_piece  # type: ignore[method-assign]
-        with pytest.raises(ApiError, match="too many request bodies"):
+        with pytest.raises(ApiError, match="Too many request bodies"):
             await exchange._read_slowly(bytearray(), 100)
         assert (gone, budget.used, budget.given_up) == ([], 5, 1)
 
