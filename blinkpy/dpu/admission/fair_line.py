@@ -27,14 +27,19 @@ class _Owner(Generic[Item]):
     finish: float = 0.0  # virtual time
     size: float = 0.0  # of its items, in the unit of push()
     queued: bool = False  # whether it has an entry in the heap
+    newest_next: bool = True  # of a queue with both ends
     items: deque[tuple[Item, float]] = field(default_factory=deque)
 
 
 class FairLine(Generic[Item]):
-    """Items of owners, by name. newest_first: whether an owner's newest item is next, not its oldest."""
+    """Items of owners, by name.
 
-    def __init__(self, newest_first: bool = False) -> None:
-        self._newest_first = newest_first
+    both_ends: whether an owner's newest and its oldest item are next in turns, not the oldest alone. Then a new item does not
+    wait for a crowd, and newer items without end delay an item by no more than twice the owner's queue.
+    """
+
+    def __init__(self, both_ends: bool = False) -> None:
+        self._both_ends = both_ends
         self._owners: dict[str, _Owner[Item]] = {}
         self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each queued owner, at most its finish
         self._most = MOST_IDLE  # owners before the next search for those to drop; it doubles, so that searches are rare
@@ -79,7 +84,9 @@ class FairLine(Generic[Item]):
             elif owner.finish > start:  # charged since
                 heapreplace(self._heap, (owner.finish, number, owner, name))
             else:
-                item, size = owner.items.pop() if self._newest_first else owner.items.popleft()
+                newest = self._both_ends and owner.newest_next
+                item, size = owner.items.pop() if newest else owner.items.popleft()
+                owner.newest_next = not owner.newest_next
                 self._took(owner, size)
                 self._now = max(self._now, start)
                 if not owner.items:

@@ -25,7 +25,7 @@ TURN_S = 0.002  # of work in a turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
 # Tenants of addresses, with their weights. A client that has left may still read the answer to its last bytes.
 STRANGERS, LEFT = "clients without a key", "clients that have left"
-HANDSHAKES, KNOWN = "TLS handshakes", "new connections from tenants' addresses"  # newest first: the oldest may be closed
+HANDSHAKES, KNOWN = "TLS handshakes", "TLS handshakes from tenants' addresses"  # at both ends in turns
 GROUPS = {STRANGERS: 1.0, HANDSHAKES: 1.0, KNOWN: 1.0, LEFT: 1 / 16}
 
 logger = logging.getLogger("blinkpy.frontend")

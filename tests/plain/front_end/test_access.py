@@ -186,6 +186,12 @@ def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address
             sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n" % given.encode())
             return sock.recv(12)
 
+        def handshaking() -> list[bool]:
+            return [one.transport.handshaking for one in server.server.connections.open]
+
+        with socket.create_connection(("127.0.0.1", server.port)):
+            wait_for(lambda: handshaking() == [True])
+        wait_for(lambda: not handshaking())
         with connect("127.0.0.1") as known:
             assert groups.count(HANDSHAKES) == 1
             assert models(known, "wrong") == b"HTTP/1.1 401"
@@ -193,6 +199,7 @@ def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address
             connect("127.0.0.1").close()
             assert groups.count(HANDSHAKES) == 2
             assert models(known, "secret") != b""
+            wait_for(lambda: handshaking() == [False])
             wait_for(lambda: server.server.connections._admitted)
             groups.clear()
             with connect("127.0.0.1") as new:
@@ -205,6 +212,23 @@ def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address
             connect("127.0.0.2").close()
             assert groups.count(HANDSHAKES) == 1 and KNOWN not in groups
         wait_for(lambda: not server.server.connections._admitted)
+
+
+def test_without_tls_new_connections_are_work_of_their_address(engine, folder, monkeypatch) -> None:
+    """Which is done in order, also where a tenant's requests come from."""
+    with serving(engine, folder, api_key="secret") as server, contextlib.ExitStack() as stack:
+        groups, gate = list[str](), server.server.app.service.gate
+        ask = gate.ask
+        monkeypatch.setattr(gate, "ask", lambda asker, *a, **b: (groups.append(asker.group), ask(asker, *a, **b))[1])
+        assert server.client.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert server.server.connections._admitted and STRANGERS in groups
+        groups.clear()
+        for _ in range(3):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        assert STRANGERS in groups and not {HANDSHAKES, KNOWN} & set(groups)
+        assert not any(one.transport.handshaking for one in server.server.connections.open)
 
 
 def test_https_that_asks_for_clients_certificates(engine, folder, certificate) -> None:

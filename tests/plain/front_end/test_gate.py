@@ -42,10 +42,11 @@ def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
         assert max(shares) - min(shares) <= 2 * most
 
 
-@pytest.mark.parametrize("newest_first", [False, True])
-def test_a_line_is_that_of_each_owner_and_keeps_count(newest_first: bool, rng) -> None:
+@pytest.mark.parametrize("both_ends", [False, True])
+def test_a_line_is_that_of_each_owner_and_keeps_count(both_ends: bool, rng) -> None:
     """Compared with a list: items of an owner in order, without cancelled items, sizes added up."""
-    line, model = FairLine[tuple[str, int]](newest_first), list[tuple[str, int]]()
+    line, model = FairLine[tuple[str, int]](both_ends), list[tuple[str, int]]()
+    taken = Counter[str]()  # of each owner
     for number in range(4000):
         act = rng.random()
         if act < 0.5:
@@ -62,8 +63,10 @@ def test_a_line_is_that_of_each_owner_and_keeps_count(newest_first: bool, rng) -
             ready = [item for item in model if item[0] not in without]
             assert (found is None) == (not ready)
             if found is not None:
-                assert found[1] == [item for item in model if item[0] == found[0]][-1 if newest_first else 0]
+                newest = both_ends and taken[found[0]] % 2 == 0
+                assert found[1] == [item for item in model if item[0] == found[0]][-1 if newest else 0]
                 model.remove(found[1])
+                taken[found[0]] += 1
                 line.charge(found[0], rng.uniform(0, 3))
         assert (line.count, line.size) == (len(model), sum(number for _, number in model))
         for name in {item[0] for item in model}:
@@ -88,6 +91,19 @@ def test_nobody_saves_service_up() -> None:
         order.append(found[0])
         line.charge(found[0], 1.0)
     assert 45 <= order.count("back") <= 55
+
+
+def test_new_items_of_an_owner_without_end_starve_none_of_its_items(rng) -> None:
+    """At both ends: of items that come singly every second is taken at once, and earlier ones within twice their number."""
+    line, waiting = FairLine[int](both_ends=True), int(rng.integers(1, 100))
+    for number in range(waiting):
+        line.push("one", 1.0, number)
+    taken = list[int]()
+    for number in range(waiting, 4 * waiting):
+        line.push("one", 1.0, number)
+        taken += [found[1] for found in (line.pop(),) if found is not None]
+    assert taken[::2] == list(range(waiting, 4 * waiting, 2))
+    assert set(range(waiting)) <= set(taken[: 2 * waiting])
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 4.0])

@@ -7,7 +7,6 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ class Receiver:
     """The connection of a transport. read_size: bytes of a read."""
 
     def __init__(self, read_size: int):
-        self.read_size, self.all = read_size, SimpleNamespace(asker_of=lambda connection: Asker("somebody"))
+        self.read_size, self.asker = read_size, Asker("somebody")
         self.received, self.events = list[bytes](), list[str]()
 
     def connection_made(self, transport: SocketTransport) -> None:

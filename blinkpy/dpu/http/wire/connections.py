@@ -176,7 +176,7 @@ class Connections:
             self.lingering[connection] = None
 
     def own(self, connection: Connection, asker: Asker) -> None:
-        """Set the owner of a connection, whose request is admitted. New connections from its address are the owner's, too."""
+        """Set the owner of a connection, whose request is admitted. TLS handshakes from its address are the owner's, too."""
         if connection in self.open:
             self._disown(connection)
             self._owned[asker.name] += 1
@@ -184,7 +184,7 @@ class Connections:
         connection.asker = asker
 
     def asker_of(self, connection: Connection) -> Asker:
-        """Whose work the next bytes of a connection are."""
+        """Whose work the next bytes of a TLS connection are."""
         admitted = self._admitted.get(connection.address)
         if admitted and (connection in self.fresh or connection in self.begun):
             return next(reversed(admitted.values()))

@@ -88,7 +88,7 @@ class SocketTransport:
 
     def _asker(self) -> Asker:
         """Whose work the next read is."""
-        return self._connection.all.asker_of(self._connection)
+        return self._connection.asker
 
     def _turn(self) -> None:
         """Read and parse some bytes."""

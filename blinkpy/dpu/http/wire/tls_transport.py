@@ -32,7 +32,7 @@ class TlsTransport(SocketTransport):
         return self._readable or self._decrypted
 
     def _asker(self) -> Asker:
-        asker = super()._asker()
+        asker = self._connection.all.asker_of(self._connection)
         first = asker.group == STRANGERS and self._connection in self._connection.all.fresh  # message, which takes most time
         return asker._replace(group=HANDSHAKES) if first else asker
 
