@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import math
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httptools
@@ -383,7 +386,7 @@ async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
 # ---- a worker --------------------------------------------------------------------------------------------------------
 
 FLOOD, MORE = 200, 20
-PREPARE_S = 0.01  # of each request, on the event loop
+PREPARE_S = 0.01  # on the event loop: longer than its turn
 
 
 class Answers:
@@ -415,18 +418,21 @@ class Answers:
 
 
 @contextlib.contextmanager
-def slow_worker(folder: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, list[float]]]:
-    """A worker that takes PREPARE_S for each request, and when it has prepared one."""
-    with FakeEngine() as engine, serving(engine, folder, max_lag_ms=400) as server:
-        handler, prepared = server.server.app._requests, list[float]()
+def flooded_worker(
+    folder: Any, prepares: Callable[[FakeEngine, int], None] = lambda *_: None
+) -> Iterator[tuple[RunningServer, list[int]]]:
+    """A worker, and a growing list of the requests that it has prepared. prepares: called before each of them, on the event
+    loop, with its number from 0."""
+    with FakeEngine() as engine, serving(engine, folder, max_lag_ms=400) as server, pytest.MonkeyPatch.context() as patches:
+        handler, prepared = server.server.app._requests, list[int]()
         prepare = handler.prepare_short
 
-        def slowly(*args: Any) -> Any:
-            prepared.append(time.monotonic())
-            time.sleep(PREPARE_S)
+        def spied(*args: Any) -> Any:
+            prepared.append(len(prepared))
+            prepares(engine, prepared[-1])
             return prepare(*args)
 
-        monkeypatch.setattr(handler, "prepare_short", slowly)
+        patches.setattr(handler, "prepare_short", spied)
         yield server, prepared
 
 
@@ -436,40 +442,40 @@ def connected(stack: contextlib.ExitStack, server: RunningServer, count: int) ->
     return made
 
 
-def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder, monkeypatch) -> None:
-    """Accepted requests are answered, /health and a stream keep their pace, and afterwards the state is as before."""
-    short = completion_bytes(prompt=[7], max_tokens=1)
-    with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
+def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder) -> None:
+    """Accepted requests are answered, GET is, and afterwards the state is as before. Accepted ones wait until the test lets
+    them go on."""
+    short, asker = completion_bytes(prompt=[7], max_tokens=1), Asker("address 127.0.0.1")
+    with flooded_worker(folder) as (server, prepared), contextlib.ExitStack() as stack:
+        gate = server.server.app.service.gate
         flood, late = connected(stack, server, FLOOD), connected(stack, server, MORE)
-        for sock in flood:
-            sock.sendall(short)
-        wait_for(lambda: server.server.app.service.gate.late(Asker("address 127.0.0.1")), 60)
+        with pytest.MonkeyPatch.context() as held:
+            held.setattr(gate, "ask", partial(gate.ask, later=True))
+            held.setattr(gate._line, "pop", partial(gate._line.pop, {asker.name}))
+            with pytest.MonkeyPatch.context() as patient:
+                patient.setattr(gate, "_lag_s", math.inf)
+                for sock in flood:
+                    sock.sendall(short)
+                wait_for(lambda: gate.waiting >= FLOOD)
+            wait_for(lambda: gate.late(asker))
 
-        assert server.client.get("/health").status_code == 200
-        assert server.client.get("/metrics").status_code == 200
-        assert len(prepared) < FLOOD, "GET waits for all that came before it"
+            assert server.client.get("/health").status_code == 200
+            assert server.client.get("/metrics").status_code == 200
+            for sock in late:
+                sock.sendall(short)
+            for sock in late:
+                ((status, headers, body),) = Answers().read(sock)
+                assert (status, headers[b"retry-after"]) == (503, b"1")
+                assert b'"code":"max_lag_ms"' in body
+                assert headers[b"x-request-id"]
+            assert not prepared and gate.waiting == FLOOD
 
-        for sock in late:
-            sock.sendall(short)
-        for sock in late:
-            ((status, headers, body),) = Answers().read(sock)
-            assert (status, headers[b"retry-after"]) == (503, b"1")
-            assert b'"code":"max_lag_ms"' in body
-            assert headers[b"x-request-id"]
-        assert len(prepared) < FLOOD, "a refusal waits for all that came before it"
-
-        statuses = [Answers().read(sock)[0][0] for sock in flood]
-        assert statuses.count(200) == len(prepared) > FLOOD / 3
-        assert set(statuses) <= {200, 503}
+        assert [Answers().read(sock)[0][0] for sock in flood] == [200] * FLOOD == [200] * len(prepared)
         refused = server.server.app.service.metrics.values("refused_max_lag_ms")[0]
-        assert refused == MORE + statuses.count(503) == server.server.app.service.metrics.values(503)[0]
-        wait_for(lambda: not server.server.app.service.gate.waiting)
-
-        def is_served() -> bool:
-            late[0].sendall(short)  # on a connection that got a 503
-            return Answers().read(late[0])[0][0] == 200
-
-        wait_for(is_served)  # once a turn has ended
+        assert refused == MORE == server.server.app.service.metrics.values(503)[0]
+        wait_for(lambda: not gate.waiting)
+        late[0].sendall(short)  # on a connection that got a 503
+        assert Answers().read(late[0])[0][0] == 200
 
 
 def test_work_alone_is_refused_for_load(folder, monkeypatch) -> None:
@@ -491,16 +497,31 @@ def test_work_alone_is_refused_for_load(folder, monkeypatch) -> None:
 
 
 def test_a_stream_keeps_its_pace_beside_requests_that_wait(folder, monkeypatch) -> None:
-    with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
+    """Each of them takes the event loop until the engine has made another token of the stream. The last one takes it until the
+    client has the whole stream, which therefore must not wait for it."""
+    tokens, whole, in_time = 100, threading.Event(), list[bool]()
+
+    def prepares(engine: FakeEngine, number: int) -> None:
+        if number == FLOOD - 1:
+            in_time.append(whole.wait(20))
+        elif number:
+            streamed, begun = engine.submitted[0], engine.submitted[0].made
+            time.sleep(PREPARE_S)
+            wait_for(lambda: streamed.made > begun or streamed.made == tokens)
+
+    with flooded_worker(folder, prepares) as (server, prepared), contextlib.ExitStack() as stack:
+        monkeypatch.setattr(server.server.app.service.gate, "_lag_s", math.inf)
         stream, *flood = connected(stack, server, FLOOD)
-        stream.sendall(completion_bytes(prompt=[7], max_tokens=100, stream=True))
+        stream.sendall(completion_bytes(prompt=[7], max_tokens=tokens, stream=True))
         assert stream.recv(65536)
         for sock in flood:
             sock.sendall(completion_bytes(prompt=[7], max_tokens=1))
         received = b""
         while b"[DONE]" not in received:
             received += stream.recv(65536)
-        assert len(prepared) < FLOOD, "the stream waits for all that came after it"
+        whole.set()
+        assert [Answers().read(sock)[0][0] for sock in flood] == [200] * len(flood)
+    assert len(prepared) == FLOOD and in_time == [True], "the stream waits for all that came after it"
 
 
 def test_a_refused_request_s_body_is_not_read_as_the_next_request(folder) -> None:
