@@ -211,7 +211,8 @@ class DisturbedFleet:
         held = "requests_running", "requests_waiting", "pages_held"
         for name in self.names:
             wait_for(lambda name=name: not any(counter(name, what) for what in held), REST_S, f"{name} gives all back")
-        for what in ("requests_in_flight", "moves_refused_total", "stray_completions_total"):
+        wait_for(lambda: not sum(self.metric("requests_in_flight")), REST_S, "the front end gives all back")
+        for what in ("moves_refused_total", "stray_completions_total"):
             assert not sum(self.metric(what)), f"{what}: {self.metric(what)}"
 
 
