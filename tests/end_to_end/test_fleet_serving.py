@@ -13,7 +13,7 @@ import pytest
 from support.commands import START_S, Command
 from support.fleet_kills import survive
 from support.served import serving
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 NULL = ("--device", "null", "--max-model-len", "512", "--num-pages", "64")
 STREAMS, TOKENS = 13, 60
@@ -33,7 +33,7 @@ def test_engines_of_one_command_share_the_requests_and_come_back() -> None:
     with serving("demo", *NULL, "--data-parallel-size", "2", "--log-level", "warning") as server:
 
         def metric(name: str) -> list[int]:
-            text = httpx.get(f"{server.url}/metrics", timeout=20).text
+            text = httpx.get(f"{server.url}/metrics", timeout=BUSY_S).text
             return [int(value) for value in re.findall(rf'^blinkpy_{name}{{engine="[^"]+"}} (\d+)$', text, re.M)]
 
         wait_for(lambda: metric("each_engine_up") == [1, 1], START_S, "both engines")
@@ -62,7 +62,7 @@ def test_an_engine_of_another_context_is_refused_by_name() -> None:
         said = commands[-1].find(re.compile(refusal), 60)
         assert said.groups() in ((names[1], names[0], "256", "512"), (names[0], names[1], "512", "256"))
         address = commands[-1].find(re.compile(r"blinkpy serves \S+ on (http://\S+) "))[1]
-        assert httpx.get(f"{address}/health", timeout=20).status_code == 200
+        assert httpx.get(f"{address}/health", timeout=BUSY_S).status_code == 200
     finally:
         for command in reversed(commands):
             command.end()

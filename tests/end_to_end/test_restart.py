@@ -23,7 +23,7 @@ import pytest
 from openai import APIError
 from support.commands import START_S
 from support.served import Server, serving
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import alive, command_line, tree
 from blinkpy import cli, kept_process
@@ -46,7 +46,7 @@ class Connection:
     """One connection that stays open: a request on it fails once the server has closed it."""
 
     def __init__(self, url: str):
-        self._http = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        self._http = http.client.HTTPConnection(urlsplit(url).netloc, timeout=BUSY_S)
         self._http.connect()
         self._socket = self._http.sock
 
@@ -92,7 +92,7 @@ class Streams:
 
 def healthy(server: Server) -> bool:
     """Of whichever worker answers."""
-    return httpx.get(server.url + "/health", timeout=20).status_code == 200
+    return httpx.get(server.url + "/health", timeout=BUSY_S).status_code == 200
 
 
 def restarts(server: Server) -> list[str]:
@@ -172,7 +172,7 @@ def test_a_server_stays_while_no_engine_comes_up_and_ends_promptly(tmp_path: Pat
         wait_for(lambda: len(restarts(server)) >= (3 if how == "fails" else 1), START_S, "restarts")
         if how == "hangs":
             wait_for(lambda: len(server.children()) == 3, 60, "an engine that starts")
-        refusal = httpx.post(server.url + "/v1/completions", json=PROMPT, timeout=20)
+        refusal = httpx.post(server.url + "/v1/completions", json=PROMPT, timeout=BUSY_S)
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(refusal.headers["retry-after"]) >= 1
         assert httpx.get(server.url + "/livez").status_code == 200

@@ -93,7 +93,7 @@ def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_
 
         def cached(name: str) -> int:
             body = {"prompt": list(range(100, 180)), "max_tokens": 2}
-            answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=30)
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=BUSY_S)
             assert answer.status_code == 200, answer.text
             return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 from support.commands import START_S, Command
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import alive, tree
 from blinkpy.transport.segment import unlink_stale
@@ -105,7 +105,7 @@ class Fleet:
 
     def both(self) -> None:
         """Wait until both engines serve."""
-        wait_for(lambda: httpx.get(f"{self.url}/metrics", timeout=20).text.count('_engine_up{engine="test-') == 2, 20)
+        wait_for(lambda: httpx.get(f"{self.url}/metrics", timeout=BUSY_S).text.count('_engine_up{engine="test-') == 2, 20)
         wait_for(lambda: len(re.findall(r'engine_up{engine="[^"]+"} 1', httpx.get(f"{self.url}/metrics").text)) == 2, START_S)
 
     def moves(self) -> int:
@@ -143,7 +143,7 @@ class Fleet:
 
     def finish(self) -> None:
         """All is at rest and whole; then end everything in order, and see that nothing is left behind."""
-        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        text = httpx.get(f"{self.url}/metrics", timeout=BUSY_S).text
         counts = "requests_in_flight|stray_completions_total|moves_refused_total"
         left = re.findall(rf"^blinkpy_(?:{counts})\S* [1-9].*", text, re.M)
         assert not left, left

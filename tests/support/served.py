@@ -8,6 +8,7 @@ from pathlib import Path
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 from support.commands import Command
+from support.waiting import BUSY_S
 
 from benchmarks.serving.systems import command_line, parent_of, tree
 
@@ -33,7 +34,7 @@ class Server(Command):
         """Wait until it is ready."""
         self.model, self.url = self.find(LINE).groups()
         self.find(re.compile("^curl "))
-        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=BUSY_S)
 
     def child(self, entry: str) -> int:
         """Process id of the engine or the front end."""

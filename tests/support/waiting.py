@@ -27,7 +27,7 @@ def wait_until_served(process: subprocess.Popen[bytes], port: int) -> None:
     def serves() -> bool:
         assert process.poll() is None, f"it ended with exit code {process.returncode}"
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=BUSY_S).status_code == 200
         return False
 
     wait_for(serves)

@@ -22,7 +22,7 @@ from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import completion_bytes, serving
 from support.front_end.tenants import bearer, make_admission, write_keys
 from support.in_loop import in_loop
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.dpu.admission import admission
 from blinkpy.dpu.admission.fair_queue import Ticket
@@ -684,8 +684,9 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         admission = server.server.app.service.admission
         running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
         soon(lambda: len(engine.submitted) == SIZES.slots)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/completions", json={"prompt": [7]}, headers=bearer("b"), timeout=0.5)
+        with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+            leaving.sendall(completion_bytes(prompt=[7]).replace(b"host: x", b"host: x\r\nauthorization: Bearer key-of-b"))
+            soon(lambda: len(admission._waiting) == 1)
         soon(lambda: not admission._waiting)
         last = pool.submit(complete, server, "b", n=4)
         soon(lambda: len(admission._waiting) == 1)
@@ -700,7 +701,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
 def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
         fields = {"prompt": [[7, 8], [7, 8, 9, 10]], "n": 3, "max_tokens": 5, "ignore_eos": True}
-        answer = httpx.post(f"{server.url}/v1/completions", json=fields, headers=bearer("b"), timeout=20)
+        answer = httpx.post(f"{server.url}/v1/completions", json=fields, headers=bearer("b"), timeout=BUSY_S)
         usage, admission = answer.json()["usage"], server.server.app.service.admission
         server.idle()
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (6, 30)
@@ -722,7 +723,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
 
         monkeypatch.setattr(handler, "enter", leaving)
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.post(f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=bearer("b"), timeout=20)
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=bearer("b"), timeout=BUSY_S)
         wait_for(lambda: not server.server.connections.tasks)
         assert engine.submitted == [] and (service.admission._reserved, service.admission._queue.tokens) == (0, 0)
 

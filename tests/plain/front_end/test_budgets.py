@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes
 from support.front_end.victim import attacked
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import Config, options
 from blinkpy.dpu.api_errors import ApiError
@@ -33,7 +33,7 @@ SLOW_REGEX = "(?:a?){4000}a{4000}"
 
 
 def connected(server: RunningServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S)
 
 
 def count_of(server: RunningServer, name: str) -> float:
@@ -119,7 +119,7 @@ def test_a_connection_too_many_is_told_and_counted(folder) -> None:
             wait_for(lambda: server.complete([7]).json()["error"]["code"] == "too_many_connections" and victim.events > begin)
         server.client.close()
         wait_for(lambda: len(server.server.connections.open) == 1)
-        server.client = type(server.client)(base_url=server.url, timeout=20)
+        server.client = type(server.client)(base_url=server.url, timeout=BUSY_S)
         assert count_of(server, "refused_max_connections") >= 1
 
 

@@ -109,11 +109,12 @@ def test_a_rejected_first_choice_fails_the_request(server, engine) -> None:
 
 
 def test_an_engine_that_dies_fails_those_that_wait(engine, folder, pool) -> None:
-    with serving(engine, folder, engine_timeout_ms=2000) as server:
+    with serving(engine, folder) as server:
         engine.hold = True
         answer = pool.submit(server.complete, PROMPT, n=3, max_tokens=1)
         wait_for(lambda: engine.submitted)
-        engine.paused = True
+        engine.pause()
+        server.engine_client.pair.engine_timeout_s = 0.5
         assert answer.result(60).status_code == 503
         engine.paused = engine.hold = False
         wait_for(lambda: server.engine_client.status() is None)

@@ -20,7 +20,7 @@ import pytest
 from support.commands import Command
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, completion_bytes, serving
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.descriptors import WatchedTasks
@@ -55,7 +55,7 @@ def front_end(engine: FakeEngine, folder: Path, *more: str) -> Iterator[FrontEnd
 
 def stream(port: int, tokens: int) -> socket.socket:
     """A stream that has begun."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=BUSY_S)
     sock.sendall(completion_bytes(prompt=[7, 8], max_tokens=tokens, stream=True, ignore_eos=True))
     assert sock.recv(1000).startswith(b"HTTP/1.1 200")
     return sock
@@ -84,41 +84,44 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
     last stream has ended."""
     sizes, options = QueueSizes(2, 8, 8, 64, 512, 128), ("--workers", "2", "--shutdown-s", "30")
     with (
-        FakeEngine(sizes=sizes, step_s=0.08) as engine,
+        FakeEngine(sizes=sizes) as engine,
         front_end(engine, folder, *options) as command,
         contextlib.ExitStack() as stack,
     ):
         wait_for(lambda: all(pair.attached for pair in engine.pairs))
+        engine.most_tokens = 5
         running = stack.enter_context(stream(command.port, 60))
-        engine.hold, busy = True, engine.submitted[0].pair  # as long as this takes
-        old = [stack.enter_context(socket.create_connection(("127.0.0.1", command.port), timeout=10)) for _ in range(20)]
+        busy = engine.submitted[0].pair
+        old = [stack.enter_context(socket.create_connection(("127.0.0.1", command.port), timeout=BUSY_S)) for _ in range(20)]
         for sock in old:
             assert health(sock).startswith(b"HTTP/1.1 200")
         command.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: {httpx.get(f"{command.url}/health", timeout=10).status_code for _ in range(10)} == {503})
+        wait_for(lambda: {httpx.get(f"{command.url}/health", timeout=BUSY_S).status_code for _ in range(10)} == {503})
         for path in ("/health", "/v1/models") * 10:
-            answer = httpx.get(command.url + path, timeout=10)
+            answer = httpx.get(command.url + path, timeout=BUSY_S)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
             assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
-        assert httpx.post(f"{command.url}/v1/completions", json={"prompt": [7]}, timeout=10).status_code == 503
-        assert httpx.get(f"{command.url}/livez", timeout=10).status_code == 200
+        assert httpx.post(f"{command.url}/v1/completions", json={"prompt": [7]}, timeout=BUSY_S).status_code == 503
+        assert httpx.get(f"{command.url}/livez", timeout=BUSY_S).status_code == 200
         for sock in old:
             assert health(sock).startswith(b"HTTP/1.1 503")
         assert engine.pairs[busy].requests, "the stream is still running"
-        engine.hold, engine.step_s = False, 0.005
+        engine.most_tokens = 60
         assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert command.wait(60) == 0
 
 
 def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
     """The stream gets an error, the engine gets the queue pair back, and the exit code is 0."""
-    with FakeEngine(step_s=0.5) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
+    with FakeEngine() as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
         wait_for(lambda: engine.pairs[0].attached)
+        engine.most_tokens = 5
         with stream(command.port, 120) as running:
             command.process.send_signal(signal.SIGTERM)
             # Two signals that were not handled yet count as one.
-            wait_for(lambda: httpx.get(f"{command.url}/health", timeout=10).status_code == 503)
-            assert running.recv(1000), "the first one lets it continue"
+            wait_for(lambda: httpx.get(f"{command.url}/health", timeout=BUSY_S).status_code == 503)
+            engine.most_tokens = 10
+            wait_for(lambda: engine.submitted[0].made == 10, what="the first one lets it continue")
             command.process.send_signal(signal.SIGTERM)
             assert b'"shutting_down"' in rest(running)
         assert command.wait(60) == 0
@@ -127,10 +130,14 @@ def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
 
 def test_ctrl_c_at_a_terminal_counts_once(folder) -> None:
     """It reaches workers and supervisor, which forwards it to the workers once more."""
-    with FakeEngine(step_s=0.02) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
+    with FakeEngine() as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
         wait_for(lambda: engine.pairs[0].attached)
+        engine.most_tokens = 5
         with stream(command.port, 60) as running:
             command.send(signal.SIGINT)
+            wait_for(lambda: httpx.get(f"{command.url}/health", timeout=BUSY_S).status_code == 503)
+            time.sleep(0.3)  # it would end the stream
+            engine.most_tokens = 60
             assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert command.wait(60) == 0
 
@@ -141,15 +148,14 @@ def test_sighup_ends_nothing(folder) -> None:
         for _ in range(3):
             command.send(signal.SIGHUP)
             time.sleep(0.1)
-            assert (
-                httpx.post(f"{command.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=10).status_code == 200
-            )
+            answer = httpx.post(f"{command.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=BUSY_S)
+            assert answer.status_code == 200
         assert engine.pairs[0].epoch == 1
 
 
 def test_bodies_that_arrive_at_the_end_are_refused_at_once(folder) -> None:
     with FakeEngine() as engine, serving(engine, folder, shutdown_s=60) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
             sock.sendall(COMPLETIONS_HEAD + b"content-length: 1000\r\n\r\n ")
             wait_for(lambda: server.server.app.running == 1)
             wait_for(lambda: server.server.connections.bodies.used == 1)
@@ -216,7 +222,7 @@ def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch)
                 wait_for(lambda victim=victim: supervisor.workers[0].process.pid not in (0, victim))
             wait_for(lambda: supervisor.workers[0].process.ready)
             answer = httpx.post(
-                f"http://127.0.0.1:{supervisor.port}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=20
+                f"http://127.0.0.1:{supervisor.port}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=BUSY_S
             )
             assert answer.status_code == 200
         finally:
@@ -362,7 +368,7 @@ def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, 
 def test_a_half_closed_connection_ends(folder) -> None:
     with FakeEngine() as engine, serving(engine, folder) as server:
         for data in (b"", GET[:20], COMPLETIONS_HEAD + b"content-length: 50\r\n\r\n{"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
                 sock.sendall(data)
                 sock.shutdown(socket.SHUT_WR)
                 assert rest(sock) == b""

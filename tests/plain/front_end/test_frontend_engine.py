@@ -37,18 +37,20 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 
 class Stream(threading.Thread):
-    """A stream whose first lines have come. lines: the output so far, and at last 'end' or the exception's name."""
+    """A stream whose first line has come, and whose engine makes no more tokens. lines: the output so far, and at last 'end' or
+    the exception's name."""
 
-    def __init__(self, server: RunningServer, max_tokens: int = 100):
+    def __init__(self, server: RunningServer, engine: FakeEngine):
         super().__init__()
+        engine.most_tokens = 5
         self.lines: list[str] = []
-        self._url, self._body = f"{server.url}/v1/completions", {"prompt": [7, 8], "max_tokens": max_tokens, "stream": True}
+        self._url, self._body = f"{server.url}/v1/completions", {"prompt": [7, 8], "max_tokens": 100, "stream": True}
         self.start()
-        wait_for(lambda: len(self.lines) > 2)
+        wait_for(lambda: self.lines)
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=20) as response:
+            with httpx.stream("POST", self._url, json=self._body, timeout=BUSY_S) as response:
                 self.lines.extend(line for line in response.iter_lines() if line)
                 self.lines.append("end")
         except httpx.HTTPError as error:
@@ -56,12 +58,12 @@ class Stream(threading.Thread):
 
     def done(self) -> bool:
         """Whether all of it came."""
-        self.join(10)
+        self.join(BUSY_S)
         return self.lines[-2:] == ["data: [DONE]", "end"]
 
     def error(self) -> dict[str, str]:
         """Its error at the end."""
-        self.join(10)
+        self.join(BUSY_S)
         assert self.lines[-1] == "end"
         assert "data: [DONE]" not in self.lines
         return json.loads(self.lines[-2][6:])["error"]
@@ -103,14 +105,14 @@ def test_an_early_client_waits_for_the_engine(folder, monkeypatch) -> None:
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
 def test_engine_that_is_lost(folder, how) -> None:
     """Streams get an error event long before their own limits, whole answers a 503; with a new engine all is well again."""
-    quick = {"engine_timeout_ms": 2000 if how == "paused" else 60_000}
-    with FakeEngine(step_s=0.02) as engine, serving(engine, folder, **quick) as server, ThreadPoolExecutor(1) as pool:
-        stream = Stream(server)
-        engine.hold = True
+    with FakeEngine() as engine, serving(engine, folder) as server, ThreadPoolExecutor(1) as pool:
+        stream = Stream(server, engine)
         whole = pool.submit(server.complete, [7], max_tokens=100)
         wait_for(lambda: len(engine.submitted) == 2)
         engine.pause()
-        if how == "faulted":
+        if how == "paused":
+            server.engine_client.pair.engine_timeout_s = 0.5
+        elif how == "faulted":
             engine.state(STATE_FAULTED)
         elif how == "killed by the host's account":
             engine.views.control[CONTROL_FAULT] = 1
@@ -121,7 +123,7 @@ def test_engine_that_is_lost(folder, how) -> None:
         assert code(server.client.get("/health")) == (503, "engine_unavailable")
         engine.state(STATE_READY)
         engine.views.control[CONTROL_FAULT] = 0
-        engine.paused = engine.hold = False
+        engine.paused, engine.most_tokens = False, 100
         if how == "gone":
             engine = FakeEngine(name=engine.segment_name)
             engine.start()
@@ -132,8 +134,8 @@ def test_engine_that_is_lost(folder, how) -> None:
 
 
 def test_a_fenced_lease_fails_requests_and_reattaches(folder) -> None:
-    with FakeEngine(step_s=0.02) as engine, serving(engine, folder) as server:
-        stream = Stream(server)
+    with FakeEngine() as engine, serving(engine, folder) as server:
+        stream = Stream(server, engine)
         engine.fence(0)
         assert "lease" in stream.error()["message"]
         server.ready()
@@ -142,13 +144,14 @@ def test_a_fenced_lease_fails_requests_and_reattaches(folder) -> None:
 
 
 def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
-    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server:
-        stream = Stream(server)
+    with FakeEngine() as engine, serving(engine, folder) as server:
+        stream = Stream(server, engine)
         engine.state(STATE_DRAINING)
         response = server.complete([7], max_tokens=1)
         assert code(response) == (503, "engine_unavailable")
         assert "draining" in response.json()["error"]["message"]
         assert server.client.get("/health").status_code == 503
+        engine.most_tokens = 100
         assert stream.done()
 
 
@@ -170,27 +173,24 @@ def accepts(port: int) -> bool:
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
-    with FakeEngine(step_s=0.02) as engine:
-        with serving(engine, folder, shutdown_s=10) as server:
-            stream = Stream(server)
-            engine.hold = True  # as long as this takes
+    with FakeEngine() as engine:
+        with serving(engine, folder, shutdown_s=60) as server:
+            stream = Stream(server, engine)
             server.server.should_exit = True
             wait_for(lambda: server.server.app.draining)
             for path in ("/health", "/v1/models"):
-                refused = httpx.get(server.url + path, timeout=5)
+                refused = httpx.get(server.url + path, timeout=BUSY_S)
                 assert code(refused) == (503, "shutting_down")
                 assert refused.headers["retry-after"]
-            assert engine.pairs[0].requests, "the stream is still running"
-            engine.hold = False
+            engine.most_tokens = 100
         assert stream.done()
         assert not accepts(server.port)
 
 
 def test_shutdown_ends_what_takes_too_long(folder) -> None:
-    with FakeEngine(step_s=0.02) as engine:
+    with FakeEngine() as engine:
         with serving(engine, folder, shutdown_s=0) as server:
-            stream = Stream(server, max_tokens=120)
-            engine.hold = True  # it would never end
+            stream = Stream(server, engine)
         assert "shutting down" in stream.error()["message"]
         wait_for(lambda: engine.cancels == 1)  # the engine was notified
 
@@ -267,7 +267,7 @@ def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
                 break
         else:
             raise AssertionError("one worker got all connections")
-        text = httpx.get(f"{url}/metrics", timeout=10).text
+        text = httpx.get(f"{url}/metrics", timeout=BUSY_S).text
         counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
         assert sum(counted) == len(engine.submitted), "any worker reports for all"
         victim = supervisor.workers[0].process

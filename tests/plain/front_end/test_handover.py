@@ -18,7 +18,7 @@ import httpx
 import pytest
 from support.front_end.attack_crowd import AttackCrowd
 from support.front_end.fake_engine import FACTS, FakeEngine
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu import handover
@@ -82,13 +82,13 @@ def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_
     stop, statuses, reported, refused = threading.Event(), list[int](), list[str](), list[str]()
 
     def ask(url: str, keeps: bool) -> None:
-        with httpx.Client(base_url=url, timeout=20) as client:
+        with httpx.Client(base_url=url, timeout=BUSY_S) as client:
             while not stop.is_set():
                 if keeps:
                     answer = complete(client)
                     reported.append(answer.headers.get("connection", ""))
                 else:
-                    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
+                    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=BUSY_S)
                 statuses.append(answer.status_code)
                 if answer.status_code != 200:
                     refused.append(answer.text)
@@ -130,7 +130,7 @@ def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Pa
         first = start(config, folder)
         assert first.ready.wait(60)
         stays = httpx.Limits(keepalive_expiry=None)  # else the client itself closes it when the successor takes 5 s to start
-        with httpx.Client(base_url=first.url, timeout=20, limits=stays) as idle:
+        with httpx.Client(base_url=first.url, timeout=BUSY_S, limits=stays) as idle:
             assert "connection" not in complete(idle).headers
             second = start(config, folder)
             assert second.ready.wait(60)
@@ -217,7 +217,7 @@ def test_requests_that_outlast_a_handover_end_with_an_error(folder: Path, tmp_pa
         assert first.code.result(60) == 0
         assert '"error"' in begun.result(60).text
         engine.hold = False
-        with httpx.Client(base_url=second.url, timeout=20) as client:
+        with httpx.Client(base_url=second.url, timeout=BUSY_S) as client:
             assert complete(client).status_code == 200
 
 
@@ -242,12 +242,12 @@ def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: P
         wait_for(lambda: all(pair.attached for pair in engine.pairs))
         second = start(options(engine, tmp_path / "handover"), folder)
         while not second.code.done():
-            answer = httpx.post(f"{first.url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
+            answer = httpx.post(f"{first.url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=BUSY_S)
             assert answer.status_code == 200, answer.text
         assert second.code.result(60) == 1
         assert not second.ready.is_set()
         for _ in range(10):
-            assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+            assert httpx.get(f"{first.url}/health", timeout=BUSY_S).status_code == 200
         assert (tmp_path / "handover").is_socket()
 
 
@@ -260,7 +260,7 @@ def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) 
             given = inherit(config)
             assert given is not None
             given.refuse()
-        assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{first.url}/health", timeout=BUSY_S).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message:
         assert first.ready.wait(60)
         with pytest.raises(ConfigError, match=f"handover: the running front end {message}"):
             inherit(options(engine, tmp_path / "handover", **change))
-        assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{first.url}/health", timeout=BUSY_S).status_code == 200
 
 
 def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, events, serving
 from support.front_end.tiny_tokenizer import write_model
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 BODY = b'{"prompt":[70],"max_tokens":2}'
 LENGTH = b"content-length: %d\r\n" % len(BODY)
@@ -43,7 +43,7 @@ def statuses(answers: bytes) -> list[bytes]:
 def test_a_client_of_http_2_gets_an_error_in_its_protocol(server, size) -> None:
     """Frames, with lengths as RFC 9113 has them: SETTINGS, then GOAWAY with HTTP_1_1_REQUIRED and a text."""
     begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
         with contextlib.suppress(OSError):  # the server closes before all has come
             for at in range(0, len(begin), size):
                 sock.sendall(begin[at : at + size])
@@ -73,7 +73,7 @@ def test_an_offer_of_another_protocol_changes_nothing(server, offer, chunked) ->
     following = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\nGET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
     for cut in (0, len(head), len(head) + 7):
         whole = head + body
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(whole[:cut])
             if cut >= len(head):
@@ -93,7 +93,7 @@ def test_an_offer_of_another_protocol_changes_nothing(server, offer, chunked) ->
 @pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
 def test_a_body_behind_such_an_offer_is_no_request(server, offer) -> None:
     """A proxy that takes it for a body would let a request of a stranger through."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
         sock.sendall(COMPLETIONS_HEAD + offer + b"content-length: %d\r\n\r\n" % len(HIDDEN))
         wait_for(lambda: server.server.app.running == 1)
         sock.sendall(HIDDEN)
@@ -186,7 +186,7 @@ def test_streams_over_http_1_0_end_with_the_connection(server, fields) -> None:
     """Such a client knows no chunks: it gets the same events, up to the end of the connection."""
     ask = {"prompt": [70, 71], "max_tokens": 9, "temperature": 0, "stream": True, **fields}
     expected = events(server.client.post("/v1/completions", json=ask))
-    client = OldConnection("127.0.0.1", server.port, timeout=10)
+    client = OldConnection("127.0.0.1", server.port, timeout=BUSY_S)
     client.request("POST", "/v1/completions", json.dumps(ask), {"Content-Type": "application/json", "Connection": "keep-alive"})
     answer = client.getresponse()
     assert answer.status == 200
@@ -199,9 +199,9 @@ def test_streams_over_http_1_0_end_with_the_connection(server, fields) -> None:
 
 
 def test_an_error_in_a_stream_over_http_1_0_is_an_event(tmp_path) -> None:
-    with FakeEngine(step_s=0.02) as engine, serving(engine, write_model(tmp_path)) as server:
-        client = OldConnection("127.0.0.1", server.port, timeout=10)
-        ask = json.dumps({"prompt": [70], "max_tokens": 100, "stream": True})
+    with FakeEngine() as engine, serving(engine, write_model(tmp_path)) as server:
+        client = OldConnection("127.0.0.1", server.port, timeout=BUSY_S)
+        engine.most_tokens, ask = 5, json.dumps({"prompt": [70], "max_tokens": 100, "stream": True})
         client.request("POST", "/v1/completions", ask, {"Content-Type": "application/json"})
         answer = client.getresponse()
         first = answer.readline()

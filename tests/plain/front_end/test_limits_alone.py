@@ -9,7 +9,7 @@ import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import completion_bytes, serving
 from support.front_end.tiny_tokenizer import write_model
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import FrontendOptions
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -48,7 +48,7 @@ def test_an_idle_connection_is_closed(folder: Path) -> None:
     with (
         FakeEngine() as engine,
         serving(engine, folder, keep_alive_s=1) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock,
+        socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock,
     ):
         sock.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
@@ -57,13 +57,14 @@ def test_an_idle_connection_is_closed(folder: Path) -> None:
 
 def test_a_worker_without_a_heartbeat_loses_its_queue_pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests end, and it gets the pair again once it beats."""
-    with FakeEngine(facts=FACTS._replace(lease_ms=1000)) as engine, serving(engine, folder) as server:
+    with FakeEngine() as engine, serving(engine, folder) as server:
         engine.hold = True
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
             sock.sendall(completion_bytes(prompt=[7], max_tokens=5, stream=True))
             wait_for(lambda: engine.pairs[0].requests)
             with monkeypatch.context() as patch:
                 patch.setattr(QueuePair, "beat", lambda pair: None)
+                patch.setattr(engine, "facts", engine.facts._replace(lease_ms=500))
                 wait_for(lambda: engine.fences)
             received = b""
             while b'"error"' not in received:  # the connection is open until keep_alive_s

@@ -13,7 +13,7 @@ import pytest
 from support.front_end.http_server import RunningServer
 from support.front_end.tiny_tokenizer import write_model
 from support.front_end.victim import Victim, attacked
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.fields.request_head import check_head, others_within
@@ -212,7 +212,7 @@ def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) 
     """It stays open if the next request is answered."""
     (server, victim), (sent, statuses, continues) = served, CASES[case]
     begin, answers = victim.events, b""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
         sock.sendall(sent)
         while len(re.findall(rb"HTTP/1\.1 \d+ .*?\r\n\r\n.", answers, re.DOTALL)) < len(statuses):
             piece = sock.recv(65536)
@@ -232,7 +232,7 @@ def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) 
 
 def test_a_body_may_wait_until_it_is_expected(served) -> None:
     server, victim = served
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
         sock.sendall(post(LENGTH + b"expect: 100-continue\r\n"))
         assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         begin = victim.events
@@ -250,7 +250,7 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
         first = int(rng.integers(len(served_before) + 1, len(whole)))
         cuts = sorted({0, first, *rng.integers(first, len(whole), int(rng.integers(0, 8))).tolist(), len(whole)})
         answers = b""
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for start, end in itertools.pairwise(cuts):
                 sock.sendall(whole[start:end])
@@ -301,7 +301,7 @@ def test_another_protocol_in_pieces(served, rng: np.random.Generator) -> None:
         for before, lines in ((b"", b""), (b"", b"\r\n"), (fine, b""), (fine, b"\r\n")):
             whole, answers = lines + sent, b""
             cuts = sorted({0, *rng.integers(1, len(whole), int(rng.integers(1, 12))).tolist(), len(whole)})
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) as sock:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.sendall(before)
                 while before and b'"usage"' not in answers:

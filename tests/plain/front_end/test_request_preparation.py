@@ -25,7 +25,7 @@ from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
 from support.front_end.tenants import write_keys
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
@@ -188,7 +188,7 @@ def test_the_line_of_middling_requests_is_bounded_and_clients_that_leave_leave_i
     text = "x" * 4096
     with serving(engine, folder, max_preparing=most) as server:
         queue = server.server.app.service._queue
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(most)]
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) for _ in range(most)]
         for sock in clients:
             sock.sendall(completion_bytes(prompt=text, max_tokens=1))
         wait_for(lambda: queue.waiting == most)
@@ -238,7 +238,7 @@ def test_clients_that_leave_end_the_processes_that_work_for_them(folder) -> None
     facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
     with FakeEngine(facts=facts) as engine, serving(engine, folder, max_body_bytes=1 << 24) as server:
         queue, request = server.server.app.service._queue, completion_bytes(prompt=SLOW, max_tokens=1)
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(6)]
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) for _ in range(6)]
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda sock: sock.sendall(request), clients))
         wait_for(lambda: queue.waiting == 6 and len(forks(server)) == preparation_queue.AT_ONCE)
@@ -437,7 +437,7 @@ def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
     """The slowest request is dropped, and clients that send whole requests are served."""
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
     with serving(engine, folder, body_budget_mib=2, max_body_bytes=1 << 20) as server:
-        socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
+        socks = [socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S) for _ in range(5)]
         budget = server.server.connections.bodies
         for i, sock in enumerate(socks):
             sock.sendall(head + b" " * 300_000)
@@ -549,7 +549,7 @@ def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
         head = COMPLETIONS_HEAD + b"content-length: 1000000\r\n\r\n"
         with contextlib.ExitStack() as stack:
             for _ in range(5):
-                sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S))
                 sock.sendall(head + b" " * 300_000)
             wait_for(lambda: len(errors) >= 3, 30)
         wait_for(lambda: server.server.app.running == 0, 30)

@@ -132,10 +132,11 @@ def test_errors_in_and_before_a_stream(server, engine) -> None:
     response = server.client.post("/v1/responses", json={"input": "x", "stream": True})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
     body = {"input": "x", "stream": True, "max_output_tokens": 100}
-    engine.step_s = 0.02
+    engine.most_tokens = 5
     with server.client.stream("POST", "/v1/responses", json=body) as response:
         lines = response.iter_lines()
         assert "created" in next(lines)
+        assert any("output_text.delta" in line for line in lines)
         engine.fence(0)
         rest = [line for line in lines if line]
     assert rest[-2] == "event: error"

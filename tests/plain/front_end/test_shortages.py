@@ -163,7 +163,7 @@ def test_a_worker_starts_no_thread_after_its_start(folder: Path, monkeypatch: py
 
 def test_an_engine_that_comes_back_is_found_once_descriptors_are_free(folder: Path) -> None:
     real = os.open
-    with FakeEngine() as engine, serving(engine, folder, engine_timeout_ms=1000) as server:
+    with FakeEngine() as engine, serving(engine, folder) as server:
         for error in ("EMFILE", "ENFILE", "ENOMEM"):
             before = server.engine_client.pair
             failed = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.token_rules import TokenRules, banned_sequences
@@ -30,7 +30,7 @@ def served(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[tup
     with (
         FakeEngine(sizes=sizes, facts=facts) as engine,
         serving(engine, tokenizer.folder) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
+        httpx.Client(base_url=server.url, timeout=BUSY_S) as client,
     ):
         yield engine, client
 

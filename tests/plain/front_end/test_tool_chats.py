@@ -265,7 +265,7 @@ def test_an_engine_that_fails_within_a_call(tmp_path: Path) -> None:
     """The stream ends with an error; the withheld text is not taken for an answer."""
     with served_with(tmp_path, chat_templates.HERMES) as served:
         served.says("x" * 2000)
-        served.engine.step_s = 0.01
+        served.engine.most_tokens = 5
         body = {"messages": ASK, "tools": TOOLS, "stream": True}
         with served.server.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()

@@ -66,7 +66,8 @@ class Pair:
 class FakeEngine(threading.Thread):
     """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
-    paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
+    paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens. most_tokens: no
+    request makes more, until it is greater.
     script: tokens of its answer instead of an echo. reject: reason for the next request, 0: it is accepted.
     hit_pages, waited_ns: reported for each further request. submitted: all requests so far.
     """
@@ -83,6 +84,7 @@ class FakeEngine(threading.Thread):
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
         self.reject = self.hit_pages = self.waited_ns = 0
+        self.most_tokens = W.POSITION_MASK
         self.script: list[int] = []
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked, self._turn = threading.Event(), threading.RLock()
@@ -219,7 +221,8 @@ class FakeEngine(threading.Thread):
         while pair.owed and space:
             self._publish(index, pair, *pair.owed.popleft())
             space -= 1
-        running = [] if self.hold else list(pair.requests.items())
+        most = 0 if self.hold else self.most_tokens
+        running = [(slot, request) for slot, request in pair.requests.items() if request.made < most and most]
         self.stalls += len(running) > space
         for slot, request in running[:space]:
             entry = request.entry

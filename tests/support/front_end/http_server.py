@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from blinkpy.dpu.worker import make_server
 
 MODEL = "tiny"
 NO_DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}  # of usage
+SILENT_S = 0.15
 COMPLETIONS_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
@@ -46,15 +48,33 @@ class RunningServer:
         wait_for(lambda: self.engine_client.status() is None)
 
     def raw(self, data: bytes) -> bytes:
-        """Send bytes and return all that comes until the server closes or is silent for 0.3 s."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
+        """Send bytes and return all that comes until the server closes, or is silent for a while although its event loop turns
+        and no request is unanswered."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=BUSY_S) as sock:
             sock.sendall(data)
-            received = b""
-            with contextlib.suppress(TimeoutError, ConnectionResetError):
-                while piece := sock.recv(65536):
-                    received += piece
-                    sock.settimeout(0.3)
+            sock.settimeout(SILENT_S)
+            received, silences = b"", 0
+            with contextlib.suppress(ConnectionResetError):
+                until = time.monotonic() + BUSY_S
+                while silences < 2 and time.monotonic() < until:  # in the first one, all that was sent has been read
+                    turned = self._next_turn()
+                    try:
+                        if not (piece := sock.recv(65536)):
+                            break
+                        received, silences = received + piece, 0
+                    except TimeoutError:
+                        app = self.server.app
+                        idle = received and turned.is_set() and not app.running and not app.service.gate.waiting
+                        silences = silences + 1 if idle else 0
             return received
+
+    def _next_turn(self) -> threading.Event:
+        """Set in a later turn of the server's event loop."""
+        turned = threading.Event()
+        assert self.server._loop is not None
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self.server._loop.call_soon_threadsafe(turned.set)
+        return turned
 
 
 def events(response: httpx.Response) -> list[dict]:

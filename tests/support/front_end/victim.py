@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import RunningServer, completion_bytes, serving
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 
 class Victim(threading.Thread):
@@ -17,7 +17,7 @@ class Victim(threading.Thread):
     def __init__(self, server: RunningServer):
         super().__init__(daemon=True)
         self.text, self.events, self._left = "", 0, False
-        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=BUSY_S)
         self._sock.sendall(completion_bytes(prompt=[70, 71, 72], max_tokens=1_000_000, stream=True))
 
     def run(self) -> None:
