@@ -96,20 +96,22 @@ def read_rope(
     if rotary_key and c.get(rotary_key) is not None and section.get("partial_rotary_factor") is None:
         share = c.integer(rotary_key) / head_dim
     if share > 1 or (share != 1 and not partial):
-        raise ConfigError(f"partial_rotary_factor {share:g} is not supported for {c.name}")
+        raise ConfigError(f"{section.where}: partial_rotary_factor {share:g} is not supported for {c.name} with rope type {kind}")
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
-        raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")
+        raise ConfigError(
+            f"{section.where}: a rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})"
+        )
     rope = Rope(kind, theta, rotary_dim)
     if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which no sequence reaches
         return replace(rope, kind="default")
     if kind == "linear":
         return replace(rope, factor=section.number("factor"))
 
-    original = c.given("original_max_position_embeddings") or section.get("original_max_position_embeddings")
-    original = original or original_default or max_position
+    stated = (c.given("original_max_position_embeddings"), section.get("original_max_position_embeddings"))
+    original = next((value for value in stated if value is not None), original_default or max_position)
     if isinstance(original, bool) or not isinstance(original, int) or not 1 < original <= MAX_CONTEXT:
-        raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r:.80}")
+        raise ConfigError(f"{section.where}: original_max_position_embeddings must be an integer above 1, not {original!r:.80}")
     rope = replace(rope, original_max_position=original)
     if kind == "llama3":
         return _read_llama3(section, rope)
@@ -180,6 +182,10 @@ def grouped_attention(
     if heads % kv_heads:
         raise ConfigError(f"config.json: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
     even = hidden // heads if hidden % heads == 0 else None
+    if even is None and c.get("head_dim") is None:
+        raise ConfigError(
+            f"config.json: without head_dim, hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})"
+        )
     head_dim = even if c.is_null("head_dim") and even else c.integer("head_dim", default=even)
     norm = QkNorm.HEAD if qk_norm else None
     return Attention(heads, kv_heads, head_dim, read_rope(c, head_dim, **rope), 0, norm, qkv_bias, o_bias)

@@ -468,7 +468,11 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"num_hidden_layers": 0}, "num_hidden_layers"),
         (LLAMA_31_8B, {"num_hidden_layers": True}, "num_hidden_layers"),
         (LLAMA_31_8B, {"num_key_value_heads": 5}, "num_key_value_heads"),
-        (LLAMA_31_8B, {"hidden_size": 4095}, "head_dim is missing"),
+        (
+            LLAMA_31_8B,
+            {"hidden_size": 4095},
+            r"without head_dim, hidden_size \(4095\) must be a multiple of num_attention_heads \(32\)",
+        ),
         (LLAMA_31_8B, {"head_dim": 127}, "even"),
         (LLAMA_31_8B, {"vocab_size": 1 << 25}, "vocab_size"),
         (LLAMA_31_8B, {"rms_norm_eps": 0}, "rms_norm_eps"),
