@@ -80,7 +80,7 @@ PEER_OPTIONS = {
         "grammars have one compiler; see '--grammar-slots'",
     ),
     **dict.fromkeys(("scheduling-policy", "schedule-policy", "schedule-conservativeness", "async-scheduling"), _SCHEDULER),
-    **dict.fromkeys(("disable-radix-cache", "no-enable-prefix-caching"), "use '--enable-prefix-caching false'"),
+    "disable-radix-cache": "use '--no-enable-prefix-caching'",
     **dict.fromkeys(
         ("attention-backend", "moe-runner-backend", "sampling-backend"), "the kernels are chosen by the model and the GPU"
     ),

@@ -1,11 +1,13 @@
 """Names of other servers and services: each error says what to use here, and values that OpenAI documents are taken."""
 
+import re
 from typing import Any
 
 import orjson
 import pytest
 
-from blinkpy.config import Config, ConfigError, meant, options
+from blinkpy.cli import make_parser
+from blinkpy.config import Config, ConfigError, meant, option_type, options
 from blinkpy.config.peer_options import PEER_OPTIONS
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.fields.body_model import declared
@@ -38,13 +40,16 @@ def test_every_field_of_the_table_is_answered_by_it() -> None:
 
 
 def test_every_option_of_the_table_is_answered_by_it() -> None:
-    known = {item.name.replace("_", "-") for _, item in options()}
-    assert not known & set(PEER_OPTIONS), "these exist here"
+    known = {item.name.replace("_", "-"): item for _, item in options()}
+    assert not set(known) & set(PEER_OPTIONS), "these exist here"
     for name, advice in PEER_OPTIONS.items():
         for spelling in (f"--{name}", name.replace("-", "_")):
             assert meant(spelling, known) == f": {advice}"
-        named = [word.strip("',;") for word in advice.split() if word.startswith("'--")]
-        assert all(word.removeprefix("--") in known for word in named), advice
+        for phrase in re.findall("'(--[^']*)'", advice):
+            option, *values = phrase.split()
+            item = known[option.removeprefix("--").removeprefix("no-")]
+            example = [] if option_type(item) is bool else [str(item.default)]
+            assert item.name in make_parser().parse(["serve", "demo", option, *(values or example)]), advice
 
 
 def test_values_that_openai_documents() -> None:
