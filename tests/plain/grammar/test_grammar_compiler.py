@@ -276,14 +276,20 @@ def test_one_that_takes_too_long_is_ended() -> None:
         assert server is not None
         wait_until_idle(server.pid)
         behind = min(nice_of(server.pid)[server.pid] + NICENESS, MOST_NICE)  # the tests may run with nice themselves
-        for _ in range(2):  # it is not kept: another time it may be faster
+        seen = 0
+        for _ in range(10):  # it is not kept: another time it may be faster
             asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
             while not any(nice == behind for pid, nice in nice_of(server.pid).items() if pid != server.pid):
-                assert not asked.done(), "it has not stepped back"
+                if asked.done():  # it has not stepped back, or nobody looked in time
+                    break
                 await asyncio.sleep(0.005)
+            seen += not asked.done()
             with pytest.raises(GrammarError, match="too long"):
                 await asked
             wait_until_idle(server.pid)  # the fork ends by itself
+            if seen == 2:
+                return
+        raise AssertionError("it has not stepped back")
 
     run(work, compile_s=1.0)
 
