@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from openai import APIError
 from support.commands import START_S
-from support.served import Server, serving
+from support.served import Server, held_environment, serving
 from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import alive, command_line, tree
@@ -114,8 +114,10 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
         shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"strange": 1}))  # the engine's process has something to log
+        held, gate = held_environment(tmp_path)
+        gate.touch()
         options = "--workers", "2", "--engine-hang-s", str(HANG_S), "--record-folder", str(tmp_path), "--log-format", "json"
-        server = stack.enter_context(serving(str(model), "--served-model-name", "demo", *NULL, *options))
+        server = stack.enter_context(serving(str(model), "--served-model-name", "demo", *NULL, *options, env=held))
         engine, others = server.child("engine"), set(server.children()) - {server.child("engine")}
         idle = [Connection(server.url) for _ in range(8)]
         for connection in idle:
@@ -126,11 +128,13 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
             streams = Streams(server, 3)
             (segment,) = server.segments()
             inode = os.stat(f"/dev/shm/{segment}").st_ino
+            gate.unlink()
             os.kill(engine, how)
             assert all(streams.errors())
             wait_for(lambda: idle[0].ask("POST", "/v1/completions", PROMPT)[:2] > (503, 1), 120, "503 with Retry-After")
             assert idle[0].ask("GET", "/livez")[0] == 200
             assert idle[0].ask("GET", "/health")[0] == 503
+            gate.touch()
             wait_for(lambda: all(connection.ask("GET", "/health")[0] == 200 for connection in idle), START_S, "the next engine")
             assert [connection.ask("POST", "/v1/completions", PROMPT)[2]["choices"] for connection in idle] == texts
             assert counted(server) == round_number

@@ -16,7 +16,7 @@ import pytest
 from openai import APIError
 from support.commands import ROOT, START_S, Command
 from support.front_end.tenants import bearer, write_keys
-from support.served import LINE, STORY, Server, serving
+from support.served import LINE, STORY, Server, held_environment, serving
 from support.waiting import BUSY_S, wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
@@ -256,20 +256,11 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
         assert server.chat()
 
 
-HELD = """
-import os, sys, time
-while "engine" in sys.orig_argv and not os.path.exists({gate!r}) and os.getppid() > 1:
-    time.sleep(0.01)
-"""
-
-
 @contextlib.contextmanager
 def held_start(folder: Path) -> Iterator[tuple[Server, httpx.Client, Path]]:
     """(server, client, gate): the start of the server's engine waits until the gate exists."""
-    gate, uds = folder / "gate", folder / "socket"
-    (folder / "sitecustomize.py").write_text(HELD.format(gate=str(gate)))
-    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    server = Server("serve", "--device", "null", "--uds", str(uds), env={"PYTHONPATH": paths})
+    (held, gate), uds = held_environment(folder), folder / "socket"
+    server = Server("serve", "--device", "null", "--uds", str(uds), env=held)
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://x", timeout=BUSY_S) as client:
             wait_for(uds.exists, START_S, lambda: f"a socket: {server.said}")

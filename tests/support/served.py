@@ -1,6 +1,7 @@
 """`blinkpy serve` as people run it, with the official client."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,20 @@ def programs_below(pid: int) -> list[int]:
             if command_line(one) != command_line(parent_of(one)):
                 found.append(one)
     return found
+
+
+HELD = """
+import os, sys, time
+while "engine" in sys.orig_argv and not os.path.exists({gate!r}) and os.getppid() > 1:
+    time.sleep(0.01)
+"""
+
+
+def held_environment(folder: Path) -> tuple[dict[str, str], Path]:
+    """(environment, gate): in a server with this environment, the start of each engine waits until the gate exists."""
+    gate = folder / "gate"
+    (folder / "sitecustomize.py").write_text(HELD.format(gate=str(gate)))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}, gate
 
 
 class Server(Command):
@@ -60,8 +75,8 @@ class Server(Command):
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[Server]:
-    server = Server("serve", "--port", "0", *arguments)
+def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    server = Server("serve", "--port", "0", *arguments, env=env)
     try:
         server.connect()
         yield server

@@ -106,17 +106,21 @@ def test_everything_that_goes_wrong_is_an_error_of_its_request() -> None:
         elif kind == 4:
             exchange.head()
             exchange.token()
-            hold.wait(LIMIT_S)
+            hold.wait(60.0)
         elif kind in NONSENSE:
             exchange.raw(NONSENSE[kind])
         else:
             answer(exchange)
 
     asked = [*requests(5 + len(NONSENSE) + 1), Request(60.0, [9], 3)]
-    with scripted(script) as server:
-        records = run(server.port, asked, limit_s=3.0)
-        hold.set()
-    errors = [record.error for record in records]
+    for limit_s in (3.0, 12.0, 48.0):  # on a busy machine, more is unfinished
+        with scripted(script) as server:
+            records = run(server.port, asked, limit_s=limit_s)
+            hold.set()
+        hold.clear()
+        errors = [record.error for record in records]
+        if errors.count("unfinished") + errors.count("not sent") == 2:
+            break
     assert errors[0] == "status 429"
     assert errors[1] in ("connection closed", "connection reset by peer")
     assert errors[2] == "1 tokens instead of 3"
