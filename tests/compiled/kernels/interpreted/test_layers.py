@@ -197,8 +197,9 @@ def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> No
     )
 
 
-def test_last_tokens_that_do_not_fit_are_refused() -> None:
-    """They are rotated and in the cache already, nothing runs in parallel, and each row's tokens must have an end."""
+def test_calls_of_decode_attention_that_do_not_fit_are_refused() -> None:
+    """Rows have queries, results and scratch memory. Last tokens are rotated and in the cache already, nothing runs in parallel,
+    and each row's tokens must have an end."""
     rows, plan = 3, DecodePlan(splits=1, min_tiles=1, block_n=32)
     qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
     q, numbers = qkv.view(8, 4, 32)[:, :2], torch.zeros(8, dtype=torch.int32)
@@ -211,9 +212,19 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
         ("needs an earlier launch", call, replace(plan, overlap_prefill=True)),
         ("query_starts: shape", replace(call, batch=short), plan),
         ("supports only chunks", call, plan_prefill(torch.float32)),
+        ("exceeds q", replace(call, q=q[: rows - 1]), plan),
+        ("or out", replace(call, out=torch.zeros(rows - 1, 64)), plan),
+        ("needs a workspace", replace(call, workspace=None), plan),
+        ("not settled", replace(call, last_tokens=False, settled=True), plan),
+        *((f"{name} of the decode", replace(call, workspace=shorter(workspace, name)), plan) for name in vars(workspace)),
     ):
         with pytest.raises(ValueError, match=message):
             attend(refused, chosen)
+
+
+def shorter(workspace: DecodeWorkspace, name: str) -> DecodeWorkspace:
+    """Without the last element of a tensor."""
+    return replace(workspace, **{name: getattr(workspace, name)[:-1]})
 
 
 @pytest.mark.parametrize("name", VARIANTS)
