@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.models.expected_logits import expected_logits, experts_of_a_token
-from support.models.model_zoo import MAX_MODEL_LEN, VISION_SECTIONS, VOCAB, ZOO, make_model, save_model
+from support.models.model_zoo import VISION_SECTIONS, VOCAB, ZOO, make_model, save_model
 from support.models.paged_batch import PagedBatches
 from support.part_of_cases import part_of
 
@@ -70,8 +70,9 @@ def own_logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.
     """Of all tokens, as one prompt. Raises ConfigError."""
     model = as_stored(describe_model(folder), folder)
     cache = PagedCache(model, PAGES, PAGE, torch.float32, slots=1)
-    decoder = TorchDecoder(model, load_weights(model, folder, torch.float32), cache, MAX_MODEL_LEN, LENGTH)
-    sizes = {"num_pages": PAGES, "slots": 1, "max_model_len": MAX_MODEL_LEN, "max_tokens": LENGTH, "max_rows": 1}
+    context = len(tokens)  # for longrope, where transformers follows the length of each sequence
+    decoder = TorchDecoder(model, load_weights(model, folder, torch.float32), cache, context, LENGTH)
+    sizes = {"num_pages": PAGES, "slots": 1, "max_model_len": context, "max_tokens": LENGTH, "max_rows": 1}
     batches = PagedBatches(rng, page_size=PAGE, **sizes)
     batch = batches.batch([(batches.add(tokens), len(tokens))])
     return np.asarray(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
