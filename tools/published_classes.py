@@ -106,6 +106,22 @@ def granite_h(*sizes: int, mamba_heads: int, shared: int, attention: tuple[int, 
     return config("GraniteMoeHybridForCausalLM", *sizes, **keys | more)
 
 
+NEMOTRON: dict[str, Any] = {"model_type": "nemotron_h", "head_dim": 128, "mlp_hidden_act": "relu2", "mlp_bias": False}
+NEMOTRON |= {"ssm_state_size": 128, "mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_groups": 8, "conv_kernel": 4}
+NEMOTRON |= {"use_bias": False, "use_conv_bias": True, "chunk_size": 128, "expand": 2, "attention_bias": False}
+NEMOTRON |= {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4, "layer_norm_epsilon": 1e-5}
+NEMOTRON_EXPERTS: dict[str, Any] = {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+NEMOTRON_EXPERTS |= {"moe_shared_expert_intermediate_size": 3712, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+NEMOTRON_EXPERTS |= {"norm_topk_prob": True, "n_group": 1, "topk_group": 1}
+
+
+def nemotron_h(pattern: str, *sizes: int, mamba: tuple[int, int], **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES. mamba: heads of a state space, and the size of a head."""
+    keys = {"hybrid_override_pattern": pattern, "mamba_num_heads": mamba[0], "mamba_head_dim": mamba[1]}
+    found = config("NemotronHForCausalLM", *sizes, **NEMOTRON | keys | more)
+    return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "hidden_act")}
+
+
 LFM2 = {"model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6, "use_pos_enc": True}
 LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_use_swiglu": True}
 LFM2_EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2}

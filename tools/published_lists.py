@@ -10,6 +10,7 @@ from published_classes import (
     HY3,
     K2_YARN,
     MINIMAX,
+    NEMOTRON_EXPERTS,
     SEED_OSS,
     SIGMOID,
     SMALL_4_YARN,
@@ -25,6 +26,7 @@ from published_classes import (
     latent,
     lfm2,
     lfm2_moe,
+    nemotron_h,
     qwen3_next,
     qwen3_vl,
     qwen25_vl,
@@ -145,6 +147,7 @@ MORE = (
             attention_multiplier=0.015625, logits_scaling=8.0, **GRANITE), 2_533_531_648),
 )  # fmt: skip
 """Further sizes of the same families."""
+H_PATTERN = f"M-M-M-M*{'-M-M-M-M-M*' * 3}-M-M-M-M-M-"
 RECURRENT = (
     Published("Qwen/Qwen3-Next-80B-A3B-Instruct", qwen3_next(2048, 5120, 48, 16, 2, 151936, 262144, linear_num_value_heads=32,
         moe_intermediate_size=512, shared_expert_intermediate_size=512), 79_674_391_296),
@@ -171,6 +174,16 @@ RECURRENT = (
     Published("ibm-granite/granite-4.0-h-small", granite_h(4096, 768, 40, 32, 8, 100352, 131072, mamba_heads=128, shared=1536,
         attention=(5, 15, 25, 35), num_local_experts=72, num_experts_per_tok=10, attention_multiplier=0.0078125,
         logits_scaling=16.0), 32_207_337_984),
+    Published("nvidia/Nemotron-H-4B-Base-8K",
+        nemotron_h(H_PATTERN, 3072, 12288, 52, 32, 8, 131072, 8192, mamba=(112, 64)), 4_489_223_040),
+    Published("nvidia/Nemotron-H-8B-Base-8K",
+        nemotron_h(H_PATTERN, 4096, 21504, 52, 32, 8, 131072, 8192, mamba=(128, 64)), 8_100_852_736),
+    Published("nvidia/NVIDIA-Nemotron-Nano-9B-v2", nemotron_h(f"M-M-M-MM-M-M-M*-M-M-M*{'-M-M-M-M*' * 2}-M-MM-M-M-M-M-M-",
+        4480, 15680, 56, 40, 8, 131072, 131072, mamba=(128, 80)), 8_888_227_328),
+    Published("nvidia/NVIDIA-Nemotron-Nano-12B-v2", nemotron_h(f"M-M-M-M*{'-M-M-M-M*' * 5}-M-M-M-M-",
+        5120, 20480, 62, 40, 8, 131072, 131072, mamba=(128, 80)), 12_310_001_152),
+    Published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", nemotron_h(f"{'MEMEM*E' * 5}MEMEMEM*EMEMEMEME",
+        2688, 1856, 52, 32, 2, 131072, 262144, mamba=(64, 64), **NEMOTRON_EXPERTS), 31_577_940_288),
     Published("LiquidAI/LFM2-350M",
         lfm2(1024, 6656, 16, 16, 8, 65536, 128000, full_attn_idxs=[2, 5, 8, 10, 12, 14]), 354_483_968),
     Published("LiquidAI/LFM2-700M",
@@ -182,6 +195,7 @@ RECURRENT = (
     Published("LiquidAI/LFM2-8B-A1B",
         lfm2_moe(2048, 7168, 24, 32, 8, 65536, 128000, attention=(2, 6, 10, 14, 18, 21)), 8_339_930_560),
 )  # fmt: skip
+"""With recurrent layers. Nemotron-H 47B and 56B are left out, since the orders of their layers are not known here."""
 OF_2026 = (
     Published("Qwen/Qwen3-VL-2B-Instruct", qwen3_vl(0, 2048, 6144, 28, 16, 8, 151936, 262144, **TIED), 1_720_574_976),
     Published("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl(0, 2560, 9728, 36, 32, 8, 151936, 262144, **TIED), 4_022_468_096),

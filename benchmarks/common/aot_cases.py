@@ -111,7 +111,7 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
     x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
     per_item, stored = (2, torch.uint8) if shape.mxfp4 else (1, dtype)
-    sizes = ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
+    sizes = ((shape.halves * shape.width, shape.hidden), (shape.hidden, shape.width))
     gate_up, down = (meta(shape.experts, rows, width // per_item, dtype=stored) for rows, width in sizes)
     scales = [meta(shape.experts, rows, width // 32, dtype=torch.uint8) for rows, width in sizes]
     biases = [meta(shape.experts, rows, dtype=dtype) for rows, _ in sizes]

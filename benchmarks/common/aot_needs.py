@@ -68,9 +68,9 @@ def _of_linear(
 
 def _of_experts(c: dict[str, Any], first: torch.dtype | None, second: torch.dtype | None, warps: int, stages: int) -> Needs:
     words = "" if "GROUP" not in c else "fp4" if c["FP4"] else f"int4 {c['GROUP'] % c['K']}"
-    packed, halves = "SCALES" not in c and not words, 2 if c["SWIGLU"] else 1
+    packed, up = "SCALES" not in c and not words, bool(c["SWIGLU"] or c.get("SQUARED"))
     fp8 = "" if packed or words else ("", "rows", "blocks")[c["SCALES"]]
-    sizes = (c["K"], c["N"]) if halves == 2 else (c["N"], c["K"])
-    shape = ExpertShape(8, 1, *sizes, packed, fp8, words, bool(words) and c["ORDERED"])
+    sizes = (c["K"], c["N"]) if up else (c["N"], c["K"])
+    shape = ExpertShape(8, 1, *sizes, packed, fp8, words, bool(words) and c["ORDERED"], gated=bool(c["SWIGLU"]))
     tile = ExpertTile(c["BLOCK_N"], c["BLOCK_K"], warps, stages)
-    return tile_needs(c["BLOCK_M"], tile, shape, torch.bfloat16 if first == FP8 else first or torch.bfloat16, halves=halves)
+    return tile_needs(c["BLOCK_M"], tile, shape, torch.bfloat16 if first == FP8 else first or torch.bfloat16, up=up)

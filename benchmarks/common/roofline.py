@@ -37,10 +37,12 @@ def multiplications(a: DecoderDescription, rows: Rows, *, last_tokens_only: bool
     for layer in range(len(a.layers)):
         narrow = last_tokens_only and layer == len(a.layers) - 1
         lines = count if narrow else rows.tokens
+        block = a.layers[layer].mlp
+        matrices = 0 if block is None else block.activation.halves + 1
         if a.expert_layers[layer]:
-            mlp = a.hidden_size * (a.experts.number + 3 * a.experts.top_k * a.experts.size)
+            mlp = a.hidden_size * (a.experts.number + matrices * a.experts.top_k * a.experts.size)
         else:
-            mlp = 3 * a.hidden_size * a.mlp_size
+            mlp = matrices * a.hidden_size * a.mlp_size
         linear += rows.tokens * a.hidden_size * (a.q_size + 2 * a.kv_size) + lines * (a.q_size * a.hidden_size + mlp)
         seen = sum(
             _seen(context - (1 if narrow else length), context, a.layers[layer].attention.window)

@@ -1,4 +1,4 @@
-"""Activations of an MLP: silu(gate) * up (SwiGLU) or gelu(gate) * up (GeGLU); and the softcap of logits."""
+"""Activations of an MLP: silu(gate) * up (SwiGLU), gelu(gate) * up (GeGLU), or max(up, 0)^2; and the softcap of logits."""
 
 import torch
 import triton
@@ -24,6 +24,12 @@ def gated(gate, up, SWIGLU: tl.constexpr):
     if SWIGLU == GEGLU:  # (1 + tanh(t)) / 2 = 1 / (1 + exp(-2 t))
         return gate / (1.0 + tl.exp(-gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate))) * up
     return silu_times(gate, up)
+
+
+@triton.jit
+def squared_positive(up):
+    """max(up, 0)^2 of a float32 block: a NaN stays NaN."""
+    return tl.where(up < 0.0, 0.0, up * up)
 
 
 @triton.jit
@@ -134,6 +140,32 @@ def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bo
         x, out, counts, WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, PDL=pdl,
         num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
+
+
+@triton.jit
+def _squared_relu(
+    x_ptr,  # [T, WIDTH]; replaced
+    counts_ptr,  # int64 [8] batch header
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
+        at = x_ptr + token.to(tl.int64) * WIDTH + column
+        x = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
+        tl.store(at, squared_positive(x).to(x_ptr.dtype.element_ty), mask=column < WIDTH)
+
+
+def squared_relu(x: torch.Tensor, counts: torch.Tensor, *, pdl: bool = False) -> None:
+    """x = max(x, 0)^2 in place, of the first counts[TOKENS] rows. x: [T, width]."""
+    tokens, width = x.shape
+    launch.check_tensors((x, "x", (tokens, width)), (counts, "counts", *launch.HEADER))
+    block = min(2048, triton.next_power_of_2(width))
+    _squared_relu[(tokens, triton.cdiv(width, block))](
+        x, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl)
+    )
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def widths_of(model: DecoderDescription) -> str:
     results.
     """
     mlps = []
-    for mlp in dict.fromkeys(layer.mlp for layer in model.layers):
+    for mlp in model.mlps:
         if isinstance(mlp, Experts):
             mlps.append(f"experts {mlp.number} top {mlp.top_k} of {mlp.size} shared {mlp.shared}")
         else:

@@ -24,6 +24,8 @@ CUT = {"step_groups": 4, "cut_step_tokens": 16, "suspend_steps": 2}
         ("lfm2", "gpu", True),
         ("granite4-h", "gpu", True),
         ("granite4-h-moe", "host", False),
+        ("nemotron-h", "gpu", True),
+        ("nemotron-h-moe", "host", False),
         ("lfm2-moe", "host", False),
     ],
 )

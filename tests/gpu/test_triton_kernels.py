@@ -26,6 +26,7 @@ from support.models.kernel_cases.layer_cases import (
     norm_case,
     quantised_case,
     softcap_case,
+    squared_relu_case,
     swiglu_case,
 )
 from support.models.kernel_cases.linear_cases import linear_case
@@ -264,6 +265,7 @@ def test_copies_of_states(rng: np.random.Generator, dtype: torch.dtype, save: bo
 def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
     for width in (14_336, 17_920, 704, 333):
         swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
+        squared_relu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
     for hidden in (4096, 5120, 250):
         embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
         layer_inputs_case(rng, CUDA, dtype, tokens=60, bucket=64, width=hidden // 8)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import clamped_times
+from blinkpy.kernels.activation import clamped_times, squared_positive
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_variants import GELU, Clamp, ExpertCall, ExpertCase, ExpertShape, ExpertVariant
@@ -72,9 +72,9 @@ def _tile_scales(
 @triton.jit
 def _expert_gate_up(
     x_ptr,  # [T, K] normed tokens
-    w_ptr,  # [E, 2 * N, K] gate rows, then up rows
-    scale_ptr,  # float32 [E, 2 * N], or [E, 2 * N / 128, GROUPS] (FP8 only)
-    bias_ptr,  # [E, 2 * N] (BIAS only)
+    w_ptr,  # [E, ROWS, K] gate rows, then up rows; up rows alone if not GATED
+    scale_ptr,  # float32 [E, ROWS], or [E, ROWS / 128, GROUPS] (FP8 only)
+    bias_ptr,  # [E, ROWS] (BIAS only)
     logits_ptr,  # float32 [T, E]
     selection_bias_ptr, factors_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
@@ -87,10 +87,12 @@ def _expert_gate_up(
     LIMIT: tl.constexpr,  # of clamped_times
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
     SCALE_INPUTS: tl.constexpr,  # inputs are scaled by the experts' weights
+    GATED: tl.constexpr,  # else the activation is squared ReLU
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    ROWS: tl.constexpr = 2 * N if GATED else N
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     assignment = tl.program_id(1)
     token = assignment // TOP_K
@@ -104,8 +106,8 @@ def _expert_gate_up(
     if valid:
         own = tl.arange(0, BLOCK_TOP) == assignment % TOP_K
         expert = tl.sum(tl.where(own, ids, 0), 0)
-        weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
-        scales = scale_ptr + expert.to(tl.int64) * scale_count(2 * N, K, SCALES)
+        weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
+        scales = scale_ptr + expert.to(tl.int64) * scale_count(ROWS, K, SCALES)
         gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -113,21 +115,25 @@ def _expert_gate_up(
             x = tl.load(x_ptr + token * K + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
             x_up = x
             if SCALES == BLOCK_SCALES:
-                x_up = x * _tile_scales(scales, N + n, first, 2 * N, K, SCALES)[:, None]
-                x = x * _tile_scales(scales, n, first, 2 * N, K, SCALES)[:, None]
+                if GATED:
+                    x_up = x * _tile_scales(scales, N + n, first, ROWS, K, SCALES)[:, None]
+                x = x * _tile_scales(scales, n, first, ROWS, K, SCALES)[:, None]
             gate += x * weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
-            up += x_up * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
+            if GATED:
+                up += x_up * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
         y, y_up = tl.sum(gate, 1), tl.sum(up, 1)
         if SCALES == ROW_SCALES:
-            y *= _tile_scales(scales, n, 0, 2 * N, K, SCALES)
-            y_up *= _tile_scales(scales, N + n, 0, 2 * N, K, SCALES)
+            y *= _tile_scales(scales, n, 0, ROWS, K, SCALES)
+            if GATED:
+                y_up *= _tile_scales(scales, N + n, 0, ROWS, K, SCALES)
         if SCALE_INPUTS:  # possible because the products are linear
             share = tl.sum(tl.where(own, shares, 0.0), 0)
             y, y_up = y * share, y_up * share
         if BIAS:
-            y += tl.load(bias_ptr + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
-            y_up += tl.load(bias_ptr + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
-        y = clamped_times(y, y_up, ALPHA, LIMIT)
+            y += tl.load(bias_ptr + expert * ROWS + n, mask=n < N, other=0.0).to(tl.float32)
+            if GATED:
+                y_up += tl.load(bias_ptr + expert * ROWS + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = clamped_times(y, y_up, ALPHA, LIMIT) if GATED else squared_positive(y)
         tl.store(out_ptr + assignment * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -208,7 +214,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     _expert_gate_up[(triton.cdiv(shape.width, up.block_n), len(call.x) * shape.top_k)](
         call.x, call.gate_up, scales[0], biases[0], call.logits, *tensors, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_N=up.block_n, BLOCK_K=up.block_k, STAGES=up.stages, ALPHA=call.clamp.alpha,
-        LIMIT=call.clamp.limit,
+        LIMIT=call.clamp.limit, GATED=shape.gated,
         num_warps=up.warps, **chosen if scales_inputs else chosen | {"NORMALIZE": True, "FACTORS": False}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, down.block_n), len(call.x))](
@@ -234,6 +240,9 @@ VARIANT = ExpertVariant(
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), scales_inputs=True, biases=True, factor=1.5),
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), parallel=True, clamp=GELU),
         ExpertCase(1, 1, ExpertShape(4, 1, 136, 132, fp8="rows"), scales_inputs=True, normalize=False),
+        ExpertCase(3, 4, ExpertShape(11, 3, 20, 12, gated=False), biases=True, groups=2, factor=2.5),
+        *(ExpertCase(1, 1, ExpertShape(3, 2, 136, 132, fp8=kind, gated=False)) for kind in ("rows", "blocks")),
+        ExpertCase(1, 1, ExpertShape(128, 6, 2688, 1856, gated=False), groups=1, factor=2.5),
         ExpertCase(2, 2, ExpertShape(16, 1, 5120, 1024), scales_inputs=True, normalize=False),
         *(ExpertCase(1, 1, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),
         *(ExpertCase(1, 1, ExpertShape(16, 8, 2048, 768, fp8=kind)) for kind in ("rows", "blocks")),

@@ -62,6 +62,7 @@ class ExpertShape:
     fp8: "rows" or "blocks": the matrices are FP8, with scales for rows or blocks; "": not FP8.
     packed: `PackedMatrix.kind` of matrices with 4-bit weights, or "".
     ordered: whether the columns of each PackedMatrix are in a different order than the inputs.
+    gated: whether the experts have a gate; otherwise their activation is squared ReLU, and their first matrix has `width` rows.
     """
 
     experts: int
@@ -72,6 +73,12 @@ class ExpertShape:
     fp8: str = ""
     packed: str = ""
     ordered: bool = False
+    gated: bool = True
+
+    @property
+    def halves(self) -> int:
+        """Matrices of an expert before its activation: gate and up, or up alone."""
+        return 2 if self.gated else 1
 
     @property
     def group(self) -> int:
@@ -80,7 +87,7 @@ class ExpertShape:
 
     def key(self, dtype: torch.dtype) -> str:
         """Name of its entry in a table. dtype: dtype of activations, and of weights that are not packed."""
-        size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
+        size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}{'' if self.gated else ' ungated'}"
         stored = f"{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
         stored += f" {self.packed}" if self.packed else ""
         return f"{size} {str(dtype).removeprefix('torch.')}{stored}"
@@ -91,14 +98,14 @@ class ExpertShape:
         found = KEY.fullmatch(name)
         if found is None:
             raise ConfigError(f"{name!r} is not the name of a shape, such as 'e128 top8 h2048 w768 bfloat16'")
-        experts, top_k, hidden, width, dtype, mxfp4, fp8, packed = found.groups()
+        experts, top_k, hidden, width, ungated, dtype, mxfp4, fp8, packed = found.groups()
         sizes = int(experts), int(top_k), int(hidden), int(width)
-        return cls(*sizes, bool(mxfp4), fp8 or "", packed or ""), getattr(torch, dtype)
+        return cls(*sizes, bool(mxfp4), fp8 or "", packed or "", gated=not ungated), getattr(torch, dtype)
 
 
 SIZE = r"([1-9]\d{0,8})"
 STORED = r"( mxfp4)?(?: fp8 (rows|blocks))?(?: (fp4|int4 \d{1,6}))?"
-KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE} (bfloat16|float32){STORED}")
+KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE}( ungated)? (bfloat16|float32){STORED}")
 
 
 MXFP4_DEFAULTS = (
@@ -113,13 +120,13 @@ MXFP4_DEFAULTS = (
 def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.dtype) -> None:
     """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: dtype of activations."""
     for name, tile in (("up", config.up), ("down", config.down)):
-        needs = tile_needs(config.block_m, tile, shape, dtype, halves=2 if name == "up" else 1)
+        needs = tile_needs(config.block_m, tile, shape, dtype, up=name == "up")
         check_needs(needs, tile.warps, f"expert configuration: {name} {tile} with block_m {config.block_m} for {shape}")
 
 
-def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
-    """The needs of a program of the grouped product. dtype: dtype of activations. halves: 2 for gate and up."""
-    inputs = shape.hidden if halves == 2 else shape.width
+def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, up: bool) -> Needs:
+    """The needs of a program of the grouped product. dtype: dtype of activations. up: of the product before the activation."""
+    inputs, halves = (shape.hidden, shape.halves) if up else (shape.width, 1)
     if shape.packed:
         return _needs_of_words(block_m, tile, shape, dtype, inputs, halves)
     block_k, wide, tf32 = (
@@ -268,7 +275,8 @@ class ExpertWorkspace:
 
 class Clamp(NamedTuple):
     """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up in [-limit,
-    limit]. A limit of 0 means silu(gate) * up; a limit of -1 means gelu(gate) * up, with gelu approximated by tanh.
+    limit]. A limit of 0 means silu(gate) * up; a limit of -1 means gelu(gate) * up, with gelu approximated by tanh. Experts
+    without a gate have squared ReLU, whatever this says.
     """
 
     alpha: float
@@ -281,7 +289,7 @@ SILU, GELU = Clamp(0.0, 0.0), Clamp(0.0, -1.0)
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first
-    counts[TOKENS] tokens.
+    counts[TOKENS] tokens. Experts whose first matrix has only `width` rows have no gate, but max(up(x), 0)^2.
 
     The experts of a token have the top_k largest logits, the lower id first among equals. Their weights are a
     softmax, unless the selection differs. If the selection scales inputs, an expert's weight multiplies its
@@ -293,7 +301,7 @@ class ExpertCall:
 
     x: torch.Tensor  # [T, hidden]
     logits: torch.Tensor  # float32 [T, E] of the router
-    gate_up: torch.Tensor  # [E, 2 * width, hidden], gate rows then up rows
+    gate_up: torch.Tensor  # [E, 2 * width, hidden], gate rows then up rows; or [E, width, hidden], up alone
     down: torch.Tensor  # [E, hidden, width]
     counts: torch.Tensor  # int64 [8] batch header
     out: torch.Tensor  # [T, hidden], the residual stream
@@ -314,10 +322,12 @@ class ExpertCall:
         experts, hidden, width = self.down.shape
         if self.packed is not None:
             width, ordered = self.packed[1].width, all(matrix.columns is not None for matrix in self.packed)
-            return ExpertShape(experts, self.top_k, hidden, width, packed=kind_of(*self.packed), ordered=ordered)
+            gated, kind = self.gate_up.shape[1] != width, kind_of(*self.packed)
+            return ExpertShape(experts, self.top_k, hidden, width, packed=kind, ordered=ordered, gated=gated)
         mxfp4 = self.scales is not None
         fp8 = "" if self.fp8 is None else "blocks" if self.fp8[1].blocks else "rows"
-        return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4, fp8)
+        width *= 2 if mxfp4 else 1
+        return ExpertShape(experts, self.top_k, hidden, width, mxfp4, fp8, gated=self.gate_up.shape[1] != width)
 
 
 class ExpertCase(NamedTuple):

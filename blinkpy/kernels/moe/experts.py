@@ -93,6 +93,8 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
     )
     if shape.mxfp4 and call.selection.scales_inputs:
         raise ValueError("MXFP4 is not supported for experts with scaled inputs")
+    if shape.mxfp4 and not shape.gated:
+        raise ValueError("MXFP4 is not supported for experts without a gate")
     if not VARIANTS[plan.variant].supports(shape, 1):
         raise ValueError(f"expert variant {plan.variant!r} does not support {shape}")
     with noted(lambda: f"variant {plan.variant!r} of experts with {plan.prepared} for {shape}, {tokens} tokens"):
@@ -106,7 +108,7 @@ def _declared_words(
     declared = list[tuple[Any, ...]]()
     if not shape.packed:
         raise ValueError(f"the 4-bit matrices of experts differ in form: {', '.join(matrix.kind for matrix in packed)}")
-    sizes = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
+    sizes = (shape.halves * shape.width, shape.hidden), (shape.hidden, shape.width)
     for name, matrix, bias, (rows, width) in zip(("gate_up", "down"), packed, biases, sizes, strict=True):
         groups = -(-width // 64) if matrix.fp4 else width // (matrix.group or width)
         declared += [
@@ -126,7 +128,7 @@ def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:
         return _declared_words(shape, call.packed, call.biases or (None, None), dtype)
     scales, biases = call.scales or (None, None), call.biases or (None, None)
     for name, weight, scale, bias, rows, width in (
-        ("gate_up", call.gate_up, scales[0], biases[0], 2 * shape.width, shape.hidden),
+        ("gate_up", call.gate_up, scales[0], biases[0], shape.halves * shape.width, shape.hidden),
         ("down", call.down, scales[1], biases[1], shape.hidden, shape.width),
     ):
         stored = (width // 2, torch.uint8) if shape.mxfp4 else (width, FP8 if shape.fp8 else dtype)
@@ -136,6 +138,7 @@ def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:
             (bias, f"{name} bias", (experts, rows), dtype),
         ]
     groups = {"rows": lambda rows, width: (rows,), "blocks": lambda rows, width: (-(-rows // BLOCK), -(-width // BLOCK))}
-    for matrix, rows, width in zip(call.fp8 or (), (2 * shape.width, shape.hidden), (shape.hidden, shape.width), strict=False):
+    of_both = (shape.halves * shape.width, shape.hidden), (shape.hidden, shape.width)
+    for matrix, (rows, width) in zip(call.fp8 or (), of_both, strict=False):
         declared.append((matrix.scales, "scales of experts", (experts, *groups[shape.fp8](rows, width)), torch.float32))
     return declared

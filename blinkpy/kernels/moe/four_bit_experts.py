@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import clamped_times
+from blinkpy.kernels.activation import clamped_times, squared_positive
 from blinkpy.kernels.linear.packed_tiles import add_products
 from blinkpy.kernels.linear.packed_words import FP4_UNSCALE, PackedMatrix
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertTile, step_over_words
@@ -35,6 +35,7 @@ def _four_bit_experts(
     FP4: tl.constexpr, ORDERED: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
     SCALE_INPUTS: tl.constexpr,  # each row by the weight of its assignment
+    SQUARED: tl.constexpr,  # squared ReLU of the results, without SWIGLU
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -87,6 +88,8 @@ def _four_bit_experts(
             if SWIGLU:
                 upper += tl.load(bias + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
         y = clamped_times(sums, upper, ALPHA, LIMIT) if SWIGLU else sums
+        if SQUARED:
+            y = squared_positive(y)
         at = tl.where(valid, assignment, 0).to(tl.int64)[None, :] * N + n[:, None]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[None, :] & (n < N)[:, None])
 
@@ -102,6 +105,7 @@ def four_bit_linear(
     shares: torch.Tensor | None = None,
     clamp: Clamp = SILU,
     swiglu: bool = False,
+    squared: bool = False,
     pdl: bool = False,
 ) -> None:
     """grouped_experts.grouped_linear for 4-bit weights, [E, N, K], or with swiglu [E, 2 * N, K]."""
@@ -114,5 +118,5 @@ def four_bit_linear(
         N=n, K=k, GROUP=weight.group or k, DIVIDE=routing.ids.numel() // len(x), SWIGLU=swiglu, BLOCK_M=routing.block_m,
         BLOCK_N=tile.block_n, BLOCK_K=step_over_words(tile, weight.group, fp4=weight.fp4), FP4=weight.fp4,
         ORDERED=weight.columns is not None, BIAS=bias is not None, ALPHA=clamp.alpha, LIMIT=clamp.limit,
-        SCALE_INPUTS=shares is not None, PRECISION=launch.dot_precision(x.dtype), PDL=pdl, **how,
+        SCALE_INPUTS=shares is not None, SQUARED=squared, PRECISION=launch.dot_precision(x.dtype), PDL=pdl, **how,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import clamped_times
+from blinkpy.kernels.activation import clamped_times, squared_positive
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_variants import (
@@ -46,6 +46,7 @@ def _expert_linear(
     LIMIT: tl.constexpr,  # of clamped_times
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
     SCALE_INPUTS: tl.constexpr,  # each row by the weight of its assignment
+    SQUARED: tl.constexpr,  # squared ReLU of the results, without SWIGLU
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -104,6 +105,8 @@ def _expert_linear(
             if SWIGLU:
                 upper += tl.load(bias + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
         y = clamped_times(accumulator, upper, ALPHA, LIMIT) if SWIGLU else accumulator
+        if SQUARED:
+            y = squared_positive(y)
         at = tl.where(valid, assignment, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
 
@@ -149,6 +152,7 @@ def grouped_linear(
     shares: torch.Tensor | None = None,
     clamp: Clamp = SILU,
     swiglu: bool = False,
+    squared: bool = False,
     pdl: bool = False,
 ) -> None:
     """Apply to each assignment's row of x the linear layer of its expert.
@@ -158,13 +162,15 @@ def grouped_linear(
     out: [T * top_k, N]; only rows of routed assignments are written.
     bias, scales (of MXFP4), clamp (with swiglu): as in ExpertCall.
     fp8: scales of x and weight, which are then FP8; with block scales, a step over K stays within one block.
+    squared: the results are squared ReLU; without swiglu, and not with MXFP4.
     shares: float32 [T, top_k], factors of the rows of their assignments; not with MXFP4.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
     kind = 0 if fp8 is None else ROW_SCALES.value if fp8[0].dim() == 1 else BLOCK_SCALES.value
     block_k = step_over_k(tile, k, packed=bool(packed), fp8=("", "rows", "blocks")[kind])
-    operands, how = (packed, {}) if packed else (fp8 or (x, x), {"SCALES": kind, "SCALE_INPUTS": shares is not None})
+    own = {"SCALES": kind, "SCALE_INPUTS": shares is not None, "SQUARED": squared}
+    operands, how = (packed, {}) if packed else (fp8 or (x, x), own)
     of_rows = () if packed else (x if shares is None else shares,)
     kernel = packed_linear if packed else _expert_linear
     kernel[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
@@ -196,7 +202,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
     biases, scales = call.biases or (None, None), call.scales or (None, None)
     shares = routing.weights if call.selection.scales_inputs else None
-    how: dict[str, Any] = {"shares": shares, "clamp": call.clamp, "swiglu": True, "pdl": pdl}
+    how: dict[str, Any] = {"shares": shares, "clamp": call.clamp, "swiglu": shape.gated, "squared": not shape.gated, "pdl": pdl}
     if call.packed is not None:
         four_bit_linear(call.x, call.packed[0], inner, routing, config.up, bias=biases[0], **how)
         four_bit_linear(inner, call.packed[1], results, routing, config.down, bias=biases[1], pdl=pdl)
@@ -257,6 +263,10 @@ VARIANT = ExpertVariant(
         ExpertCase(5, 6, ExpertShape(6, 3, 128, 192, packed="int4 64", ordered=True), FOUR_BITS, parallel=True, clamp=GELU),
         ExpertCase(5, 6, ExpertShape(6, 3, 96, 80, packed="fp4"), FOUR_BITS, biases=True),
         ExpertCase(9, 12, ExpertShape(5, 3, 144, 48, packed="fp4"), SMALL, scales_inputs=True, factor=1.5),
+        ExpertCase(5, 6, ExpertShape(12, 5, 48, 40, gated=False), SMALL, groups=4, factor=2.5, biases=True),
+        *(ExpertCase(5, 6, ExpertShape(6, 3, 160, 144, fp8=kind, gated=False), SMALL) for kind in ("rows", "blocks")),
+        *(ExpertCase(5, 6, ExpertShape(6, 3, 96, 64, packed=kind, gated=False), FOUR_BITS) for kind in ("int4 32", "fp4")),
+        *(ExpertCase(n, n, ExpertShape(128, 6, 2688, 1856, gated=False)) for n in (8, 300)),
         *(ExpertCase(n, n, ExpertShape(16, 8, 2048, 768, packed=kind)) for n in (1, 300) for kind in ("int4 128", "fp4")),
         ExpertCase(40, 64, ExpertShape(16, 8, 2048, 1024, packed="int4 32")),
         *(ExpertCase(n, n, ExpertShape(16, 1, 1024, 512), scales_inputs=True, normalize=False) for n in (8, 300)),

@@ -255,6 +255,8 @@ class NumpyDecoder:
             return x
         x = self.progress.add_linear(x, attended, layer.o, layer.o_bias)
         mlp = self.model.layers[index].mlp
+        if mlp is None:
+            return x
         return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
 
     def _mlp(self, x: Float32, normed: Float32, layer: ArrayLayer, mlp: Mlp) -> Float32:

@@ -225,7 +225,8 @@ class TorchDecoder:
             return x
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
-        x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm) if shared is None else shared, layer, mlp)
+        if mlp is not None:
+            x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm) if shared is None else shared, layer, mlp)
         if of_layer is not None and layer.layer_input_gate is not None and layer.layer_input_projection is not None:
             gated = F.gelu(self.progress.linear(x, layer.layer_input_gate), approximate="tanh").mul_(of_layer)
             x = self._add(x, gated, layer.layer_input_projection, None, layer.layer_input_norm)
@@ -240,6 +241,8 @@ class TorchDecoder:
 
     def _mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
         """x + the MLP's result. x, normed: [tokens, hidden]."""
+        if layer.gate_up is None or layer.down is None:
+            raise ValueError("an MLP needs its matrices")
         inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
         return self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm)
 
@@ -269,8 +272,8 @@ class TorchDecoder:
 
         scored, normed: inputs of the router and of the experts, [tokens, hidden].
         """
-        if layer.router is None:
-            raise ValueError("an expert layer needs a router")
+        if layer.router is None or layer.gate_up is None or layer.down is None:
+            raise ValueError("an expert layer needs a router, and the experts' matrices")
         router_bias = None if layer.router_bias is None else layer.router_bias.float()
         scores = self.progress.linear(scored.float(), layer.router.float(), router_bias)
         shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
@@ -317,7 +320,9 @@ class TorchDecoder:
         activation: Activation,
         clamp: Clamp | None = None,
     ) -> torch.Tensor:
-        """activation(gate) * up, both from one product."""
+        """activation(gate) * up, both from one product; or activation(up) without a gate."""
+        if activation.halves == 1:
+            return BLOCKS[activation](self.progress.linear(x, gate_up, bias))
         gate, up = self.progress.linear(x, gate_up, bias).chunk(2, dim=-1)
         return BLOCKS[activation](gate).mul_(up) if clamp is None else BLOCKS[activation](gate, up, clamp)
 
@@ -397,6 +402,7 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.SILU: F.silu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.CLAMPED_SWISH: _clamped_swish,
+    Activation.SQUARED_RELU: lambda up: F.relu(up, inplace=True).square_(),
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,

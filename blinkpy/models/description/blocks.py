@@ -112,11 +112,17 @@ class LayerPart(Enum):
 
 
 class Activation(Enum):
-    """The activation of a gated MLP's gate; the result is multiplied with up."""
+    """The activation of a gated MLP's gate, whose result is multiplied with up; or of up, if there is no gate."""
 
     SILU = "silu"
     GELU_TANH = "gelu, approximated with tanh"
     CLAMPED_SWISH = "gate * sigmoid(alpha * gate), with gate and up clamped; it is multiplied with up + 1"
+    SQUARED_RELU = "squared ReLU of up, without a gate"
+
+    @property
+    def halves(self) -> int:
+        """Matrices before the activation: 2 are gate and up, 1 is up alone."""
+        return 1 if self == Activation.SQUARED_RELU else 2
 
 
 class RouterKind(Enum):
@@ -258,7 +264,7 @@ NO_FACTORS = Factors()
 
 
 class Mlp(NamedTuple):
-    """A gated MLP: down(activation(gate(x)) * up(x)). size: width of gate and up."""
+    """An MLP: down(activation(gate(x)) * up(x)), or down(activation(up(x))). size: width of gate and up."""
 
     size: int
     activation: Activation = Activation.SILU
@@ -277,7 +283,7 @@ class Clamp(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """`number` gated MLPs of width `size`; a token visits `top_k` of them.
+    """`number` MLPs of width `size`; a token visits `top_k` of them.
 
     normalize: scale a token's shares to a sum of 1 (which they have with TOP_K_SOFTMAX).
     factor: multiplies the shares afterwards.
@@ -467,12 +473,13 @@ def state_bytes(recurrence: Recurrence, itemsize: int, drafts: int = 0) -> int:
 class Layer(NamedTuple):
     """One layer: attention, then an MLP or experts.
 
+    mlp: None: the layer ends after its attention.
     recurrence: it replaces attention.
     scaled: the layer's output is multiplied by a stored number.
     """
 
     attention: Attention
-    mlp: Mlp | Experts
+    mlp: Mlp | Experts | None
     recurrence: Recurrence | None = None
     scaled: bool = False
 

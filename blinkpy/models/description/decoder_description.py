@@ -40,6 +40,8 @@ class TensorNames(NamedTuple):
     out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
     one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
         rows of gate first; empty: there is no such form.
+    counts_mlps: an MLP has a number of its own in {layer}, after that of its attention. An MLP's names then follow the prefix of
+        that number.
     recurrent_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
     renamed: (alternative prefix, our prefix) of names.
     spare: prefixes of parts that are ignored.
@@ -72,6 +74,7 @@ class TensorNames(NamedTuple):
     gate_first: bool = False
     either_order: bool = False
     out_first: tuple[str, ...] = ()
+    counts_mlps: bool = False
     selection_bias: str = "mlp.gate.e_score_correction_bias"  # complete name, without a suffix
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
@@ -184,8 +187,10 @@ class DecoderDescription:
             layer.attention._replace(window=0, rope=rope, kv_heads=1, head_dim=1, keys_are_values=False, keys_of=None)
             for layer in self.layers
         }
-        mlps = {layer.mlp._replace(size=1) if isinstance(layer.mlp, Mlp) else layer.mlp for layer in self.layers}
+        mlps = {mlp._replace(size=1) if isinstance(mlp, Mlp) else mlp for mlp in self.mlps}
         recurrences = {layer.recurrence for layer in self.layers if layer.recurrence is not None}
+        if len({mlp.activation.halves for mlp in self.mlps}) > 1:
+            raise ConfigError(f"{self.name}: layers with and without gates are not supported")
         of_mlps = {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}
         for kinds in (attention, *of_mlps, recurrences):
             if len(kinds) > 1:
@@ -202,9 +207,18 @@ class DecoderDescription:
         return len(self.layers) - self.drafting
 
     def prefix_of(self, layer: int) -> str:
-        """The first part of the names of a layer's tensors."""
+        """The first part of the names of a layer's tensors; with TensorNames.counts_mlps, of those of its attention."""
         drafts = self.drafting and layer == self.own_layers
-        return (self.tensors.draft_layer if drafts else "") or self.tensors.layer.format(layer=layer)
+        number = layer
+        if self.tensors.counts_mlps:
+            number += sum(other.mlp is not None for other in self.layers[:layer])
+        return (self.tensors.draft_layer if drafts else "") or self.tensors.layer.format(layer=number)
+
+    def mlp_prefix_of(self, layer: int) -> str:
+        """The first part of the names of the tensors of a layer's MLP, and of the norm before it."""
+        if not self.tensors.counts_mlps:
+            return self.prefix_of(layer)
+        return self.tensors.layer.format(layer=1 + layer + sum(other.mlp is not None for other in self.layers[:layer]))
 
     @property
     def draft_prefix(self) -> str:
@@ -328,8 +342,17 @@ class DecoderDescription:
     @property
     def mlp_size(self) -> int:
         """Width of the widest dense or shared MLP, or 1."""
-        mlps = {layer.mlp for layer in self.layers}
-        return max(1, *(mlp.size if isinstance(mlp, Mlp) else mlp.shared for mlp in mlps))
+        return max([1, *(mlp.size if isinstance(mlp, Mlp) else mlp.shared for mlp in self.mlps)])
+
+    @property
+    def mlps(self) -> tuple[Mlp | Experts, ...]:
+        """The different MLPs and experts of the layers, in their order."""
+        return tuple(dict.fromkeys(layer.mlp for layer in self.layers if layer.mlp is not None))
+
+    @property
+    def gated(self) -> bool:
+        """Whether MLPs and experts have gates."""
+        return all(mlp.activation.halves == 2 for mlp in self.mlps)
 
     @property
     def experts(self) -> Experts:
@@ -366,6 +389,6 @@ class DecoderDescription:
         needed: set[BlockType] = {block for block in (self.placement, *attention) if block is not None}
         needed |= {Latent} if self.attention.latent else set()
         needed |= set(self.layer_parts)
-        for mlp in {layer.mlp for layer in self.layers}:
+        for mlp in self.mlps:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
         return sorted(str(block) if isinstance(block, Enum) else block.__name__ for block in needed if block not in implemented)

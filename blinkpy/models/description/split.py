@@ -55,7 +55,7 @@ def split_model(model: DecoderDescription, share: Share) -> DecoderDescription:
 def _split_layer(model: DecoderDescription, number: int, ranks: int) -> Layer:
     layer = model.layers[number]
     lacking = _unsupported(model, layer) or _undivided(layer.attention, layer.mlp, ranks)
-    if lacking:
+    if lacking or layer.mlp is None:
         raise ConfigError(f"layer {number} of {model.name} can't be split over {ranks} ranks: {lacking}")
     attention, mlp = layer.attention, layer.mlp
     mlp = mlp._replace(size=mlp.size // ranks)
@@ -69,6 +69,8 @@ def _unsupported(model: DecoderDescription, layer: Layer) -> str:
     """Why a layer's blocks can't be split, or ""."""
     if layer.recurrence is not None:
         return "recurrent states are not supported on several ranks"
+    if not model.gated:
+        return "MLPs without a gate are not supported on several ranks"
     if model.layer_inputs:
         return "embeddings of layers are not supported on several ranks"
     if layer.attention.keys_of is not None:
@@ -80,12 +82,14 @@ def _unsupported(model: DecoderDescription, layer: Layer) -> str:
     return ""
 
 
-def _undivided(attention: Attention, mlp: Mlp | Experts, ranks: int) -> str:
+def _undivided(attention: Attention, mlp: Mlp | Experts | None, ranks: int) -> str:
     """The size in a layer that is not divisible by the number of ranks, or ""."""
     if attention.heads % ranks:
         return f"it has {attention.heads} query heads"
     if attention.kv_heads % ranks and ranks % attention.kv_heads:
         return f"it has {attention.kv_heads} key heads, neither a multiple nor a divisor of {ranks}"
+    if mlp is None:
+        return "it has no MLP"
     if isinstance(mlp, Mlp):
         return f"its MLP has the width {mlp.size}" if mlp.size % ranks else ""
     if mlp.size % ranks:

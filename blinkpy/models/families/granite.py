@@ -1,6 +1,5 @@
 """Granite 3, Granite 4 with attention or state-space layers (Mamba-2), and Granite with windows and sinks."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription, T
 from blinkpy.models.description.expert_readers import routed_experts
 from blinkpy.models.description.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.rope_tables import Rope
+from blinkpy.models.description.space_readers import MOST_TAPS, require_free_time_steps
 from blinkpy.models.families.family import family
 
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -35,8 +35,6 @@ HYBRID: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
-MOST_TAPS = 8
-INFINITY = {"__float__": "Infinity"}  # as transformers writes it in JSON
 FULL, RECURRENT = "full_attention", "linear_attention"
 TYPES = {"attention": FULL, FULL: FULL, "mamba": RECURRENT, RECURRENT: RECURRENT}
 HYBRID_NAMES = TensorNames(
@@ -133,9 +131,7 @@ def _state_space(c: HfConfig) -> StateSpace:
             f"{c.where}: mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups}), and times "
             f"mamba_d_head ({size}) must be mamba_expand times hidden_size ({inner})"
         )
-    limit = c.get("time_step_limit")
-    if limit not in (None, [0.0, math.inf], [0.0, INFINITY]):
-        raise ConfigError(f"{c.where}: time_step_limit {limit!r:.80} is not supported (supported: 0 to infinity)")
+    require_free_time_steps(c)
     taps, bias = c.integer("mamba_d_conv", low=2, high=MOST_TAPS), c.flag("mamba_proj_bias")
     return StateSpace(heads, groups, c.integer("mamba_d_state"), size, taps, bias, c.flag("mamba_conv_bias"))
 

@@ -12,7 +12,6 @@ MISSING = {
     "OlmoHybridForCausalLM": "gated delta nets with a projection for each of queries, keys and values",
     "Gemma3nForConditionalGeneration": "an embedding for each layer, and layers that share keys and values",
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
-    "NemotronHForCausalLM": "layers that are a state space, an MLP or attention alone, and MLPs with squared ReLU",
     "NemotronForCausalLM": "MLPs with squared ReLU, and LayerNorm",
     "FalconH1ForCausalLM": "state spaces parallel to attention",
     "BambaForCausalLM": "state spaces whose tensors have other names",

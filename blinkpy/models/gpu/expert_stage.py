@@ -45,9 +45,9 @@ def launch_experts(decoder: Any, layer: LayerWeights, block: Experts) -> None:
     hidden, only_rank = decoder.stream.hidden, decoder.peers is None
     _routed(decoder, layer, block, normed, decoder.addend_of(hidden), add=only_rank)
     if layer.shared_gate_up is not None and layer.shared_down is not None:
-        rows, counts, gelu = decoder.stream.rows, decoder.stream.counts, block.activation == Activation.GELU_TANH
+        rows, counts = decoder.stream.rows, decoder.stream.counts
         inner = part(decoder.buffers.inner, rows, block.shared)
-        decoder._linear(normed, layer.shared_gate_up, inner, swiglu=True, gelu=gelu)
+        decoder.activated(normed, layer.shared_gate_up, inner, block.activation)
         if layer.shared_gate is not None:
             gate_shared(normed, layer.shared_gate, inner, counts, pdl=decoder.pdl)
         if only_rank:

@@ -115,7 +115,7 @@ def stored_experts(model: DecoderDescription, weights: Weights) -> dict[str, Any
 def expert_shape(model: DecoderDescription, **stored: Any) -> ExpertShape:
     """The shape of the expert layers. stored: result of `stored_experts`."""
     block = model.experts
-    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, **stored)
+    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, gated=model.gated, **stored)
 
 
 class ExpertBuffers:

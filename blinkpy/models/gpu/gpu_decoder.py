@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.activation import quantised_swiglu, softcap
+from blinkpy.kernels.activation import quantised_swiglu, softcap, squared_relu
 from blinkpy.kernels.all_reduce import Peers, all_reduce, gather_logits
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, place_pages
 from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
@@ -124,8 +124,8 @@ class GpuDecoder:
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only or model.drafting}
         self.drafts = None
         if model.drafting:
-            last = model.layers[-1].mlp
-            self.drafts = DraftStage(model, tokens, rows, dtype, device, BLOCKS[type(last)])
+            last = Experts if model.expert_layers[-1] else Mlp
+            self.drafts = DraftStage(model, tokens, rows, dtype, device, BLOCKS[last])
         self.head = None
         tokens_of_head = weights.head_tokens
         if model.draft_head and weights.draft_head and head_cache and tokens_of_head is not None:
@@ -180,14 +180,15 @@ class GpuDecoder:
         blocks, final = blocks_of_group(self.model.own_layers, shape.groups, group), self.model.own_layers - 1
         for block in blocks:
             index, is_mlp = divmod(block, 2)
-            self._ends_group = block == blocks[-1] and group + 1 < shape.groups
             last, mlp = index == final, self.model.layers[index].mlp
+            ends = block == blocks[-1] or (mlp is None and block + 1 == blocks[-1])
+            self._ends_group = ends and group + 1 < shape.groups
             if not is_mlp:
                 if self.head is not None:
                     self.head.take(self, shape, index)
                 with noted(lambda index=index: f"attention of layer {index}"):  # type: ignore[misc]
                     self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
-            if is_mlp or last:
+            if (is_mlp or last) and mlp is not None:
                 with noted(lambda index=index: f"MLP of layer {index}"):  # type: ignore[misc]
                     BLOCKS[type(mlp)](self, layers[index], mlp)
                     if self.model.layer_inputs:
@@ -237,7 +238,7 @@ class GpuDecoder:
             out = self.heads.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         if self.parallel and norm is not None and last_tokens_only:  # of a stream that now has fewer rows
             self._norm(norm, out=self._shared)
-        norm_follows = isinstance(of_layer.mlp, Mlp) and not self._ends_group and not self.parallel
+        norm_follows = not isinstance(of_layer.mlp, Experts) and not self._ends_group and not self.parallel
         self._add_linear(out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=norm_follows)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
@@ -249,20 +250,30 @@ class GpuDecoder:
 
     def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
         gate, gate_up, down = BLOCKS[mlp.activation], layer.gate_up, layer.down
+        if gate_up is None or down is None:
+            raise ValueError("an MLP needs its matrices")
         rows = self.stream.rows
         inner: torch.Tensor | Fp8Rows = part(self.buffers.inner, rows, mlp.size)
-        config = self._config(gate_up, rows, swiglu=True)
+        config = self._config(gate_up, rows, swiglu=bool(gate))
         source = self._shared[:rows] if self.parallel else self.stream.hidden
-        if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu") and quantises(self._config(down, rows), down):
+        if gate and isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu") and quantises(self._config(down, rows), down):
             both = self.linear_workspace.rows[: rows * 2 * mlp.size].view(rows, 2 * mlp.size)
             self._linear(source, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
             quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
             quantised_swiglu(both, self.stream.counts, quantised, down.input_scale, gelu=gelu, pdl=self.pdl)
             inner = quantised
         else:
-            self._linear(source, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
+            self.activated(source, gate_up, inner, mlp.activation, norm=layer.post_norm, bias=layer.gate_up_bias)
         follows, factor = not self._ends_group, factor_of_mlp(layer)
         self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=follows, factor=factor)
+
+    def activated(
+        self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, activation: Activation, **how: torch.Tensor | None
+    ) -> None:
+        """Launch the product of an MLP before its activation, and the activation. how: norm and bias, as of _linear."""
+        self._linear(x, weight, out, **BLOCKS[activation], **how)
+        if activation == Activation.SQUARED_RELU:
+            squared_relu(out, self.stream.counts, pdl=self.pdl)
 
     def _norm(
         self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None, *, out: torch.Tensor | None = None
@@ -411,6 +422,7 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.SILU: {"swiglu": True},  # arguments of the previous product; fused into the kernels of experts
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
     Activation.CLAMPED_SWISH: None,  # only of experts, fused into their kernels
+    Activation.SQUARED_RELU: {},  # a kernel after the product
     **dict.fromkeys(RouterKind),  # expert_stage.py
 }
 """The function for each type of block. Other types are refused."""

@@ -239,7 +239,7 @@ def _problems(model: DecoderDescription) -> Iterator[str]:
     for layer in first_layers(model):
         mlp = model.layers[layer].mlp
         if isinstance(mlp, Experts) and (mlp.number > MAX_EXPERTS or mlp.top_k > MAX_TOP_K):
-            router = f"{model.prefix_of(layer)}{model.tensors.router}"
+            router = f"{model.mlp_prefix_of(layer)}{model.tensors.router}"
             yield (
                 f"{router}: {mlp.top_k} of {mlp.number} experts, and the kernels take at most {MAX_TOP_K} of {MAX_EXPERTS}; "
                 f"{INSTEAD}"

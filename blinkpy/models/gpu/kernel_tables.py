@@ -101,7 +101,7 @@ def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, Li
             group, fp4 = part.packing.group, part.packing.is_float
             group = 0 if group == inputs and not fp4 else group
             shape = shape._replace(dtype=WORDS, inputs=dtype, group=group, fp4=fp4, ordered=part.packing.ordered)
-        if part.field.endswith("gate_up"):
+        if part.field.endswith("gate_up") and model.gated:
             shape = shape._replace(n=outputs // 2, swiglu=True)
         found[part.sources[0][0].removesuffix(".weight")] = shape
     return found
@@ -115,5 +115,5 @@ def expert_shape(model: DecoderDescription) -> ExpertShape:
         if part.field == "gate_up" and part.quantization is not None and not part.dequantised:
             fp8 = "blocks" if len(part.scale_shape) == len(part.shape) else "rows"
         packing = part.packing if part.field == "gate_up" else packing
-    shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
+    shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8, gated=model.gated)
     return shape if packing is None else replace(shape, packed=packing.kind, ordered=packing.ordered)

@@ -140,7 +140,7 @@ def unknown_parts(model: DecoderDescription) -> list[str]:
     norms = {part.shape for part in parts if part.field in ("q_norm", "k_norm")}
     if norms - {(model.head_dim,)}:
         found.add("norms of queries and keys over more than a head")
-    blocks = {model.norm, model.factors, *model.ropes} | {b for x in model.layers for b in (x.attention, x.mlp)}
+    blocks = {model.norm, model.factors, *model.ropes} | {b for x in model.layers for b in (x.attention, x.mlp) if b is not None}
     for block in (model, *blocks, *parts, *outer_parts(model)):
         found.update(_set_fields(block))
     return sorted(found)

@@ -106,7 +106,7 @@ def _with_shared_tensors(model: DecoderDescription, names: Container[str]) -> De
     if not model.tensors.one_for_experts or True not in model.expert_layers:
         return model
     gate_up, down = model.tensors.one_for_experts
-    if f"{model.prefix_of(model.expert_layers.index(True))}{down}" not in names:
+    if f"{model.mlp_prefix_of(model.expert_layers.index(True))}{down}" not in names:
         return model
     out_first = () if model.tensors.either_order else ("gate_up", "down")
     shared = model.tensors._replace(expert_gate_up=(gate_up,), expert_down=down, gate_first=True, out_first=out_first)

@@ -18,7 +18,8 @@ Matrix = torch.Tensor | Fp8Matrix | PackedMatrix
 @dataclass
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the
-    gate, then up. A layer that reads another layer's keys and values has only queries in qkv, and no k_norm.
+    gate, then up, or up alone without a gate. A layer without an MLP has neither gate_up nor down. A layer
+    that reads another layer's keys and values has only queries in qkv, and no k_norm.
 
     An expert layer has a router [experts, hidden]. Its gate_up, down and their biases have a leading
     dimension for the expert, unlike its shared MLP. In MXFP4, gate_up, down and their scales are uint8: a
@@ -38,8 +39,8 @@ class LayerWeights:
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
     o: Matrix  # [hidden, heads * head_dim]
-    gate_up: Matrix  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
-    down: Matrix  # [hidden, intermediate] or [experts, hidden, expert_size]
+    gate_up: Matrix | None = None  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: Matrix | None = None  # [hidden, intermediate] or [experts, hidden, expert_size]
     input_norm: torch.Tensor | None = None  # [hidden] before attention
     attention_out_norm: torch.Tensor | None = None  # [hidden] after attention
     post_norm: torch.Tensor | None = None  # [hidden] before the MLP

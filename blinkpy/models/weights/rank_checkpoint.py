@@ -59,7 +59,7 @@ def _sections(model: DecoderDescription, own: DecoderDescription, layer: int, wh
         queries, keys = (gates * pair[0].q_size, gates * pair[1].q_size), (pair[0].kv_size, pair[1].kv_size)
         return [queries, keys, keys]
     if kind in ("gate_up", "shared_gate_up") and not whole.interleaved:
-        mlps = model.layers[layer].mlp, own.layers[layer].mlp
+        mlps = [mlp for mlp in (model.layers[layer].mlp, own.layers[layer].mlp) if mlp is not None]
         sizes = [mlp.shared if isinstance(mlp, Experts) and kind != "gate_up" else mlp.size for mlp in mlps]
         return [(sizes[0], sizes[1])] * 2
     axis = -2 if len(whole.shape) > 1 and not whole.field.endswith("_bias") else -1

@@ -173,14 +173,20 @@ def _matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, 
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     names, recurrence = model.tensors, model.layers[layer].recurrence
     prefix = model.prefix_of(layer)
-    norms = [_vector(field, prefix + getattr(names, field), model.hidden_size) for field in NORMS[model.placement]]
+    mlp, of_mlp = model.layers[layer].mlp, model.mlp_prefix_of(layer)
+    prefixes = {"input_norm": prefix, "attention_out_norm": prefix}
+    norms = [
+        _vector(field, prefixes.get(field, of_mlp) + getattr(names, field), model.hidden_size)
+        for field in NORMS[model.placement]
+        if mlp is not None or field in prefixes
+    ]
     if isinstance(recurrence, ShortConvolution):
         mixer = _convolution_parts(model, recurrence, prefix)
     elif isinstance(recurrence, StateSpace):
         mixer = _space_parts(model, recurrence, prefix)
     else:
         mixer = _attention_parts(model, layer, prefix) if recurrence is None else _delta_parts(model, recurrence, prefix)
-    parts = [*norms, *mixer, *_mlp_parts(model, model.layers[layer].mlp, prefix)]
+    parts = [*norms, *mixer, *(_mlp_parts(model, mlp, of_mlp) if mlp is not None else ())]
     parts += _layer_input_parts(model, prefix) if model.layer_inputs else []
     return [*parts, joined("layer_scale", [(prefix + names.layer_scale, 1)])] if model.layers[layer].scaled else parts
 
@@ -313,8 +319,9 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
         return _matrix(field, [prefix + name for name in stored], rows, width, bias)
 
+    halves = mlp.activation.halves
     if isinstance(mlp, Mlp):
-        parts = matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
+        parts = matrix("gate_up", names.gate_up, (mlp.size,) * halves, hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
     parts = matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
     if mlp.router == RouterKind.SIGMOID_TOP_K:
@@ -322,7 +329,7 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     if mlp.router == RouterKind.BIASED_SOFTMAX_TOP_K:  # stored as one row
         parts.append(replace(joined("selection_bias", [(f"{prefix}{names.selection_bias}", 1)], mlp.number), wide=True))
     if mlp.shared:
-        parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
+        parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared,) * halves, hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
     if mlp.parallel:
@@ -330,7 +337,7 @@ def _mlp_parts(model: DecoderDescription, mlp: Mlp | Experts, prefix: str) -> li
     if "{expert}" not in names.expert_down:
         in_turns, out_first = not names.gate_first, names.out_first
         gate_up, down = prefix + names.expert_gate_up[0], prefix + names.expert_down
-        parts += _of_all_experts("gate_up", gate_up, mlp, 2 * mlp.size, hidden, in_turns, "gate_up" in out_first)
+        parts += _of_all_experts("gate_up", gate_up, mlp, halves * mlp.size, hidden, in_turns, "gate_up" in out_first)
         return parts + _of_all_experts("down", down, mlp, hidden, mlp.size, False, "down" in out_first)
     of_each = [tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,))]
     parts.append(_of_experts("gate_up", mlp.number, of_each[0], mlp.size, hidden))
@@ -436,8 +443,9 @@ def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> 
     read = weight_bytes(replace(model, draft_head=None), itemsize) - itemsize * model.vocab_size * gathered
     if any(model.expert_layers):
         experts = model.experts
+        matrices = experts.activation.halves + 1
         unused = (1 - experts.top_k / experts.number) ** rows
         fp8 = model.quantization is not None and model.quantization.inputs
         each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 or model.packing else 1 if fp8 else itemsize
-        read -= int(unused * sum(model.expert_layers) * experts.number * 3 * experts.size * model.hidden_size * each)
+        read -= int(unused * sum(model.expert_layers) * experts.number * matrices * experts.size * model.hidden_size * each)
     return read

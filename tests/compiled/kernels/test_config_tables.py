@@ -138,7 +138,7 @@ def published_matrices() -> Iterator[tuple[bool, int, int]]:
         layers = {block: index for index, block in enumerate(model.layers)}.values()
         for part in [*outer_parts(model), *(part for layer in layers for part in layer_parts(model, layer))]:
             if len(part.shape) == 2 and not part.packed:
-                swiglu = part.field.endswith("gate_up")
+                swiglu = part.field.endswith("gate_up") and model.gated
                 found.add((swiglu, part.shape[0] // (2 if swiglu else 1), part.shape[1]))
     yield from sorted(found)
 

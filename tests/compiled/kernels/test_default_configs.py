@@ -82,6 +82,7 @@ EXPERTS = st.builds(
     top_k=st.integers(1, 16),
     hidden=st.integers(1, 1024).map(lambda n: 32 * n),
     width=st.integers(1, 1024).map(lambda n: 32 * n),
+    gated=st.booleans(),
 )
 
 
@@ -89,11 +90,11 @@ EXPERTS = st.builds(
 def test_defaults_of_experts_pass_their_check(shape: ExpertShape, form: str, tokens: int, dtype: torch.dtype) -> None:
     four = form if form.endswith("4") or "int4" in form else ""
     shape = replace(shape, mxfp4=four == "mxfp4", fp8="" if four else form, top_k=min(shape.top_k, shape.experts))
-    shape = replace(shape, packed="" if shape.mxfp4 else four)
+    shape = replace(shape, packed="" if shape.mxfp4 else four, gated=shape.gated or shape.mxfp4)
     config = default_expert_config(shape, tokens, dtype)
     check_expert_config(config, shape, dtype)
-    for tile, halves in ((config.up, 2), (config.down, 1)):
-        needs = tile_needs(config.block_m, tile, shape, dtype, halves=halves)
+    for tile, up in ((config.up, True), (config.down, False)):
+        needs = tile_needs(config.block_m, tile, shape, dtype, up=up)
         assert 0 < needs.shared <= SHARED_MEMORY_LIMIT[90]
         assert 0 < needs.registers(tile.warps) <= 255
     assert len({InvariantExpertTable().config(shape, rows, dtype) for rows in (1, 64, 4096)}) == 1

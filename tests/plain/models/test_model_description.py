@@ -159,6 +159,12 @@ MISTRAL_3 = {
     "vision_config": {"hidden_size": 1024},
     "torch_dtype": "bfloat16",
 }
+NEMOTRON = {  # small
+    "architectures": ["NemotronHForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16,
+    "num_hidden_layers": 6, "hybrid_override_pattern": "M-MM*E", "num_attention_heads": 4, "num_key_value_heads": 2,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+}  # fmt: skip
 PUBLISHED = {  # name -> config, parameters
     "Llama-3.1-8B": (LLAMA_31_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
@@ -418,6 +424,19 @@ def test_dynamic_scaling_begins_beyond_the_context_and_inert_parameters_change_n
     )
 
 
+def test_layers_of_nemotron_by_a_pattern_and_by_a_list() -> None:
+    model = describe_config(NEMOTRON)
+    listed = {key: value for key, value in NEMOTRON.items() if key not in ("hybrid_override_pattern", "num_hidden_layers")}
+    types = ["mamba", "mlp", "mamba", "linear_attention", "attention", "moe"]
+    assert describe_config(listed | {"layers_block_type": types}) == model
+    blocks = [(layer.recurrence is not None, type(layer.mlp)) for layer in model.layers]
+    assert blocks == [(True, Mlp), (True, type(None)), (True, type(None)), (False, Experts)]
+    assert [(model.prefix_of(i), model.mlp_prefix_of(i)) for i in (0, 3)] == [
+        ("model.layers.0.", "model.layers.1."), ("model.layers.4.", "model.layers.5."),
+    ]  # fmt: skip
+    assert not model.gated and model.layers[0].mlp == Mlp(96, Activation.SQUARED_RELU)
+
+
 def test_mistral_has_windows_where_its_layers_say_so() -> None:
     types = ["full_attention", "sliding_attention"] * 16
     assert windows(MISTRAL_7B | {"layer_types": types}) == (0, 4096) * 16
@@ -505,6 +524,30 @@ def test_both_spellings_give_the_same() -> None:
         (SMOLLM3_3B, {"no_rope_layers": [2] * 36}, "no_rope_layers"),
         (GRANITE_31_8B, {"residual_multiplier": 0}, "residual_multiplier"),
         (LLAMA_31_8B, {"residual_multiplier": 0.5}, "residual_multiplier is not supported for LlamaForCausalLM"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must be a text of M \\* - E, not 'M-X'"),
+        (
+            NEMOTRON,
+            {"layers_block_type": ["mamba", "gru"]},
+            "each of attention, mamba, full_attention, linear_attention, mlp, moe",
+        ),
+        (NEMOTRON, {"hybrid_override_pattern": "-M*E"}, "layer 0 is mlp; it must follow a layer of"),
+        (NEMOTRON, {"hybrid_override_pattern": "M*-E"}, "layer 3 is moe; it must follow a layer of"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-ME"}, "needs at least one layer of full_attention"),
+        (NEMOTRON, {"num_hidden_layers": 5}, r"num_hidden_layers \(5\) must be the number of kinds of layers \(6\)"),
+        (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' is not supported"),
+        (
+            NEMOTRON,
+            {"moe_latent_size": 1024},
+            r"moe_latent_size 1024 is not supported for NemotronHForCausalLM \(supported: None\)",
+        ),
+        (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts 2 is not supported"),
+        (NEMOTRON, {"mamba_proj_bias": True}, "mamba_proj_bias True is not supported"),
+        (NEMOTRON, {"mlp_bias": True}, "mlp_bias is not supported for NemotronHForCausalLM with experts"),
+        (NEMOTRON, {"attention_bias": True}, "attention_bias is not supported"),
+        (NEMOTRON, {"sliding_window": 4096}, "sliding_window is not supported"),
+        (NEMOTRON, {"n_groups": 3}, r"mamba_num_heads \(8\) must be a multiple of n_groups \(3\)"),
+        (NEMOTRON, {"time_step_limit": [0.1, 1]}, r"time_step_limit \[0.1, 1\] is not supported"),
+        (NEMOTRON, {"attention_head_dim": 64}, r"attention_head_dim \(64\) must be head_dim \(16\)"),
         (GRANITE4, {"layer_types": ["mamba", "gru"] * 4}, "each of attention, full_attention, mamba, linear_attention"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_n_groups": 3}, "must be a multiple of mamba_n_groups"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_d_head": 3}, "must be mamba_expand times hidden_size"),

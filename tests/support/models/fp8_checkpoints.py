@@ -17,16 +17,16 @@ from support.models.model_zoo import ZOO, auto_class, make_model
 from torch.overrides import TorchFunctionMode
 
 LINEAR = re.compile(
-    r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log|mamba\.D|conv\.conv|forward\.gate\b))"
+    r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log|mamba\.D|mixer\.(D|gate)\b|conv\.conv|forward\.gate\b))"
 )
 KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
     "strengths and decays": r"linear_attn\.in_proj_(b|a|ba)\.",
-    "qkv": r"self_attn\.(q|k|v|qkv|q_a)_proj|kv_a_proj|(linear_attn|conv|mamba)\.in_proj",
+    "qkv": r"(self_attn|mixer)\.(q|k|v|qkv|q_a)_proj|kv_a_proj|(linear_attn|conv|mamba|mixer)\.in_proj",
     "q_b": r"self_attn\.q_b_proj",
     "kv_b": r"self_attn\.kv_b_proj",  # dequantised before it is absorbed, so its inputs are not rounded
     "gate of a layer's inputs": r"per_layer_input_gate",
     "projection of a layer's inputs": r"per_layer_projection",
-    "o": r"self_attn\.o_proj|\.out_proj",
+    "o": r"(self_attn|mixer)\.o_proj|\.out_proj",
     "shared gate and up": r"shared_(experts?|mlp)\.(gate|up)_proj",
     "shared down": r"shared_(experts?|mlp)\.down_proj",
     "experts' gate and up": r"experts\..*(gate|up)_proj|experts\..*w[13]\b|experts\.gate_up_proj",

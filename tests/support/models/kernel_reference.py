@@ -150,7 +150,7 @@ def experts(
 ) -> Tensor:  # fmt: skip
     """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
     biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU, and -1 for
-    GeGLU.
+    GeGLU. If gate_up is [E, width, hidden], there is no gate, and squared ReLU.
     rounded: inputs as the matrices take them. scales_inputs: an expert's weight multiplies its input, not its result."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
@@ -160,7 +160,10 @@ def experts(
             if scales_inputs:
                 given, weight = given * weight.double(), torch.ones_like(weight)
             inner = linear(rounded(given), gate_up[expert], first)
-            inner = clamped_swish(inner, *clamp) if clamp[1] > 0 else swiglu(inner, clamp[1] < 0)
+            if inner.shape[-1] == down.shape[-1]:  # without a gate
+                inner = inner.clamp_min(0.0) ** 2
+            else:
+                inner = clamped_swish(inner, *clamp) if clamp[1] > 0 else swiglu(inner, clamp[1] < 0)
             out[token] += weight.double() * linear(rounded(inner), down[expert], second)[0]
     return out
 

@@ -136,6 +136,12 @@ SPACE_MOE = {
     "mamba_n_groups": 1,
     "mamba_proj_bias": True,
 }
+NEMOTRON: dict[str, Any] = {"mamba_num_heads": 6, "mamba_head_dim": 20, "ssm_state_size": 16, "n_groups": 2, "head_dim": 16}
+NEMOTRON |= {"time_step_min": 1e-30}  # transformers 5.24 raises a prompt's time steps to it, but not those of later tokens
+NEMOTRON_MOE = {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "routed_scaling_factor": 1.5}
+NEMOTRON_MOE |= {"moe_shared_expert_intermediate_size": 48, "n_group": 3, "topk_group": 2}
+NEMOTRON_DENSE: dict[str, Any] = {"use_bias": True, "mlp_bias": True, "num_experts_per_tok": 0, "conv_kernel": 3}
+NEMOTRON_DENSE |= {"layers_block_type": [RECURRENT, "mlp", RECURRENT, FULL, "mlp", RECURRENT]}
 LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
 LFM2_MOE |= {"routed_scaling_factor": 1.5}
@@ -286,6 +292,12 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe-nested": ("Qwen3_5MoeConfig", {**DELTA_MOE, "model_type": "qwen3_5_moe_text"}),
     "granite4-h": ("GraniteMoeHybridConfig", {**GRANITE, **SPACE, "layer_types": [RECURRENT, FULL, RECURRENT]}),
     "granite4-h-moe": ("GraniteMoeHybridConfig", {**GRANITE, **SPACE, **SPACE_MOE, "layer_types": [RECURRENT, RECURRENT, FULL]}),
+    "nemotron-h": ("NemotronHConfig", {**NEMOTRON, **NEMOTRON_DENSE}),
+    "nemotron-h-moe": (
+        "NemotronHConfig",
+        {**NEMOTRON, **NEMOTRON_MOE, "layers_block_type": [RECURRENT, "moe", RECURRENT, FULL, "moe"], "n_groups": 1},
+    ),
+    "nemotron-h-mixed": ("NemotronHConfig", {**NEMOTRON, **NEMOTRON_MOE, "layers_block_type": [RECURRENT, "moe", FULL, "mlp"]}),
     "lfm2": ("Lfm2Config", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 24}),
     "lfm2-biased": ("Lfm2Config", LFM2_BIASED),
     "lfm2-moe": ("Lfm2MoeConfig", {**LFM2_MOE, "layer_types": [CONV, CONV, FULL]}),
@@ -382,7 +394,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
     model = auto_class(name).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("norm.weight"):
+            if parameter_name.endswith(("norm.weight", "norm_f.weight")):
                 added = kind.startswith(ADDS_1) and not parameter_name.endswith("linear_attn.norm.weight")
                 parameter.uniform_(0.5, 1.5).sub_(1 if added else 0)
             elif parameter_name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
@@ -393,7 +405,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
                 parameter.normal_(0, 1.2)
             elif parameter_name.endswith("e_score_correction_bias"):  # next to shares of a softmax
                 parameter.uniform_(-0.1, 0.1)
-            elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
+            elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name or "embeddings" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, 1.2 * parameter.shape[-1] ** -0.5)

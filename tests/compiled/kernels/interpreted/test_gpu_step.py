@@ -52,10 +52,8 @@ def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name:
 
 
 def test_a_step_from_a_snapshot(rng: np.random.Generator, tmp_path: Path) -> None:
-    assert (
-        step_cases.snapshot_case(rng, "cpu", ("qwen3-next", "qwen3.5", "lfm2", "granite4-h")[SEED % 4], tmp_path, torch.float32)
-        < 1e-4
-    )
+    name = ("qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h-mixed")[SEED % 5]
+    assert step_cases.snapshot_case(rng, "cpu", name, tmp_path, torch.float32) < 1e-4
 
 
 MIXED_STEPS = [  # model, rows, steps
@@ -87,6 +85,9 @@ MIXED_STEPS = [  # model, rows, steps
     ("lfm2-moe", 8, 3),
     ("granite4-h", 8, 4),  # whose last layer has a state
     ("granite4-h-moe", 3, 3),
+    ("nemotron-h", 8, 4),  # whose last layer has no MLP
+    ("nemotron-h-moe", 3, 3),
+    ("nemotron-h-mixed", 8, 3),
     ("deepseek-v2-lite", 8, 3),
     ("deepseek-v2", 8, 3),
     ("deepseek-v3", 8, 4),
@@ -122,6 +123,7 @@ def test_mixed_steps(
 DRAFTED_STEPS = [  # model, steps: the second step has one request, the last ones of eight have four
     ("llama3", 8), ("gpt-oss", 3), ("deepseek-v3", 3), ("gemma4-moe", 3), ("smollm3-window", 8), ("qwen3-moe", 3),
     ("qwen3-next", 8), ("qwen3.5-nested", 8), ("lfm2", 8), ("granite4-h", 8),
+    ("nemotron-h", 8),
 ]  # fmt: skip
 
 

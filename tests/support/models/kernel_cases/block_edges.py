@@ -24,6 +24,7 @@ from support.models.kernel_cases.layer_cases import (
     norm_case,
     quantised_case,
     softcap_case,
+    squared_relu_case,
     swiglu_case,
 )
 from support.models.kernel_cases.linear_cases import linear_case
@@ -209,6 +210,7 @@ BLOCKS = (
     Block("_embed", "BLOCK", "hidden", _sized(embedding_case, "hidden", tokens=2, bucket=3), start=2048),
     Block("_last_tokens", "BLOCK", "hidden", _sized(gather_case, "hidden"), start=2048),
     Block("_swiglu", "BLOCK", "width", _sized(swiglu_case, "width", tokens=2, bucket=3), start=2048),
+    Block("_squared_relu", "BLOCK", "width", _sized(squared_relu_case, "width", tokens=2, bucket=3), start=2048),
     Block("_swiglu_rows", "BLOCK", "width", quantised),
     Block("_quantise_rows", "BLOCK", "width", quantised),
     Block("_softcap", "BLOCK", "vocabulary", softcapped),

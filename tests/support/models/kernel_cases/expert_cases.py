@@ -131,7 +131,7 @@ def experts_case(
     weights, ids = reference_route(logits[:tokens], shape.top_k, selection)
     x = draw(rng, bucket, shape.hidden, **make)
     x[tokens:] = float("nan")
-    sizes = ((shape.experts, 2 * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width))
+    sizes = ((shape.experts, shape.halves * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width))
     gate_up, down, scales = (*(draw(rng, *size, scale=size[-1] ** -0.5, **make) for size in sizes), None)
     exact = (gate_up, down)
     if shape.mxfp4:

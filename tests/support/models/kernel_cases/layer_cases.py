@@ -8,7 +8,7 @@ from support.models import kernel_reference
 from support.models.kernel_cases.kernel_inputs import close, draw, header, ints, poison, untouched
 from torch import Tensor
 
-from blinkpy.kernels.activation import quantised_swiglu, softcap, swiglu
+from blinkpy.kernels.activation import quantised_swiglu, softcap, squared_relu, swiglu
 from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.layer_inputs import gate_inputs, mix_inputs
@@ -89,6 +89,14 @@ def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, token
         swiglu(x, header(tokens, tokens, 0, device), out, gelu=gelu)
         close(out[:tokens], kernel_reference.swiglu(x[:tokens], gelu), dtype, f"gelu {gelu}")
         untouched(out[tokens:], "swiglu")
+
+
+def squared_relu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
+    given = draw(rng, bucket, width, dtype=dtype, device=device, scale=3.0)
+    x = given.clone()
+    squared_relu(x, header(tokens, tokens, 0, device))
+    close(x[:tokens], given[:tokens].double().clamp_min(0.0) ** 2, dtype, "squared ReLU")
+    assert torch.equal(x[tokens:], given[tokens:])
 
 
 def quantised_rows(x: Tensor, blocks: bool, given: float | None) -> tuple[Tensor, Tensor]:
