@@ -158,6 +158,9 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["full_attn_idxs"] = [1]
     elif "full_attention_interval" in config:
         config["layer_types"] = ["linear_attention", "full_attention"]
+    elif pattern := config.get("hybrid_override_pattern"):  # a state space and attention, each with an MLP or experts
+        config |= {"hybrid_override_pattern": f"M{pattern[-1]}*{pattern[-1]}", "num_hidden_layers": 4}
+        config["time_step_min"] = 1e-30  # transformers 5.24 raises time steps to it, but only in prefill
     elif kind.model_type == "cohere2":
         config["layer_types"] = ["sliding_attention", "full_attention"]
     if config.get("num_kv_shared_layers"):  # two kinds, then the same with the keys of these
@@ -210,7 +213,7 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
         for name, parameter in model.named_parameters():
             if unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.uniform_(0.5, 1.5).mul_(len(parameter) ** -0.25)
-            elif name.endswith("norm.weight"):
+            elif name.endswith(("norm.weight", "norm_f.weight")):
                 parameter.uniform_(0.5, 1.5).sub_(1 if adds_1 and not name.endswith("linear_attn.norm.weight") else 0)
             elif name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
                 parameter.uniform_(0.5, 1.5)
@@ -222,7 +225,7 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
                 parameter.uniform_(-0.02, 0.02)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
-            elif "embed_tokens" in name:  # tied, it is the matrix of the logits as well
+            elif "embed_tokens" in name or name.endswith("embeddings.weight"):  # tied, it is the matrix of the logits as well
                 spread = 2 / getattr(config, "logit_scale", 1.0)
                 parameter.normal_(0, spread * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
             else:
