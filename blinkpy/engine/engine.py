@@ -108,7 +108,8 @@ class Engine:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
         require_recurrent(self.config, model)
-        if self.config.scheduler.step_groups > (most := most_groups(model.own_layers)):
+        bare = any(layer.mlp is None for layer in model.layers)
+        if self.config.scheduler.step_groups > (most := most_groups(model.own_layers, bare=bare)):
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {model.own_layers} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)

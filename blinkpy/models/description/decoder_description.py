@@ -40,7 +40,7 @@ class TensorNames(NamedTuple):
     out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
     one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
         rows of gate first; empty: there is no such form.
-    counts_mlps: an MLP has a number of its own in {layer}, after that of its attention. An MLP's names then follow the prefix of
+    counts_mlps: an MLP has a separate number in {layer}, after that of its attention. An MLP's names then follow the prefix of
         that number.
     recurrent_in, delta_ba: a single name stands for a tensor whose rows are grouped by key heads.
     renamed: (alternative prefix, our prefix) of names.

@@ -57,11 +57,14 @@ def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sorted(sizes)]
 
 
-def most_groups(layers: int) -> int:
+def most_groups(layers: int, *, bare: bool = False) -> int:
     """Maximum groups of a step with this number of layers; a group has at least one block (see
     blocks_of_group).
+
+    bare: some layers have no MLP, so that one block may be empty; a group then has at least two.
     """
-    return 2 * layers - 1
+    blocks = 2 * layers - 1
+    return max(1, blocks // 2) if bare else blocks
 
 
 def blocks_of_group(layers: int, groups: int, group: int) -> range:

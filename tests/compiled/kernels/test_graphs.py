@@ -72,6 +72,13 @@ def test_it_is_known_where_the_longest_wait_follows(rng: np.random.Generator) ->
     assert [mlp_follows(layers, groups, group) for group in range(groups - 1)] == [first % 2 == 1 for first in firsts]
 
 
+@pytest.mark.parametrize("layers", range(1, 40))
+def test_no_group_is_empty_if_layers_lack_an_mlp(layers: int) -> None:
+    for groups in range(1, most_groups(layers, bare=True) + 1):
+        blocks = [blocks_of_group(layers, groups, group) for group in range(groups)]
+        assert all(any(block % 2 == 0 for block in some) for some in blocks), "each has attention, as no graph may be empty"
+
+
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
 def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
     with pytest.raises(ValueError, match="of 20 nodes can't contain"):

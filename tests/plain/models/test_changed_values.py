@@ -1,6 +1,6 @@
 """Each value of each family's config.json, changed: the model is refused with the names of keys, or it has transformers' logits.
 
-The list makes itself from what transformers writes. Without an effect in transformers, a value need not be taken.
+The list makes itself from the config.json that transformers writes. Without an effect in transformers, a value need not be taken.
 """
 
 import copy
