@@ -113,9 +113,11 @@ def _layer_types(c: HfConfig) -> list[str]:
     types = DEFAULT_LAYERS if types is None else types
     for number, name in enumerate(types):
         if name not in MIXERS and (number == 0 or types[number - 1] not in MIXERS):
-            raise ConfigError(f"{c.where}: layer {number} is {name}; it must follow a layer of {RECURRENT} or {FULL}")
+            raise ConfigError(
+                f"{c.where}: layers_block_type: layer {number} is {name}; it must follow a layer of {RECURRENT} or {FULL}"
+            )
     if FULL not in types:
-        raise ConfigError(f"{c.where}: {c.name} needs at least one layer of {FULL}")
+        raise ConfigError(f"{c.where}: layers_block_type needs at least one layer of {FULL}")
     count = c.integer("num_hidden_layers", default=len(types))
     if count != len(types):
         raise ConfigError(f"{c.where}: num_hidden_layers ({count}) must be the number of kinds of layers ({len(types)})")
@@ -138,6 +140,8 @@ def _attention(c: HfConfig) -> Attention:
     kv_heads = heads if c.is_null("num_key_value_heads") else c.integer("num_key_value_heads")
     if heads % kv_heads:
         raise ConfigError(f"{c.where}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
+    if size % 2:
+        raise ConfigError(f"{c.where}: head_dim must be even, not {size}")
     if c.integer("attention_head_dim", default=size) != size:
         raise ConfigError(f"{c.where}: attention_head_dim ({c['attention_head_dim']}) must be head_dim ({size})")
     return Attention(heads, kv_heads, size, Rope(NONE, 1e4, size))

@@ -547,6 +547,7 @@ def test_both_spellings_give_the_same() -> None:
         (NEMOTRON, {"sliding_window": 4096}, "sliding_window is not supported"),
         (NEMOTRON, {"n_groups": 3}, r"mamba_num_heads \(8\) must be a multiple of n_groups \(3\)"),
         (NEMOTRON, {"time_step_limit": [0.1, 1]}, r"time_step_limit \[0.1, 1\] is not supported"),
+        (NEMOTRON, {"head_dim": 17}, "head_dim must be even, not 17"),
         (NEMOTRON, {"attention_head_dim": 64}, r"attention_head_dim \(64\) must be head_dim \(16\)"),
         (GRANITE4, {"layer_types": ["mamba", "gru"] * 4}, "each of attention, full_attention, mamba, linear_attention"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_n_groups": 3}, "must be a multiple of mamba_n_groups"),
