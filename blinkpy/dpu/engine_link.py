@@ -250,7 +250,11 @@ class EngineLink:
         generation, prompt, sampling = submission
         given: dict[str, Any] = {"grammar": generation.grammar, "rules": generation.rules}
         given = {name: one for name, one in given.items() if one is not None}
-        generation.request = pair.submit(prompt, sampling, generation, **given)
+        if generation.prediction is None:
+            generation.request = pair.submit(prompt, sampling, generation, **given)
+        else:
+            prediction = usable_prediction(generation.prediction, len(prompt), pair)
+            generation.request = pair.submit(prompt, sampling, generation, **given, prediction=prediction)
         generation.submitted = generation.submitted or time.monotonic()  # phases start at the first engine
         self._metrics.count("prompt_tokens", len(prompt))
         flight = generation.flight
@@ -423,6 +427,16 @@ class EngineLink:
         self._gauge("attached", 1)
         logger.info("%sattached queue pair %d, epoch %d", self._log_prefix, pair.transport.pair, pair.epoch)
         return pair
+
+
+def usable_prediction(prediction: Int32 | None, prompt_length: int, pair: QueuePair) -> Int32 | None:
+    """The part of a prediction that an engine can take: after a move, the prompt includes output, and the engine may have other
+    options.
+    """
+    if prediction is None or not pair.facts.predictions:
+        return None
+    space = min(pair.context, pair.longest_prompt) - prompt_length
+    return prediction[max(0, len(prediction) - space) :] if space > 0 else None
 
 
 def _nowhere() -> QueuePair:

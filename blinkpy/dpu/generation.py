@@ -13,7 +13,16 @@ from blinkpy.queues import words as completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
-from blinkpy.queues.words import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN, TOP_LOGPROBS, WAS_DRAFTED, Int32
+from blinkpy.queues.words import (
+    FINISH_MASK,
+    FINISH_STOP,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+    TOP_LOGPROBS,
+    WAS_DRAFTED,
+    WAS_PREDICTED,
+    Int32,
+)
 
 # Log probabilities: from the engine's records to the objects of OpenAI's API.
 #
@@ -259,6 +268,7 @@ class Generation:
     leader: "Generation | None" = None  # of the same prompt: after its first token, the prompt's pages are cached
     grammar: ByteAutomaton | None = None  # restricts its text
     rules: TokenRules | None = None
+    prediction: Int32 | None = None  # tokens that the output may repeat
     reasoning: ReasoningCounter | None = None  # for usage, if its text may contain reasoning
     scores: PromptScores | None = None  # of its prompt, shared by the prompt's choices
     scoring: bool = False  # completions before its first token are the prompt's scores
@@ -268,6 +278,7 @@ class Generation:
     flight: Flight | None = None  # set if there are several engines
     tokens: int = 0  # generated
     drafted: int = 0  # of them: equal to their drafts
+    predicted: int = 0  # of these: to drafts from the prediction
     waited: float = 0.0  # for a slot, s
     submitted: float = 0.0  # time of submission to the engine, s; 0 before
     first_event: float = 0.0  # time of the first text, s; 0 before
@@ -328,6 +339,7 @@ class Generation:
             self.tokens += 1
             if flags & WAS_DRAFTED:
                 self.drafted += 1
+                self.predicted += flags & WAS_PREDICTED != 0
             if flags & HAS_LOGPROBS and self.request is not None:
                 record = self.request.records.popleft()
                 if self.top_logprobs >= 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from blinkpy.dpu.generation import Generation, Sink
 from blinkpy.dpu.link.queue_pair import CompletionEvent
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, WAS_DRAFTED
+from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, WAS_DRAFTED, WAS_PREDICTED
 
 POLL_S = 0.001  # minimum wait
 SPARE_S = 2 * POLL_S  # timers may be late by POLL_S, and steps differ slightly
@@ -50,7 +50,8 @@ class PollPace:
         return delay
 
 
-PLAIN_TOKENS = HAS_TOKEN, HAS_TOKEN | WAS_DRAFTED  # flags of a token with nothing else
+# Flags of a token with nothing else.
+PLAIN_TOKENS = HAS_TOKEN, HAS_TOKEN | WAS_DRAFTED, HAS_TOKEN | WAS_DRAFTED | WAS_PREDICTED
 
 
 def feed(
@@ -71,6 +72,7 @@ def feed(
         if flags in PLAIN_TOKENS and plain is not None and generation.open:  # the common case
             if flags != HAS_TOKEN:
                 generation.drafted += 1
+                generation.predicted += flags & WAS_PREDICTED != 0
             tokens += 1
             generation.tokens += 1
             plain.push(token)

@@ -3,7 +3,7 @@
 import logging
 import secrets
 
-from blinkpy.config import DEFAULT_SLOTS, EAGLE, MTP, NO_HITS, Config, ConfigError, step_sizes
+from blinkpy.config import DEFAULT_SLOTS, EAGLE, MTP, NGRAM, NO_HITS, Config, ConfigError, step_sizes
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
@@ -189,6 +189,7 @@ class Engine:
             grammar_share=self.config.engine.grammar_slots // self.config.frontend.workers if grammars else 0,
             grammar_words=grammar_words(self.config) if grammars else 0,
             grammar_arena=grammar_arena(self.config) if grammars else 0,
+            predictions=int(self.config.scheduler.speculative == NGRAM),
         )
 
     def run(self, budget_s: float = 0) -> None:

@@ -199,6 +199,12 @@ def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -
 
 
 @device
+def takes_predictions(limits):
+    """Whether drafts come from tokens that a request has: its own, and those of its prediction."""
+    return limits.draft_tokens > 0 and limits.step_drafts == 0
+
+
+@device
 def groups_of_step(step_groups, tokens, most):
     """Number of layer groups of a step that may be cut. A smaller step has fewer groups, so that all groups
     take similar times.

@@ -134,7 +134,7 @@ class Requests(NamedTuple):
     entry: Int32  # [S, 64] submission entry, verbatim
     request_id: Int64
     cache_salt: Int64
-    tokens: Int32  # [S, max_model_len] prompt and generated tokens
+    tokens: Int32  # [S, max_model_len] prompt and generated tokens; at the end of the row, those of its prediction
     prompt_length: Int32
     length: Int32  # tokens known: prompt and generated; of a scored prompt, the first token and the published ones
     computed: Int32  # tokens whose keys and values are in the cache
@@ -209,7 +209,9 @@ class Drafts(NamedTuple):
     most: Int32  # [S] drafts that the request may have in one step
     rests_until: Int32  # [S] length of the request below which it has no drafts
     known: Int32  # [S] first position that is not in the index yet
-    heads: Int32  # [S, H] latest position after an n-gram with this hash; 0: none. Entries of an earlier request are harmless
+    predicted: Int32  # [S] the same for the positions of its prediction
+    heads: Int32  # [S, H] latest position after an n-gram with this hash; 0: none. Entries of an earlier request are harmless.
+    # The hash of an n-gram differs in a prediction
     links: Int32  # [S, C] the position before it in the same bucket; 0: none
 
 

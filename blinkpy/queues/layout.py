@@ -118,7 +118,7 @@ class QueueLayout:
 
 
 MAGIC = b"BLINKPYQ"
-VERSION = 8
+VERSION = 9
 
 
 class EngineFacts(NamedTuple):
@@ -138,6 +138,7 @@ class EngineFacts(NamedTuple):
     grammar_arena: int = 0  # words for them at the end of the prompt arena
     model_digest: int = 0  # of the weights and the options that change their values; 0: unknown
     tokenizer_digest: int = 0
+    predictions: int = 0  # 1: predictions become drafts; 0: unsupported
 
 
 _LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2", "model_digest", "tokenizer_digest")

@@ -37,6 +37,7 @@ _SCALARS = [
     ("grammar_words", "<i4"),  # of the packed automaton; 0 without a grammar
     ("rules_offset", "<i4"),  # words into the prompt arena
     ("rules_words", "<i4"),  # of the packed token rules; 0 without rules
+    ("predicted_tokens", "<i4"),  # of the prediction, which follows the prompt in its arena
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
@@ -90,11 +91,17 @@ _SEED = [p.name for p in _PARAMETERS].index("seed")
 
 
 def pack_entry(
-    parameters: RequestParameters, request_id: int, *place: int, grammar: ArenaPlace = NOWHERE, rules: ArenaPlace = NOWHERE
+    parameters: RequestParameters,
+    request_id: int,
+    *place: int,
+    grammar: ArenaPlace = NOWHERE,
+    rules: ArenaPlace = NOWHERE,
+    predicted: int = 0,
 ) -> bytes:
     """A packed submission entry. A missing seed becomes random.
 
     place: epoch, slot, prompt offset and length, hash offset and count.
+    predicted: tokens of the prediction.
     Raises ValueError for too many stop ids, or if a value overflows.
     """
     stops = parameters.stop_ids
@@ -104,7 +111,7 @@ def pack_entry(
     if values[_SEED] is None:
         values[_SEED] = secrets.randbits(63)
     try:
-        digests, places = (grammar.digest, rules.digest), (*place, *grammar[1:], *rules[1:])
+        digests, places = (grammar.digest, rules.digest), (*place, *grammar[1:], *rules[1:], predicted)
         return _PACKED.pack(request_id, *digests, *values, *places, *stops, *(-1,) * (STOP_IDS - len(stops)))
     except (struct.error, OverflowError) as error:
         raise ValueError(f"a request parameter does not fit into a submission entry: {error}") from error

@@ -294,6 +294,7 @@ def copy_entry(limits, source, mirror, pair, where, lane, lanes):
     barrier(lanes)
     entry = mirror.sq
     length, count = entry[pair, where, E.WORD_PROMPT_LENGTH], entry[pair, where, E.WORD_HASH_COUNT]
+    length += max(0, entry[pair, where, E.WORD_PREDICTED_TOKENS])
     if length > limits.max_model_len:
         length = 0  # rejected without a look at its tokens
     offset = entry[pair, where, E.WORD_PROMPT_OFFSET]

@@ -67,6 +67,8 @@ NEVER: tuple[tuple[str, str], ...] = (
      "a count never passes its limit"),
     ("rules.take_pages_early: `len(r.tokens) >= len(r.pages) * state.limits.page_size` is never greater",
      "a page is taken for each token in time"),
+    ("draft_rules.wanted: `source < len(tokens) - 1` is never equal",
+     "an earlier place is before the last token, and a predicted one behind it"),
     ("grammar_rules.ends_later: `grammar is not None` is never false",
      "it is asked for requests with a grammar only"),
     ("grammar_rules.can_end: `grammar is not None` is never false",

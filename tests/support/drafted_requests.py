@@ -95,13 +95,23 @@ def constrained_requests(rng: np.random.Generator, folder: Path) -> list[Drafted
 
 
 def outputs(
-    folder: Path, requests: list[DraftedRequest], cancel_after: dict[int, int] | None = None, **options: Any
+    folder: Path,
+    requests: list[DraftedRequest],
+    cancel_after: dict[int, int] | None = None,
+    predictions: dict[int, list[int]] | None = None,
+    **options: Any,
 ) -> tuple[list[Output], dict[str, int]]:
-    """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some of them."""
-    engine = make_engine(config_for(folder, **options))
+    """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some of them.
+    predictions: those of some of them.
+    """
+    engine, predicted = make_engine(config_for(folder, **options)), [(predictions or {}).get(i) for i in range(len(requests))]
     with serving(engine) as client:
         words = engine.views.engine
-        sent = [client.submit(np.array(prompt, np.int32), sampling, None, *own) for prompt, sampling, *own in requests]
+        given = [{"prediction": np.array(tokens, np.int32)} if tokens else {} for tokens in predicted]
+        sent = [
+            client.submit(np.array(prompt, np.int32), sampling, None, *own, **more)
+            for (prompt, sampling, *own), more in zip(requests, given, strict=True)
+        ]
         ended = collect(client, sent, {sent[i]: count for i, count in (cancel_after or {}).items()})
         wait_for(lambda: words[GAUGE["pages_held"]] == 0)
         counters = {name: int(words[index]) for name, index in COUNTER.items()}

@@ -45,6 +45,7 @@ def case_sizes(
     queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
     grammars = share, words, grammar_arena or sq * 2 * words
     facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, *grammars)
+    facts = facts._replace(predictions=int(options.get("speculative") == "ngram"))
     return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
 
 
@@ -121,14 +122,16 @@ class Case:
 
     def submit(
         self, prompt: list[int], max_tokens: int = 4, pair: int = 0, *, rejected: bool = False, entry: Any = (),
-        grammar: ByteAutomaton | None = None, rules: TokenRules | None = None, **sampling: Any,
+        grammar: ByteAutomaton | None = None, rules: TokenRules | None = None,
+        predicting: Callable[[list[int]], list[int]] | None = None, **sampling: Any,
     ) -> ExpectedRequest:  # fmt: skip
         """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
-        values than the client wrote."""
+        values than the client wrote. predicting: the prediction of its expected output."""
         parameters = RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling)
         request = ExpectedRequest(self.limits, prompt, parameters, grammar, rules, self.pieces)
         client = self.clients[pair]
-        sent = client.submit(np.array(prompt, np.int32), request.sampling, request, grammar, rules)
+        prediction = None if predicting is None else np.array(predicting(request.expected), np.int32)
+        sent = client.submit(np.array(prompt, np.int32), request.sampling, request, grammar, rules, prediction)
         client.transport.deliver(1 << 30)
         for name in entry:
             self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]

@@ -119,9 +119,13 @@ class Collector:
             sum(g.tokens for g in generations),
             sum(g.cached_tokens for g in prompts),
             sum(g.reasoning.tokens for g in generations if g.reasoning is not None),
-            sum(g.drafted for g in generations),
         )
-        return Usage(*counts)
+        predicting = [g for g in generations if g.prediction is not None]
+        if not predicting:
+            return Usage(*counts, drafted_tokens=sum(g.drafted for g in generations))
+        accepted = sum(g.predicted for g in predicting)
+        rejected = sum(max(0, len(g.prediction) - g.predicted) for g in predicting if g.prediction is not None)
+        return Usage(*counts, drafted_tokens=accepted, rejected_tokens=rejected)
 
     def body(self) -> Turns[bytes]:
         """The whole answer; call it once `done` is set without an error. For a short answer, use at_once()."""

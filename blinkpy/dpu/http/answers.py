@@ -43,11 +43,16 @@ class Usage(NamedTuple):
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt: found in the prefix cache
     reasoning_tokens: int = 0  # of the completion, including the tags of the reasoning
-    drafted_tokens: int = 0  # of the completion: accepted drafts
+    drafted_tokens: int = 0  # of the completion: accepted drafts; with a prediction, accepted drafts from it
+    rejected_tokens: int | None = None  # predicted tokens that did not become accepted drafts; None without a prediction
 
     def table(self) -> dict[str, Any]:
         """For /v1/chat/completions and /v1/completions."""
-        drafted = {"accepted_prediction_tokens": self.drafted_tokens} if self.drafted_tokens else {}
+        drafted = {"accepted_prediction_tokens": self.drafted_tokens}
+        if self.rejected_tokens is not None:
+            drafted["rejected_prediction_tokens"] = self.rejected_tokens
+        elif not self.drafted_tokens:
+            drafted = {}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -27,7 +27,7 @@ from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, is_bri
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.wire.exchange import JSON, ClientDisconnected, Exchange
-from blinkpy.dpu.link.queue_pair import part_name
+from blinkpy.dpu.link.queue_pair import QueuePair, part_name
 from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
@@ -162,6 +162,7 @@ class RequestHandler:
             if len(prompt) > pair.longest_prompt:  # of small arenas set by options
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
+            check_prediction(request.predicted, len(prompt), pair)
         request.checked = pair, stop_ids, limits
         return stop_ids, limits
 
@@ -260,6 +261,7 @@ class RequestHandler:
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
                 generation.grammar, generation.rules, generation.waited = request.automaton, request.rules, ticket.waited
+                generation.prediction = request.predicted
                 generation.min_tokens = parameters.min_tokens
                 generation.excluding = excluding(request.rules, request.automaton, request.stop_ids)
                 generation.reasoning = None if request.expected is None else request.expected.reasoning_counter()
@@ -363,6 +365,19 @@ async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
         raise ClientDisconnected
     if sink.error is not None:
         raise sink.error.again()
+
+
+def check_prediction(predicted: Int32 | None, prompt_length: int, pair: QueuePair) -> None:
+    """Raise ApiError for a prediction that the engine of a queue pair can't take. predicted: its tokens."""
+    if predicted is None:
+        return
+    if not pair.facts.predictions:
+        message = "'prediction' needs a server with '--speculative ngram': this server makes no drafts from it."
+        raise bad_request(message, "prediction", "unsupported_parameter")
+    most = min(pair.context, pair.longest_prompt)
+    if prompt_length + len(predicted) > most:
+        message = f"The prompt has {prompt_length} tokens and 'prediction' has {len(predicted)}, together above the limit of"
+        raise bad_request(f"{message} {most}: shorten 'prediction'.", "prediction", "context_length_exceeded")
 
 
 def _refuse(work: list[Submission], error: ApiError) -> None:

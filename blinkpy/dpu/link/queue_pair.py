@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from blinkpy.dpu.link.grammar_arena import NOTHING, Arena, GrammarArena, Plan
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -246,6 +248,7 @@ class QueuePair:
         owner: Any = None,
         grammar: ByteAutomaton | None = None,
         rules: TokenRules | None = None,
+        prediction: Int32 | None = None,
     ) -> InFlightRequest:
         """Submit a request to the engine.
 
@@ -253,6 +256,7 @@ class QueuePair:
         owner: kept in the request.
         grammar: the permitted outputs.
         rules: token rules.
+        prediction: int32 [m], tokens that the output may repeat; only for an engine whose facts have `predictions`.
         Raises NoSpaceError if there is no space now, EngineUnavailableError, EngineLostError, TransportError,
         and ValueError for a request that can never fit. The request is then not in flight.
         """
@@ -265,8 +269,11 @@ class QueuePair:
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         self.require_space(grammar, rules)
         length, count = len(prompt), len(prompt) // self.facts.page_size
+        predicted = 0 if prediction is None else len(prediction)
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
+        if predicted and (length + predicted > self._arena_prompts or not self.facts.predictions):
+            raise ValueError(f"the engine can't take a prediction of {predicted} tokens after a prompt of {length}")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
@@ -281,7 +288,7 @@ class QueuePair:
         slot = self._free[-1]
         request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, tuple(parts))
         try:
-            prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
+            prompt_offset, hash_offset = self._prompts.take(length + predicted), self._hashes.take(count)
             needed = {name: len(words) for name, words in parts.items()}
             plan = self._grammars.plan(needed, self._sq_head) if needed else NOTHING
             if prompt_offset is None or hash_offset is None or plan is None:
@@ -289,13 +296,13 @@ class QueuePair:
                 raise NoSpaceError(f"the {full} arena is full")
             place = slot, prompt_offset, length, hash_offset, count
             named: dict[str, ArenaPlace] = {"grammar": _place(grammar, plan), "rules": _place(rules, plan)} if parts else {}
-            entry = pack_entry(sampling, request.request_id, self.epoch, *place, **named)
+            entry = pack_entry(sampling, request.request_id, self.epoch, *place, **named, predicted=predicted)
         except (NoSpaceError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])
             raise
         transport = self.transport
-        transport.write_prompt(prompt_offset, prompt)
+        transport.write_prompt(prompt_offset, prompt if prediction is None else np.concatenate([prompt, prediction]))
         for name in plan.missing:
             transport.write_prompt(plan.offset(name), parts[name])
         if count:

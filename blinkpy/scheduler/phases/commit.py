@@ -8,6 +8,7 @@ from blinkpy.device.portable import barrier, block_scan, block_sum, device, stri
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import finish_under_grammar
 from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.limits import takes_predictions
 from blinkpy.kv.page_allocator import release_pages
 from blinkpy.kv.snapshots import drop_source
 from blinkpy.queues.submission import (
@@ -28,9 +29,10 @@ from blinkpy.queues.words import (
     HAS_LOGPROBS,
     HAS_TOKEN,
     WAS_DRAFTED,
+    WAS_PREDICTED,
 )
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
-from blinkpy.scheduler.phases.drafts import has_draft_row, learn_from_drafts
+from blinkpy.scheduler.phases.drafts import follows_prediction, has_draft_row, learn_from_drafts
 from blinkpy.scheduler.phases.recorder import record_cancels
 from blinkpy.scheduler.phases.waiting_list import keep_with_status, release_slots
 from blinkpy.scheduler.tenant_service import settle_services
@@ -93,7 +95,9 @@ def commit_row(limits, state, row, slot):
     All rows of a step with drafts have one token, so a draft has the number of its row.
     """
     requests, batch, scratch = state.requests, state.batch, state.scratch
-    generated, place, continues = 0, row, True
+    generated, place, continues, drafted = 0, row, True, WAS_DRAFTED
+    if takes_predictions(limits) and has_draft_row(batch, row) and follows_prediction(limits, requests, state.drafts, slot):
+        drafted = WAS_DRAFTED | WAS_PREDICTED
     while continues:
         flags = append_token(limits, state, slot, batch.sampled[place])
         token = batch.sampled[place] if flags & HAS_TOKEN else 0
@@ -103,7 +107,7 @@ def commit_row(limits, state, row, slot):
         continues = limits.draft_tokens > 0 and has_draft_row(batch, place) and batch.sampled[place] == batch.token_ids[place + 1]
         continues = continues and requests.finish[slot] == FINISH_NONE
         if continues:
-            scratch.word[place] |= WAS_DRAFTED << FLAG_SHIFT
+            scratch.word[place] |= drafted << FLAG_SHIFT
             requests.computed[slot] += 1
             place += 1
     right = place - row

@@ -8,14 +8,18 @@ Drafts are the request's own tokens that followed the same tokens earlier. overl
 while the step runs (`find_drafts`): there, the last draft_match - 1 tokens must repeat. If the token that the step
 samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and the latest of equally long matches.
 
+A request may have a prediction of its output. Its tokens are the last of the request's row of tokens, in which the output may
+overwrite the first of them. Drafts begin with its first token. They also follow a match in it, before one of equal length
+in the request's own tokens.
+
 With Limits.step_drafts, a draft layer of the model runs in the step and returns the drafts of each row instead
 (Batch.drafted). They follow the token that the step samples, so `propose_drafts` takes them unchanged.
 
 If a request has a grammar, its drafts end before the first draft that the grammar refuses. The sampler
 masks the tokens of each draft's row by the position of the automaton there (Requests.draft_states).
 
-The index is a hash table of n-grams for each slot, with chains. It is never cleared: each entry that a lookup finds
-is compared with the request's tokens, so an entry of an earlier request is harmless.
+The index is a hash table of n-grams for each slot, with chains; n-grams of a prediction have other buckets. It is never cleared:
+each entry that a lookup finds is compared with the request's tokens, so an entry of an earlier request is harmless.
 """
 
 from blinkpy.device.expect import expect
@@ -23,8 +27,15 @@ from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, d
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import counted_state_after
 from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.limits import takes_predictions
 from blinkpy.kv.page_allocator import evict_pages, extend_table
-from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_GRAMMAR_WORDS, WORD_MAX_TOKENS
+from blinkpy.queues.submission import (
+    WORD_BEST_EFFORT,
+    WORD_GRAMMAR_WORDS,
+    WORD_MAX_TOKENS,
+    WORD_OUTPUT_TOKENS,
+    WORD_PREDICTED_TOKENS,
+)
 from blinkpy.scheduler.phases.completions import free_entries
 from blinkpy.scheduler.phases.preempt import spare_pages
 from blinkpy.scheduler.suspension import is_suspended, step_ended
@@ -34,7 +45,8 @@ DRAFT_TOKENS = S.COUNTER_INDEX["draft_tokens"]
 DRAFTS_REFUSED = S.COUNTER_INDEX["draft_tokens_refused"]
 
 INDEXED_AT_ONCE = 512  # positions of a request that enter the index in one turn
-CANDIDATES = 8  # places that a lookup compares, latest first
+CANDIDATES = 8  # places of a kind that a lookup compares, latest first
+OWN, PREDICTED = range(2)  # kinds of places
 LONGEST_MATCH = 64  # tokens; longer matches count as equal
 HASH_MULTIPLIER, HASH_MASK, HASH_FOLD = 1_000_003, (1 << 40) - 1, 17
 _HALF, _LOW = 32, 0xFFFFFFFF  # two counts travel in one scan
@@ -53,13 +65,32 @@ def has_draft_row(batch, row):
 
 
 @device
-def begin_drafts(limits, drafts, slot):
-    """One lane: prepare for a new request."""
+def begin_drafts(limits, drafts, slot, predicted):
+    """One lane: prepare for a new request. predicted: tokens of its prediction."""
     if limits.draft_tokens > 0:
         drafts.source[slot] = -1
         drafts.most[slot] = limits.draft_tokens
         drafts.rests_until[slot] = 0
         drafts.known[slot] = limits.draft_match - 1
+        drafts.predicted[slot] = limits.max_model_len - predicted + limits.draft_match - 1
+
+
+@device
+def first_place(limits, requests, slot):
+    """The position of a prediction's first token."""
+    return limits.max_model_len - requests.entry[slot, WORD_PREDICTED_TOKENS]
+
+
+@device
+def first_intact(limits, requests, slot):
+    """The first position of a prediction that neither the output nor a draft overwrites; at least max_model_len without any."""
+    return max(first_place(limits, requests, slot), requests.length[slot] + limits.draft_tokens)
+
+
+@device
+def follows_prediction(limits, requests, drafts, slot):
+    """Whether a request's drafts come from its prediction. Not with Limits.step_drafts."""
+    return drafts.source[slot] >= first_intact(limits, requests, slot)
 
 
 @device
@@ -81,7 +112,7 @@ def find_drafts(limits, state, lane, lanes):
         if batch.emits[row] != S.DRAFT and not has_draft_row(batch, row):
             source = -1
             if able and batch.emits[row] != 0 and requests.length[slot] >= drafts.rests_until[slot]:
-                source = longest_match(limits, requests, drafts, slot)
+                source = next_place(limits, requests, drafts, slot)
             drafts.source[slot] = source
             found = 1 if source >= 0 else found
         elif batch.emits[row] != S.DRAFT:
@@ -110,9 +141,9 @@ def no_drafts(limits, state, lane, lanes):
 
 
 @device
-def bucket_of(limits, requests, slot, position):
+def bucket_of(limits, requests, slot, position, kind):
     """The bucket of the n-gram before a position."""
-    key = 0
+    key = kind
     for i in range(position - limits.draft_match + 1, position):
         key = (key * HASH_MULTIPLIER + requests.tokens[slot, i] + 1) & HASH_MASK
     return (key ^ key >> HASH_FOLD) & (limits.draft_buckets - 1)
@@ -120,31 +151,62 @@ def bucket_of(limits, requests, slot, position):
 
 @device
 def index_tokens(limits, requests, drafts, slot):
-    """One lane: add known tokens to the index, by the n-grams before them."""
-    first = drafts.known[slot]
-    last = min(requests.length[slot], first + INDEXED_AT_ONCE)
+    """One lane: add known and predicted tokens to the index, by the n-grams before them."""
+    drafts.known[slot] = index_places(limits, requests, drafts, slot, drafts.known[slot], requests.length[slot], OWN)
+    end = limits.max_model_len
+    if drafts.predicted[slot] < end:
+        first = max(drafts.predicted[slot], first_intact(limits, requests, slot))  # positions of the output keep their links
+        drafts.predicted[slot] = index_places(limits, requests, drafts, slot, first, end, PREDICTED)
+
+
+@device
+def index_places(limits, requests, drafts, slot, first, end, kind):
+    """One lane: add the next of the positions [first, end) to the index. Returns the first position that is left."""
+    last = min(end, first + INDEXED_AT_ONCE)
     for position in range(first, last):
-        bucket = bucket_of(limits, requests, slot, position)
+        bucket = bucket_of(limits, requests, slot, position, kind)
         drafts.links[slot, position] = drafts.heads[slot, bucket]
         drafts.heads[slot, bucket] = position
-    drafts.known[slot] = max(first, last)
+    return max(first, last)
+
+
+@device
+def next_place(limits, requests, drafts, slot):
+    """The position whose token may come next: a prediction's first before any output, then that of the longest match."""
+    first, length = first_place(limits, requests, slot), requests.length[slot]
+    if requests.entry[slot, WORD_OUTPUT_TOKENS] == 0 and length == requests.prompt_length[slot]:
+        if first < limits.max_model_len and first == first_intact(limits, requests, slot):
+            return first
+    return longest_match(limits, requests, drafts, slot)
 
 
 @device
 def longest_match(limits, requests, drafts, slot):
-    """The position after the longest earlier match of the request's last tokens, or -1 if fewer than draft_match - 1
-    tokens repeat.
+    """The position after the longest earlier or predicted match of the request's last tokens, or -1 if fewer than
+    draft_match - 1 tokens repeat.
     """
     length, source = requests.length[slot], -1
     best = limits.draft_match - 2
     if length < limits.draft_match:
         return source
-    position = drafts.heads[slot, bucket_of(limits, requests, slot, length)]
-    tried = 0
+    first = first_intact(limits, requests, slot)
+    if first < limits.max_model_len:
+        best, source = longer_match(limits, requests, drafts, slot, PREDICTED, first, limits.max_model_len, best, source)
+    best, source = longer_match(limits, requests, drafts, slot, OWN, 0, length, best, source)
+    return source
+
+
+@device
+def longer_match(limits, requests, drafts, slot, kind, first, end, best, source):
+    """The longest match before one of the positions [first, end). Returns (equal tokens, position), or (best, source) if it has
+    at most `best` tokens.
+    """
+    length, tried = requests.length[slot], 0
+    position = drafts.heads[slot, bucket_of(limits, requests, slot, length, kind)]
     while position > 0 and tried < CANDIDATES:
-        if position < length:
+        if first <= position < end:
             equal = 0
-            while equal < min(position, LONGEST_MATCH) and (
+            while equal < min(position - first, length, LONGEST_MATCH) and (
                 requests.tokens[slot, position - 1 - equal] == requests.tokens[slot, length - 1 - equal]
             ):
                 equal += 1
@@ -153,7 +215,7 @@ def longest_match(limits, requests, drafts, slot):
         before = drafts.links[slot, position]
         position = before if before < position else 0  # an entry of an earlier request may lead anywhere
         tried += 1
-    return source
+    return best, source
 
 
 @device
@@ -165,8 +227,13 @@ def wanted_drafts(limits, state, slot):
         return 0
     if limits.step_drafts > 0:
         most = min(most, returned_drafts(limits, state.batch, source, slot))
-    elif requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
-        return 0
+    else:
+        if source >= length - 1:
+            if not follows_prediction(limits, requests, drafts, slot):
+                return 0
+            most = min(most, limits.max_model_len - 1 - source)
+        if most < 1 or requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
+            return 0
     if free_entries(limits, state.pairs, requests.pair[slot]) <= limits.rows:  # one for each row that the step may have
         return 0
     left = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS] - length  # intake keeps it within the context
@@ -191,7 +258,8 @@ def write_drafts(limits, state, slot, wanted):
     requests, source, length = state.requests, state.drafts.source[slot], state.requests.length[slot]
     constrained, position = requests.entry[slot, WORD_GRAMMAR_WORDS] != 0, requests.grammar_state[slot]
     limit = limits.rows if limits.step_drafts > 0 else length - 1
-    expect(state, wanted == 0 or 0 <= source < limit, F.DRAFT_SOURCE)
+    predicted = takes_predictions(limits) and follows_prediction(limits, requests, state.drafts, slot)
+    expect(state, wanted == 0 or predicted or 0 <= source < limit, F.DRAFT_SOURCE)
     for k in range(wanted):  # in order: a source may reach into its own drafts
         token = state.batch.drafted[source, k] if limits.step_drafts > 0 else requests.tokens[slot, source + 1 + k]
         if constrained:

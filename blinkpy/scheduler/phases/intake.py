@@ -9,6 +9,7 @@ from blinkpy.device.portable import barrier, block_sum, device, store_release, s
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import are_token_rules, find_grammar, is_automaton, start_of, unused_grammar
 from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.limits import takes_predictions
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import CELLS_WORD
@@ -17,7 +18,7 @@ from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.token_rules import FIRST_WORD as FIRST_RULES_WORD
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 from blinkpy.scheduler.phases.drafts import begin_drafts
-from blinkpy.scheduler.phases.recorder import record_entry
+from blinkpy.scheduler.phases.recorder import record_entry, submitted_place
 from blinkpy.scheduler.tenant_service import charge_tenant
 
 REQUESTS_ACCEPTED = S.COUNTER_INDEX["requests_accepted"]
@@ -95,7 +96,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     length, copied, grammar, taken, rules, taken_rules = entry[E.WORD_PROMPT_LENGTH], 0, -1, 0, -1, 0
     if reason == 0:
         reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
-        copied = length
+        copied = length + entry[E.WORD_PREDICTED_TOKENS]
     if reason == 0 and entry[E.WORD_GRAMMAR_WORDS] != 0:
         reason, grammar, taken = take_grammar(limits, queues, state, pair, False, -1, lane, lanes)
     if reason == 0 and entry[E.WORD_RULES_WORDS] != 0:
@@ -124,7 +125,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = start_of(state.grammars.words, grammar) if grammar >= 0 else 0
         requests.rules[slot] = rules
-        begin_drafts(limits, state.drafts, slot)
+        begin_drafts(limits, state.drafts, slot, entry[E.WORD_PREDICTED_TOKENS])
         state.inbox.cancel[slot] = 0  # cancel word of the slot's last request, whose id a front end may reuse
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
@@ -156,12 +157,14 @@ def check_entry(limits, entry, epoch):
     offset, count, full = entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT], length >> limits.page_shift
     of_epoch = long_word(entry, E.LONG_REQUEST_ID) >> 32
     unhashed = count == 0 and (limits.prefix_caching == 0 or entry[E.WORD_FLAGS] & E.SUBMIT_NO_PREFIX_CACHE != 0)
+    predicted, start = entry[E.WORD_PREDICTED_TOKENS], entry[E.WORD_PROMPT_OFFSET]
+    usable = predicted == 0 or (predicted > 0 and takes_predictions(limits))
     reason = 0
-    if length < 1 or entry[E.WORD_PROMPT_OFFSET] < 0 or entry[E.WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
+    if length < 1 or start < 0 or start + length + max(0, predicted) > limits.prompt_tokens:
         reason = C.REJECT_PROMPT
-    elif not parameters_in_range(entry) or entry[E.WORD_OUTPUT_TOKENS] >= length or of_epoch != epoch:
+    elif not parameters_in_range(entry) or entry[E.WORD_OUTPUT_TOKENS] >= length or of_epoch != epoch or not usable:
         reason = C.REJECT_PARAMETER
-    elif length + max_tokens > limits.max_model_len:
+    elif length + max(max_tokens, predicted) > limits.max_model_len:
         reason = C.REJECT_LENGTH
     elif (length + max_tokens - 1 + limits.page_size - 1) >> limits.page_shift > limits.pages:  # the last token isn't cached
         reason = C.REJECT_PAGES
@@ -207,12 +210,13 @@ parameters_in_range = make_range_check(E.CHECKS)
 
 @device
 def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
-    """Copy prompt and page hashes to the slot. Returns REJECT_* if a value is out of range, or 0."""
+    """Copy prompt, prediction and page hashes to the slot. Returns REJECT_* if a value is out of range, or 0."""
     offset, count = entry[E.WORD_PROMPT_OFFSET], entry[E.WORD_HASH_COUNT]
+    length, predicted = entry[E.WORD_PROMPT_LENGTH], entry[E.WORD_PREDICTED_TOKENS]
     bad = 0
-    for i in strided(lane, entry[E.WORD_PROMPT_LENGTH], lanes):
+    for i in strided(lane, length + predicted, lanes):
         token = queues.prompt[pair, offset + i]
-        requests.tokens[slot, i] = token
+        requests.tokens[slot, submitted_place(limits, length, predicted, i)] = token
         if token < 0 or token >= limits.vocab_size:
             bad |= 1
     offset = entry[E.WORD_HASH_OFFSET]

@@ -13,9 +13,9 @@ Layout, int64 words:
     sampled   a token for each row of the step before
     drafted   with Limits.step_drafts: that number of words for each of these rows
     notes     rare events, each after a word: kind | words << 8
-                  RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read | of the token rules << 32;
-                      the entry, 32 words; the prompt, two tokens a word; its page hashes; the automaton and the rules, two
-                      words a word
+                  RECORDED_ENTRY: pair | tokens of prompt and prediction << 32; words of the automaton that were read | of the
+                      token rules << 32; the entry, 32 words; these tokens, two a word; its page hashes; the automaton and the
+                      rules, two words a word
                   RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
@@ -30,7 +30,7 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import check_state as F
-from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT, WORD_PREDICTED_TOKENS
 from blinkpy.scheduler.suspension import is_suspended, step_ended
 
 HALF = 32
@@ -137,7 +137,7 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken
     """Record a consumed entry: scratch.entry, then the prompt and its page hashes, the automaton and the
     token rules.
 
-    copied: prompt tokens in the request's slot; 0: without page hashes.
+    copied: tokens of prompt and prediction in the request's slot; 0: without page hashes.
     grammar, taken: slot of the automaton, and its words.
     rules, taken_rules: the same for token rules.
     Called by all lanes; ends with a barrier.
@@ -148,14 +148,16 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken
     words, mask, at = recorder.words, limits.record_words - 1, open_note(limits, state)
     hashes = entry[WORD_HASH_COUNT] if copied > 0 else 0
     expect(state, 0 <= copied <= limits.max_model_len, F.COPIED_BEYOND)
-    pairs_of_tokens = (copied + 1) >> 1
+    pairs_of_tokens, predicted = (copied + 1) >> 1, entry[WORD_PREDICTED_TOKENS] if copied > 0 else 0
     barrier(lanes)  # lane 0 moves the cursor below
     for i in strided(lane, SQ_ENTRY_WORDS >> 1, lanes):
         words[(at + 3 + i) & mask] = (entry[2 * i] & LOW) | entry[2 * i + 1] << HALF
     first = at + 3 + (SQ_ENTRY_WORDS >> 1)
     for i in strided(lane, pairs_of_tokens, lanes):
-        second = requests.tokens[slot, 2 * i + 1] if 2 * i + 1 < copied else 0
-        words[(first + i) & mask] = (requests.tokens[slot, 2 * i] & LOW) | second << HALF
+        place = submitted_place(limits, copied - predicted, predicted, 2 * i)
+        after = submitted_place(limits, copied - predicted, predicted, 2 * i + 1)
+        second = requests.tokens[slot, after] if 2 * i + 1 < copied else 0
+        words[(first + i) & mask] = (requests.tokens[slot, place] & LOW) | second << HALF
     first += pairs_of_tokens
     for i in strided(lane, hashes, lanes):
         words[(first + i) & mask] = requests.page_hash[slot, i]
@@ -170,6 +172,12 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken
         words[(at + 2) & mask] = taken | taken_rules << HALF
         recorder.cursor[S.NOTES] += length
     barrier(lanes)
+
+
+@device
+def submitted_place(limits, length, predicted, i):
+    """The position in Requests.tokens of token i of a prompt of `length` tokens and its prediction, which ends with the row."""
+    return i if i < length else limits.max_model_len - predicted + i - length
 
 
 @device

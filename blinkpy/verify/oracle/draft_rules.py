@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import takewhile
 
+from blinkpy.queues.words import WAS_DRAFTED, WAS_PREDICTED
 from blinkpy.verify.oracle.grammar_rules import positions_after
 from blinkpy.verify.oracle.oracle_state import OracleState, Request, Row
 
@@ -41,6 +42,7 @@ def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, 
             count, more = held, 0
         if count:
             chosen[request], pages[request] = continuation(state, request, count), more
+            request.follows = not state.limits.step_drafts and predicted_place(state, request) >= 0
     state.pool.evict(sum(pages.values()))
     for request, more in pages.items():
         request.pages += [state.pool.take() for _ in range(more)]
@@ -48,12 +50,20 @@ def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, 
 
 
 def wanted(state: OracleState, request: Request) -> int:
-    """R25: the number of drafts that a request can use. SecondOpinion checks the earlier place."""
+    """R25: the number of drafts that a request can use. SecondOpinion checks the place that they follow."""
     source, tokens, most = int(state.sources[request.slot]), request.tokens, request.most_drafts
     if state.limits.step_drafts:
         most = min(most, len(request.returned))
-    elif source == -1 or tokens[source] != tokens[-1]:
+    elif source == -1:
         return 0
+    elif source < len(tokens) - 1:
+        if tokens[source] != tokens[-1]:
+            return 0
+    else:
+        place = predicted_place(state, request)
+        if place == -1 or request.predicted[place] != tokens[-1]:
+            return 0
+        most = min(most, len(request.predicted) - place - 1)
     if state.free_entries(state.pairs[request.pair]) <= state.limits.rows:
         return 0
     left = request.prompt_length + request.max_tokens - len(tokens)
@@ -65,10 +75,24 @@ def wanted(state: OracleState, request: Request) -> int:
     return legal
 
 
+def predicted_place(state: OracleState, request: Request) -> int:
+    """R25: the place in a request's prediction that its drafts follow, from 0, or -1. The prediction ends with the request's
+    row of max_model_len tokens, in which the output and its drafts overwrite it.
+    """
+    source, context = int(state.sources[request.slot]), state.limits.max_model_len
+    place, row = source - (context - len(request.predicted)), len(request.tokens) + state.limits.draft_tokens
+    return place if source >= row and 0 <= place < len(request.predicted) else -1
+
+
 def continuation(state: OracleState, request: Request, count: int) -> list[int]:
-    """R25: the drafts that the step returned, or the tokens after the earlier place, which may reach into the drafts."""
+    """R25: the drafts that the step returned, the predicted tokens after the place, or the tokens after the earlier place, which
+    may reach into the drafts.
+    """
     if state.limits.step_drafts:
         return request.returned[:count]
+    place = predicted_place(state, request)
+    if place >= 0:
+        return request.predicted[place + 1 : place + 1 + count]
     tokens, first = list(request.tokens), int(state.sources[request.slot]) + 1
     for k in range(count):
         tokens.append(tokens[first + k])
@@ -93,8 +117,8 @@ def returned(state: OracleState, i: int, request: Request) -> list[int]:
     return list(takewhile(lambda token: 0 <= token < state.limits.vocab_size, drafts))
 
 
-def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, bool]]:
-    """R6, R26: (request, token, whether a draft equals it) for each token of the step to append, in order. The caller
+def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, int]]:
+    """R6, R26: (request, token, flags if a draft equals it, or 0) for each token of the step to append, in order. The caller
     appends a token before it asks for the next one.
     """
     for i, row in enumerate(state.rows):
@@ -102,11 +126,12 @@ def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, bool]]:
             continue
         request, right, appended = row.request, right_drafts(state, i), 0
         request.returned = returned(state, i, request)
-        yield request, int(state.sampled[i]), right != 0
+        drafted = WAS_DRAFTED | (WAS_PREDICTED if request.follows else 0)
+        yield request, int(state.sampled[i]), drafted if right else 0
         while appended != right and not request.finish:
             appended += 1
             request.computed += 1
-            yield request, int(state.sampled[i + appended]), right != appended
+            yield request, int(state.sampled[i + appended]), drafted if right != appended else 0
         state.counters["draft_tokens_accepted"] += appended
         given = sum(other.request is request for other in state.rows) - 1
         if given:

@@ -19,8 +19,8 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
     """Read the request of a submission entry.
 
     entry: a record of type SQ_ENTRY.
-    Returns the request, with `finish` and `reason` set if it is refused, and the number of prompt tokens
-    read.
+    Returns the request, with `finish` and `reason` set if it is refused, and the number of tokens read, of its prompt and its
+    prediction.
     """
     request = Request(slot, pair, int(entry["request_id"]), reason=refusal(limits, entry, epoch), most_drafts=limits.draft_tokens)
     if request.reason:
@@ -29,7 +29,9 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
     start, length, first, hashes = (int(entry[f]) for f in ("prompt_offset", "prompt_length", "hash_offset", "hash_count"))
     request.prompt = queues.prompt[pair, start : start + length].tolist()
     request.tokens = request.prompt[: 1 if entry["flags"] & SUBMIT_SCORE_PROMPT else None]
-    if not all(0 <= token < limits.vocab_size for token in request.prompt):
+    end = start + length + int(entry["predicted_tokens"])
+    request.predicted = queues.prompt[pair, start + length : end].tolist()
+    if not all(0 <= token < limits.vocab_size for token in request.prompt + request.predicted):
         request.reason, request.finish = C.REJECT_TOKEN, C.FINISH_REJECTED
     elif not all(0 <= key < 1 << 2 * HASH_SHIFT for key in queues.hashes[pair, first : first + hashes].tolist()):
         request.reason, request.finish = C.REJECT_HASHES, C.FINISH_REJECTED
@@ -41,20 +43,22 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
     request.weight = int(entry["tenant_weight"])
     request.salt, request.logprobs = int(entry["cache_salt"]), bool(entry["logprobs"] >= 0)
     request.cacheable = bool(limits.prefix_caching) and not entry["flags"] & SUBMIT_NO_PREFIX_CACHE
-    return request, length
+    return request, end - start
 
 
 def refusal(limits: Limits, entry: Any, epoch: int) -> int:
     """The REJECT_* code of an entry that the engine refuses whatever its tokens are, or 0."""
     length, start, hashes, first = (int(entry[f]) for f in ("prompt_length", "prompt_offset", "hash_count", "hash_offset"))
-    sequence = length + int(entry["max_tokens"])
+    sequence, predicted = length + int(entry["max_tokens"]), int(entry["predicted_tokens"])
     unhashed = hashes == 0 and (not limits.prefix_caching or entry["flags"] & SUBMIT_NO_PREFIX_CACHE)
-    if length < 1 or start < 0 or start + length > limits.prompt_tokens:
+    if length < 1 or start < 0 or start + length + max(0, predicted) > limits.prompt_tokens:
         return C.REJECT_PROMPT
     within = all(in_range(p, entry[p.name]) for p in PARAMETERS) and int(entry["output_tokens"]) < length
     if not within or int(entry["request_id"]) >> EPOCH_SHIFT != epoch:
         return C.REJECT_PARAMETER
-    if sequence > limits.max_model_len:
+    if predicted < 0 or (predicted and (limits.step_drafts or not limits.draft_tokens)):
+        return C.REJECT_PARAMETER
+    if sequence > limits.max_model_len or length + predicted > limits.max_model_len:
         return C.REJECT_LENGTH
     if sequence - 1 > limits.pages * limits.page_size:  # the last token is not cached
         return C.REJECT_PAGES

@@ -186,6 +186,8 @@ class Request:
     most_drafts: int = 0  # in the next step
     rests_until: int = 0  # length below which it has no drafts
     returned: list[int] = field(default_factory=list)  # drafts from the step that this turn commits
+    predicted: list[int] = field(default_factory=list)  # its prediction
+    follows: bool = False  # its last drafts came from the prediction
     source: Snapshot | None = None  # from which its first step starts
     target: Snapshot | None = None  # which the planned step writes
     branch: int = 0  # end of the pages that it found and could not use

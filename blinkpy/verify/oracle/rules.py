@@ -203,7 +203,7 @@ def commit(state: OracleState) -> None:
         state.drop(request)
 
 
-def append(state: OracleState, request: Request, token: int, drafted: bool = False) -> None:
+def append(state: OracleState, request: Request, token: int, drafted: int = 0) -> None:
     generated = len(request.tokens) + 1 - request.prompt_length
     stops = generated > request.min_tokens and token in request.stop_ids
     if not 0 <= token < state.limits.vocab_size or not allowed(state, request, token, stops):
@@ -220,7 +220,7 @@ def append(state: OracleState, request: Request, token: int, drafted: bool = Fal
         request.finish = C.FINISH_LENGTH
     state.counters["generated_tokens"] += not scores
     flags = request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0)
-    state.publish(request, token, flags | (C.WAS_DRAFTED if drafted and not request.finish else 0))
+    state.publish(request, token, flags | (0 if request.finish else drafted))
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:

@@ -136,14 +136,19 @@ class SecondOpinion:
             yield f"positions after drafts of slot {request.slot}", own, positions_after(self.oracle, request, drafts)
 
     def _may_have_drafts(self, request: Request) -> bool:
-        """R25: whether a request may have drafts; without a draft layer, also whether its last tokens occurred at the earlier
-        position that the scheduler names.
+        """R25: whether a request may have drafts. Without a draft layer, its last tokens must also have occurred at the position
+        that the scheduler names, or its output must be the start of its prediction.
         """
-        if self.oracle.limits.step_drafts:
-            return len(request.tokens) > request.prompt_length
-        source, tokens, repeated = int(self.state.drafts.source[request.slot]), request.tokens, self.oracle.limits.draft_match
-        same = repeated <= source + 1 < len(tokens) and tokens[source + 1 - repeated : source + 1] == tokens[-repeated:]
-        return same and len(tokens) > max(request.prompt_length - 1, request.rests_until)
+        limits, tokens, output = self.oracle.limits, request.tokens, request.tokens[request.prompt_length :]
+        if limits.step_drafts:
+            return bool(output)
+        source, place, repeated = int(self.state.drafts.source[request.slot]), -1, limits.draft_match
+        if source >= len(tokens) - 1:
+            tokens, place = request.predicted, source - (limits.max_model_len - len(request.predicted))
+            source = place
+        same = repeated <= source + 1 < len(tokens) and tokens[source + 1 - repeated : source + 1] == request.tokens[-repeated:]
+        same = same or (place >= 0 and output == request.predicted[: place + 1])
+        return same and len(request.tokens) > max(request.prompt_length - 1, request.rests_until)
 
     def _suspended(self) -> Iterator[tuple[str, Any, Any]]:
         """Compare the suspended step and the number of its interruptions."""

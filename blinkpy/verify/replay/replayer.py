@@ -42,7 +42,7 @@ class BrokenRecordError(ValueError):
 class Entry:
     """A submission entry consumed in a turn.
 
-    prompt: int32 [n], the part that was read.
+    prompt: int32 [n], the part of prompt and prediction that was read.
     hashes: int64, of its full pages.
     automaton, rules: int32, empty if they were not read.
     """

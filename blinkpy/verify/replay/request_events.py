@@ -135,11 +135,13 @@ class EventTracer:
         self._arrived_ns[request] = self._turn.now_ns
         tenant = f", tenant {entry['tenant']}" if entry["tenant"] else ""
         tenant += ", best effort" if entry["best_effort"] else ""
+        given = f"{entry['prompt_length']} prompt tokens"
+        given += f", {entry['predicted_tokens']} predicted tokens" if entry["predicted_tokens"] else ""
         before = int(entry["output_tokens"])
         moved = f", moved here from another engine with {before} tokens of output, at the end of its prompt" if before else ""
         text = (
             f"from queue pair {entry.pair}, id {entry['request_id'] >> 32}:{entry['request_id'] & 0xFFFFFFFF}: "
-            f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}{tenant}, "
+            f"{given}, at most {entry['max_tokens']} new, priority {entry['priority']}{tenant}, "
             f"rank {requests.rank[slot]}{moved}"
         )
         return Event(request, "accepted", text)

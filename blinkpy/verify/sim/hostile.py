@@ -54,13 +54,15 @@ def deliver(limits, queues, sim, pair, writes):
 
 @device
 def deliver_prompt(limits, queues, sim, pair, place, slot):
-    """Copy a request's prompt, automaton, token rules and page hashes to the arenas, at the part that belongs
+    """Copy a request's prompt, prediction, automaton, token rules and page hashes to the arenas, at the part that belongs
     to the ring's entry `place`.
     """
     fronts, own, rules = sim.fronts, sim.fronts.grammar[slot], sim.fronts.rules[slot]
     offset, length = prompt_place(limits, place), fronts.prompt_length[slot]
     for i in range(length):
         queues.prompt[pair, offset + i] = fronts.tokens[slot, i]
+    for i in range(fronts.predicted[slot]):
+        queues.prompt[pair, offset + length + i] = fronts.prediction[slot, i]
     for i in range(sim.grammars.length[own] if own >= 0 else 0):
         queues.prompt[pair, offset + limits.max_model_len + i] = sim.grammars.words[own, i]
     for i in range(sim.rules.length[rules] if rules >= 0 else 0):

@@ -1,6 +1,7 @@
 """Requests of a simulated front end: drawn at random with their expected output, submitted, and cancelled."""
 
 from blinkpy.device.portable import device
+from blinkpy.kv.limits import takes_predictions
 from blinkpy.kv.prefix_cache import extend_hash
 from blinkpy.queues import submission, words
 from blinkpy.queues import words as completion
@@ -24,6 +25,7 @@ from blinkpy.verify.sim.synthetic_model import (
     chance,
     draw,
     note,
+    scramble,
     token_after,
     value_of,
 )
@@ -97,6 +99,7 @@ BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(8, 11)
 BAD_SILENT = BAD_EPOCH
 
 SALT = 9
+PREDICTION, EDITS = 7919, 8  # an offset of seeds; a prediction differs at 0 to 8 of 8 tokens
 REASON_SHIFT = 8
 
 
@@ -263,6 +266,28 @@ def expected_end(limits, sim, slot, entry):
 
 
 @device
+def draw_prediction(limits, sim, slot):
+    """Give a slot's request a prediction of its expected output, with edits, or none."""
+    fronts, chosen = sim.fronts, scramble(sim.fronts.seed[slot] + PREDICTION)
+    if sim.predictions == 0 or chosen & 3 == 0:
+        return
+    length, expected = fronts.prompt_length[slot], fronts.expected[slot] - fronts.scored[slot]
+    space = limits.max_model_len - length
+    count = space if chosen & 12 == 0 else min(space, 1 + (chosen >> 4) % max(2, 2 * expected))
+    place, edits = 0, (chosen >> 16) % (EDITS + 1)
+    for i in range(count):
+        drawn = scramble(chosen + i)
+        edit = (drawn >> 8) % EDITS < edits
+        token = (drawn >> 16) % limits.vocab_size
+        if place < expected and not edit:
+            token = fronts.tokens[slot, length + place]
+        fronts.prediction[slot, i] = token
+        place += 1 if not edit else (drawn >> 24) % 3  # an additional token, another token, or another for two
+    fronts.predicted[slot] = count
+    sim.entry[submission.WORD_PREDICTED_TOKENS] = count
+
+
+@device
 def fill_entry(limits, sim, pair, place, slot):
     """Fill Sim.entry with a valid entry for the request in `slot`. place: index in the ring."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
@@ -323,13 +348,20 @@ def spoil(limits, sim, slot):
         entry[submission.WORD_PROMPT_LENGTH] = -draw(draws, 2)
     elif kind == BAD_PARAMETER:
         bad = draw(draws, BAD_WORDS + 1)
-        if bad < BAD_WORDS:
+        if fronts.seed[slot] & 3 == 0:  # a prediction with a negative length, or for an engine that takes none
+            entry[submission.WORD_PREDICTED_TOKENS] = -1 if takes_predictions(limits) else 1
+        elif bad < BAD_WORDS:
             entry[sim.bad[bad, 0]] = sim.bad[bad, 1]
         else:
             entry[submission.WORD_OUTPUT_TOKENS] = fronts.prompt_length[slot]
         reason = completion.REJECT_PARAMETER
     elif kind == BAD_LENGTH:
-        entry[submission.WORD_MAX_TOKENS] = limits.max_model_len - fronts.prompt_length[slot] + 1
+        beyond = limits.max_model_len - fronts.prompt_length[slot] + 1
+        fits = entry[submission.WORD_PROMPT_OFFSET] + limits.max_model_len < limits.prompt_tokens
+        if takes_predictions(limits) and fits and fronts.seed[slot] & 1 == 0:
+            entry[submission.WORD_PREDICTED_TOKENS] = beyond
+        else:
+            entry[submission.WORD_MAX_TOKENS] = beyond
         reason = completion.REJECT_LENGTH
     elif kind == BAD_PAGES:
         entry[submission.WORD_MAX_TOKENS] = limits.pages * limits.page_size + 2 - fronts.prompt_length[slot]
@@ -338,6 +370,10 @@ def spoil(limits, sim, slot):
     elif kind == BAD_HASHES:
         entry[submission.WORD_HASH_COUNT] = (fronts.prompt_length[slot] >> limits.page_shift) + 1
         reason = completion.REJECT_HASHES
+    elif kind == BAD_TOKEN and takes_predictions(limits) and fronts.seed[slot] & 1 == 0:
+        fronts.prediction[slot, 0], fronts.predicted[slot] = limits.vocab_size, 1
+        entry[submission.WORD_PREDICTED_TOKENS] = 1
+        reason = completion.REJECT_TOKEN
     elif kind == BAD_TOKEN:
         fronts.tokens[slot, draw(draws, fronts.prompt_length[slot])] = limits.vocab_size
         reason = completion.REJECT_TOKEN
@@ -367,7 +403,7 @@ def submit(limits, queues, sim, turn, pair):
     fronts.cache_salt[slot] = SALT if draw(draws, 4) == 0 else 0
     fronts.seed[slot] = draw(draws, 1 << 20)
     fronts.prompt_length[slot] = draw_prompt(limits, sim, slot)
-    fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot] = 0, 0, 0
+    fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot], fronts.predicted[slot] = 0, 0, 0, 0
     refused = draw_grammar(limits, sim, pair, slot)
     fill_entry(limits, sim, pair, place, slot)
     for k in range(fronts.prompt_length[slot] >> limits.page_shift):
@@ -380,6 +416,7 @@ def submit(limits, queues, sim, turn, pair):
         note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, BAD_GRAMMAR)
     elif kind < 0:
         expected_end(limits, sim, slot, sim.entry)
+        draw_prediction(limits, sim, slot)
         note(sim, turn, pair, EVENT_SUBMIT, slot - pair * limits.slots_per_pair, fronts.expected[slot])
     else:
         note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, kind)

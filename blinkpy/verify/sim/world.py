@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from blinkpy.kv.grammars import TokenBytes
-from blinkpy.kv.limits import Limits, make_limits_by_name
+from blinkpy.kv.limits import Limits, make_limits_by_name, takes_predictions
 from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.layout import EngineFacts, EngineViews, QueueLayout, QueueSizes, engine_views, write_header
@@ -36,6 +36,7 @@ PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS) 
 UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
 MORE_ROWS = 3  # in a world with drafts
+PREDICTING = 0.7  # share of worlds with drafts, but without a draft layer, whose requests may have predictions
 LASTING = 8  # of this number of worlds with drafts, one has lasting outputs with a grammar
 FEW_DEAD = 0.05  # see grammar_supply.DEAD_SHARE
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
@@ -97,6 +98,8 @@ class Fronts(NamedTuple):
     grammar: Int64  # index of Sim.grammars, -1: none
     rules: Int64  # index of Sim.rules, -1: none
     scored: Int64  # scored prompt tokens that precede the generated tokens
+    predicted: Int64  # tokens of its prediction
+    prediction: Int32  # [S, C]
     tokens: Int32  # [S, C] prompt, then the expected output
     page_hash: Int64  # [S, K]
     entry: Int32  # [Q, sq_entries, 64] as submitted
@@ -133,6 +136,7 @@ class Sim(NamedTuple):
     check_every: int  # turns between two checks of the state
     progress_bound: int  # turns that the request of the lowest rank may remain without progress
     hostile: int
+    predictions: int  # 1: requests may have predictions
     odds: Odds
     fronts: Fronts
     observed: Observed
@@ -321,6 +325,7 @@ def make_world(
         check_every=check_every,
         progress_bound=(2 * limits.max_model_len + 50) * (1 + limits.yield_steps) * (limits.step_groups + limits.suspend_steps),
         hostile=hostile,
+        predictions=int(takes_predictions(limits) and random.Random(f"predictions {seed}").random() < PREDICTING),
         odds=odds,
         fronts=_make_fronts(limits),
         observed=_make_observed(limits),
@@ -360,8 +365,8 @@ def _make_fronts(limits: Limits) -> Fronts:
     per_pair = ("alive", "silent", "pace", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head", "broke")
     shapes |= dict.fromkeys((*per_pair, "wire_head", "wire_tail"), (Q,))
     shapes |= dict.fromkeys(("wire_kind", "wire_index", "wire_value"), (Q, WIRE))
-    shapes |= {"tokens": (S, C), "page_hash": (S, K), "entry": (Q, limits.sq_entries, SQ_ENTRY_WORDS)}
-    words = ("tokens", "entry")
+    shapes |= {"tokens": (S, C), "prediction": (S, C), "page_hash": (S, K), "entry": (Q, limits.sq_entries, SQ_ENTRY_WORDS)}
+    words = ("tokens", "prediction", "entry")
     return Fronts(**{name: np.zeros(shape, np.int32 if name in words else np.int64) for name, shape in shapes.items()})
 
 

@@ -16,15 +16,18 @@ from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state_memory import differences, make_state, snapshot
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton, position_of
-from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT, WORD_MAX_TOKENS
+from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT, WORD_MAX_TOKENS, WORD_OUTPUT_TOKENS, WORD_PREDICTED_TOKENS
 from blinkpy.scheduler.phases.drafts import (
     CANDIDATES,
     INDEXED_AT_ONCE,
     LONGEST_MATCH,
+    OWN,
+    PREDICTED,
     begin_drafts,
     bucket_of,
     index_tokens,
     longest_match,
+    next_place,
 )
 
 SPACE: dict[str, Any] = {"pairs": 1, "slots": 8, "rows": 8, "tokens": 24, "pages": 120, "max_model_len": 64, "cq_entries": 64}
@@ -87,15 +90,15 @@ def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generat
         tokens = rng.integers(0, vocabulary, length)
         state.requests.tokens[3, :length] = tokens
         views = as_memoryviews(state)
-        begin_drafts(limits, views.drafts, 3)
+        begin_drafts(limits, views.drafts, 3, 0)
         for known in sorted(rng.integers(1, length + 1, 3).tolist()) + [length]:  # as it grows
             state.requests.length[3] = known
             index_tokens(limits, views.requests, views.drafts, 3)
         source, all_matches = int(longest_match(limits, views.requests, views.drafts, 3)), matches(tokens.tolist(), least)
         assert source == -1 or source in all_matches
         if not garbage:
-            bucket = bucket_of(limits, views.requests, 3, length) if length >= least else -1
-            places = [place for place in range(least, length) if bucket_of(limits, views.requests, 3, place) == bucket]
+            bucket = bucket_of(limits, views.requests, 3, length, OWN) if length >= least else -1
+            places = [place for place in range(least, length) if bucket_of(limits, views.requests, 3, place, OWN) == bucket]
             compared = {place: all_matches[place] for place in places[-CANDIDATES:] if place in all_matches}
             best = max(compared.values(), default=0)
             assert source == max((place for place, equal in compared.items() if equal == best), default=-1)
@@ -103,11 +106,67 @@ def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generat
     assert hits > 20
 
 
+def test_a_predicted_match_counts_like_an_earlier_one_and_goes_first(rng: np.random.Generator) -> None:
+    """Against a search through both. Of a prediction, only tokens that no output or draft may overwrite count."""
+    limits, seen = (
+        make_case(lanes=1, **DRAFTS).limits,
+        {"own": 0, "predicted": 0, "equal": 0, "first": 0, "overwritten": 0, "moved": 0},
+    )
+    for _ in range(400):
+        least, context = int(rng.integers(1, 5)), limits.max_model_len
+        limits = limits._replace(draft_match=least + 1, draft_buckets=128)
+        state = make_state(limits)
+        prompt, predicted = int(rng.integers(1, context // 2)), int(rng.integers(1, context // 2))
+        length = int(rng.choice((prompt, rng.integers(prompt, context - 8))))
+        first = context - predicted
+        row = rng.integers(0, int(rng.choice((3, 8))), context)
+        state.requests.tokens[3], state.requests.entry[3, WORD_PREDICTED_TOKENS] = row, predicted
+        state.requests.prompt_length[3], state.requests.length[3] = prompt, length
+        moved = state.requests.entry[3, WORD_OUTPUT_TOKENS] = int(rng.integers(0, 2))  # its prompt ends with output
+        views = as_memoryviews(state)
+        begin_drafts(limits, views.drafts, 3, predicted)
+        index_tokens(limits, views.requests, views.drafts, 3)
+        source, intact = int(next_place(limits, views.requests, views.drafts, 3)), max(first, length + limits.draft_tokens)
+        if length == prompt and first == intact and not moved:
+            assert source == first
+            seen["first"] += 1
+            continue
+        own, tail = matches(row[:length].tolist(), least), row[:length].tolist()
+        found = {place: equal for place in range(intact + least, context)
+                 if (equal := common_end(row[intact:place].tolist(), tail)) >= least}  # fmt: skip
+        if source == -1:  # a chain is cut after CANDIDATES places
+            continue
+        assert source in found if source >= intact else source in own
+        chains = dict.fromkeys((OWN, PREDICTED), 0)
+        for kind in chains:
+            wanted = bucket_of(limits, views.requests, 3, length, kind)
+            for place in (*range(least, length), *range(first + least, context)):
+                bucket = bucket_of(limits, views.requests, 3, place, OWN if place < length else PREDICTED)
+                chains[kind] += bucket == wanted
+        if max(chains.values()) <= CANDIDATES:
+            best = max([*own.values(), *found.values()], default=0)
+            assert (found if source >= intact else own)[source] == best
+            assert source >= intact or best not in found.values()
+            seen["equal"] += best in own.values() and best in found.values()
+        seen["predicted" if source >= intact else "own"] += 1
+        seen["overwritten"] += intact > first
+        seen["moved"] += length == prompt and moved
+    assert all(seen.values()), seen
+
+
+def common_end(left: list[int], right: list[int]) -> int:
+    """The number of equal last tokens, at most LONGEST_MATCH."""
+    equal = 0
+    while equal < min(len(left), len(right), LONGEST_MATCH) and left[-1 - equal] == right[-1 - equal]:
+        equal += 1
+    return equal
+
+
 def test_a_long_prompt_enters_the_index_over_several_turns() -> None:
     limits = make_case(lanes=1, **DRAFTS | {"max_model_len": 2048, "pages": 600}).limits
     state = make_state(limits)
     views = as_memoryviews(state)
-    begin_drafts(limits, views.drafts, 0)
+    begin_drafts(limits, views.drafts, 0, 0)
     state.requests.length[0] = 2 * INDEXED_AT_ONCE
     for turn in (1, 2, 3):
         index_tokens(limits, views.requests, views.drafts, 0)
@@ -173,6 +232,96 @@ def test_completions_say_which_tokens_were_drafted(drafts: dict[str, Any], rng: 
     case.clients[0].poll = counting
     run(case, random_requests(rng))
     assert flagged == case.counter("draft_tokens_accepted") > 0
+
+
+PREDICTING = DRAFTS | {"vocab_size": VOCAB, "speculative_match": 3, "pages": 200}
+
+
+def flags_of(case: Case) -> list[int]:
+    """The flags of all completions of pair 0, as they are read from now on."""
+    flags, poll = list[int](), case.clients[0].poll
+
+    def noting() -> Any:
+        events = poll()
+        flags.extend(event[2] for event in events)
+        return events
+
+    case.clients[0].poll = noting
+    return flags
+
+
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_a_right_prediction_makes_all_drafts(lanes: int) -> None:
+    """Of two requests whose own tokens rarely repeat. They share 8 rows."""
+    case = make_case(lanes=lanes, **PREDICTING, record_turns=8)
+    flags = flags_of(case)
+    requests = [case.submit([3, 1, start], 40, predicting=lambda expected: expected) for start in (4, 5)]
+    steps, _ = run(case, [])
+    assert all(request.got == request.expected for request in requests) and steps <= 16
+    predicted = [flag & W.WAS_PREDICTED != 0 for flag in flags]
+    assert sum(predicted) == case.counter("draft_tokens_accepted") >= 2 * 28
+    assert predicted == [flag & W.WAS_DRAFTED != 0 for flag in flags]
+    assert case.counter("prompt_tokens") == 6
+
+
+def test_drafts_find_their_place_again_after_an_edit() -> None:
+    """The prediction has another token, a token more, and a token less than the output."""
+    case = make_case(lanes=1, **PREDICTING | {"max_model_len": 320})
+    flags, other = flags_of(case), lambda token: (token + 1) % VOCAB
+    edited = lambda e: [*e[:20], other(e[20]), *e[21:60], other(e[60]), *e[60:100], *e[101:]]  # noqa: E731
+    request = case.submit([3, 1, 4], 140, predicting=edited)
+    run(case, [])
+    assert request.got == request.expected
+    predicted = {i for i, flag in enumerate(flags) if flag & W.WAS_PREDICTED}
+    assert predicted.isdisjoint((20, 60, 100))
+    for first, last in ((1, 20), (40, 60), (80, 100), (120, 138)):  # at the latest 20 tokens after an edit: it may rest for 16
+        assert len(predicted.intersection(range(first, last))) > (last - first) // 2, (first, sorted(predicted))
+
+
+def test_a_prediction_is_no_part_of_the_prompt() -> None:
+    """The next request's prompt is the first one's with its prediction: it hits only pages of prompt and output."""
+    case = make_case(lanes=1, **PREDICTING)
+    first = case.submit([7] * 9, 3, predicting=lambda expected: [5, 6, 7, 8] * 10)
+    run(case, [])
+    second = case.submit([7] * 9 + [5, 6, 7, 8] * 10, 3)
+    case.turn(2)
+    assert int(case.state.requests.hit_tokens[:].max()) <= 8
+    run(case, [])
+    assert [one.got for one in (first, second)] == [one.expected for one in (first, second)]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+def test_a_new_request_of_a_slot_has_nothing_of_the_last_prediction(tokens: int) -> None:
+    """Its own prediction, if any, is wrong everywhere."""
+    case = make_case(lanes=1, **PREDICTING | {"slots": 1})
+    case.submit([3, 1, 4], 40, predicting=lambda expected: expected)
+    run(case, [])
+    flags = flags_of(case)
+    case.submit([3, 1, 4], 40, predicting=lambda expected: [(expected[0] + 1) % VOCAB] * tokens)
+    run(case, [])
+    assert not any(flag & W.WAS_PREDICTED for flag in flags)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("predicted", "prompt", "reason"),
+    [(-1, 3, W.REJECT_PARAMETER), (62, 3, W.REJECT_LENGTH), (1 << 30, 3, W.REJECT_PROMPT), (61, 3, 0), (0, 3, 0)],
+)
+def test_predictions_are_checked(predicted: int, prompt: int, reason: int, drafts: dict[str, Any]) -> None:
+    """They must fit behind the prompt; a draft layer excludes them."""
+    case = make_case(lanes=1, **drafts | {"slots": 8})
+    reason = W.REJECT_PARAMETER if drafts is STEP_DRAFTS and predicted and reason != W.REJECT_PROMPT else reason
+    request = case.submit([0] * prompt, 2, rejected=reason > 0, entry={"predicted_tokens": predicted})
+    run(case, [])
+    assert request.reason == reason
+
+
+def test_a_predicted_token_outside_the_vocabulary_is_refused() -> None:
+    case = make_case(lanes=1, **PREDICTING)
+    for tokens in ([VOCAB], [0] * 30 + [-1]):
+        request = case.submit([1, 2], 4, rejected=True, predicting=lambda expected, tokens=tokens: tokens)
+        run(case, [])
+        assert request.reason == W.REJECT_TOKEN
 
 
 def drafts_of(case: Case, turns: int = 60) -> int:

@@ -93,6 +93,7 @@ def test_a_word_that_is_not_copied_is_noticed(bug: Bug) -> None:
 
 PARTS = {  # words of its offset and of its length, the arena, and the limits of the arena and of the part
     "prompt": (E.WORD_PROMPT_OFFSET, E.WORD_PROMPT_LENGTH, "prompt", "prompt_tokens", "max_model_len"),
+    "prediction": (E.WORD_PROMPT_OFFSET, E.WORD_PREDICTED_TOKENS, "prompt", "prompt_tokens", "max_model_len"),
     "hashes": (E.WORD_HASH_OFFSET, E.WORD_HASH_COUNT, "hashes", "hash_entries", "max_model_len"),
     "grammar": (E.WORD_GRAMMAR_OFFSET, E.WORD_GRAMMAR_WORDS, "prompt", "prompt_tokens", "grammar_words"),
     "rules": (E.WORD_RULES_OFFSET, E.WORD_RULES_WORDS, "prompt", "prompt_tokens", "grammar_words"),

@@ -106,7 +106,9 @@ def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.Mon
         event = draw.random()
         if event < 0.4:
             prompt, sampling = np.arange(draw.randint(1, 50), dtype=np.int32), RequestParameters(max_tokens=1)
-            generation = SimpleNamespace(grammar=None, rules=None, submitted=0.0, scoring=False, flight=Flight(prompt, sampling))
+            generation = SimpleNamespace(
+                grammar=None, rules=None, prediction=None, submitted=0.0, scoring=False, flight=Flight(prompt, sampling)
+            )
             link._hand_over(pair, (generation, prompt, sampling))
             unseen += len(prompt)
         elif event < 0.6:

@@ -14,14 +14,14 @@ import pytest
 from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.http.answer_sinks import Streamer
+from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.answers import Answer, Usage
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.metrics import HISTOGRAMS, Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_feed import feed
-from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN, WAS_DRAFTED
+from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN, WAS_DRAFTED, WAS_PREDICTED
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice
@@ -150,16 +150,17 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
     scene.streamer.generations = [choice]
     scene.streamer.open(b"")
     scene.wire.writes.clear()
-    count = drafted = 0
+    count = drafted = predicted = 0
     for now in range(1, 400):
         step = [draw.randrange(520) for _ in range(1 if now == 1 else draw.choice((1, 1, 1, 2, 3)))]
         texts = [text for text in map(reference.push, step) if text or now == 1]
         assert (choice.plain is None) == (now == 1), "the first event is made in full"
-        flags = [HAS_TOKEN | draw.choice((0, WAS_DRAFTED)) for _ in step]
+        flags = [HAS_TOKEN | draw.choice((0, WAS_DRAFTED, WAS_DRAFTED | WAS_PREDICTED)) for _ in step]
         drafted += sum(flag != HAS_TOKEN for flag in flags)
+        predicted += sum(flag & WAS_PREDICTED != 0 for flag in flags)
         events = [(request, token, flag) for token, flag in zip(step, flags, strict=True)]
         feed(events, float(now), float(now), metrics, cancelled.append)
-        assert choice.drafted == drafted
+        assert (choice.drafted, choice.predicted) == (drafted, predicted)
         count += len(step)
         assert list(chunks_of(b"".join(scene.wire.writes))) == [answer.event(0, text) for text in texts]
         assert (len(scene.wire.writes), choice.tokens, choice.last_event) == (bool(texts), count, float(now))
@@ -207,7 +208,7 @@ def test_texts_that_hang_on_more_than_their_tokens_take_no_shortcut(more: dict[s
 def test_events_with_token_counts_take_no_shortcut() -> None:
     scene, choice = Scene(usage=StreamUsage(True, True)), SimpleNamespace(index=0, is_plain=True, plain=None, detokenizer=None)
     choice.prompt_length = choice.tokens = choice.cached_tokens = choice.drafted = 1
-    choice.reasoning = None
+    choice.reasoning = choice.prediction = None
     scene.streamer.generations = [cast(Generation, choice)]
     scene.streamer.on_text(cast(Generation, choice), "a", [])
     assert choice.plain is None
@@ -216,3 +217,13 @@ def test_events_with_token_counts_take_no_shortcut() -> None:
 def test_usage_counts_right_drafts_if_there_were_some() -> None:
     tables = [Usage(5, 9, drafted_tokens=drafted).table()["completion_tokens_details"] for drafted in (0, 4)]
     assert tables == [{"reasoning_tokens": 0}, {"reasoning_tokens": 0, "accepted_prediction_tokens": 4}]
+
+
+def test_usage_of_predictions_counts_only_their_drafts() -> None:
+    """Of two choices, which also have drafts from other places. A choice may repeat its prediction."""
+    common = {"prompt_length": 3, "tokens": 30, "cached_tokens": 0, "reasoning": None, "prediction": range(10)}
+    counts = [(9, 5), (20, 14)]  # accepted drafts, and those of the prediction of 10 tokens
+    generations = [SimpleNamespace(**common, drafted=drafted, predicted=predicted) for drafted, predicted in counts]
+    usage = Collector.usage(cast(Collector, SimpleNamespace(generations=generations, choices=2)))
+    details = usage.table()["completion_tokens_details"]
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 19, "rejected_prediction_tokens": 5}

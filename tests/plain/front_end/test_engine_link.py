@@ -55,6 +55,7 @@ class Choice:
         self.grammar: Any = None
         self.flight: Any = None
         self.rules: Any = None
+        self.prediction = None
         self.scoring = False
         self.plain: Any = None
         self.tokens = 0

@@ -46,6 +46,7 @@ class Request:
     hashes: list[int]
     grammar: np.ndarray  # a packed automaton
     rules: np.ndarray  # packed token rules
+    prediction: list[int]
     made: int = 0  # generated; below 0 while the prompt is scored
 
 
@@ -68,7 +69,8 @@ class FakeEngine(threading.Thread):
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens. most_tokens: no
     request makes more, until it is greater.
-    script: tokens of its answer instead of an echo. reject: reason for the next request, 0: it is accepted.
+    script: tokens of its answer instead of an echo. Tokens that equal those of a prediction count as its drafts, except the
+    last one. reject: reason for the next request, 0: it is accepted.
     hit_pages, waited_ns: reported for each further request. submitted: all requests so far.
     """
 
@@ -181,7 +183,9 @@ class FakeEngine(threading.Thread):
                 views.prompt[index, entry[f"{name}_offset"] :][: entry[f"{name}_words"]].copy() for name in ("grammar", "rules")
             )
             hashes = views.hashes[index, entry["hash_offset"] :][: entry["hash_count"]].tolist()
-            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes, grammar, rules)
+            end = entry["prompt_offset"] + entry["prompt_length"]
+            prediction = views.prompt[index, end:][: entry["predicted_tokens"]].tolist()
+            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes, grammar, rules, prediction)
             request.made -= len(prompt) - 1 if entry["flags"] & SUBMIT_SCORE_PROMPT else 0
             assert slot not in pair.requests, f"slot {slot} is busy"
             self.submitted.append(request)
@@ -233,6 +237,8 @@ class FakeEngine(threading.Thread):
                 flags |= C.FINISH_STOP
             elif request.made >= entry["max_tokens"]:
                 flags |= C.FINISH_LENGTH
+            elif request.made > 0 and request.prediction[request.made - 1 : request.made] == [token]:
+                flags |= C.WAS_DRAFTED | C.WAS_PREDICTED
             self._publish(index, pair, slot, token, flags)
             counters[W.COUNTER["generated_tokens"]] += 1
             if flags & C.FINISH_MASK:

@@ -1,12 +1,12 @@
 """Requests of /v1/chat/completions, from a body to a Request; `LLM.chat` makes its requests from the same model."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, hints, rule
+from blinkpy.dpu.http.fields.body_model import Body, Part, SentBack, doc, hints, rule
 from blinkpy.dpu.http.fields.call_fields import Call
 from blinkpy.dpu.http.fields.choice_fields import ChatChoice, check_choice, tool_choice
 from blinkpy.dpu.http.fields.http_request import Message, Request
@@ -130,6 +130,13 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
         return message
 
 
+class Prediction(Body):
+    """A text that the output may repeat."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 def refuse_refusals(where: str, parts: Sequence[Any]) -> None:
     """Raise ApiError for a refusal among the parts of a message."""
     for i, part in enumerate(parts):
@@ -143,6 +150,10 @@ def content(given: str | list[Any]) -> str | list[dict[str, str]]:
     if isinstance(given, str):
         return given
     return [{"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal} for part in given]
+
+
+def _text(given: str | list[TextPart]) -> str:
+    return given if isinstance(given, str) else "".join(part.text for part in given)
 
 
 Messages = Annotated[
@@ -220,6 +231,14 @@ class ChatBody(_Base, kw_only=True):
     verbosity: Annotated[Verbosity | None, doc("low, medium or high, for a chat template with this variable")] = None
     include_reasoning: Annotated[bool | None, doc("false: no `reasoning_content` in the answer", "true")] = None
     prompt_logprobs: PromptLogprobs = None
+    prediction: Annotated[
+        Prediction | None,
+        doc(
+            '`{"type": "content", "content": text}`: [drafts](speculation.md#predictions) of the output, with `--speculative '
+            "ngram`; together with the prompt at most the context",
+            "none",
+        ),
+    ] = None
 
 
 def parse_chat(body: bytes | bytearray, defaults: RequestParameters) -> Request:
@@ -253,6 +272,7 @@ def _request(fields: Mapping[str, Any], defaults: RequestParameters) -> Request:
         verbosity=body.verbosity,
         include_reasoning=body.include_reasoning is not False,
         prompt_logprobs=body.prompt_logprobs,
+        prediction=None if body.prediction is None else _text(body.prediction.content),
     )
     if body.max_completion_tokens is not None:
         if body.max_tokens not in (None, body.max_completion_tokens):

@@ -76,6 +76,8 @@ class Request:
     echo: bool = False
     echoes: "list[Echo]" = field(default_factory=list)  # of each prompt, with the prompt
     prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
+    prediction: str | None = None  # of the output
+    predicted: Int32 | None = None  # its tokens, with the prompt
 
     def place(self, index: int, name: str) -> str:
         """The path of a message's field in the body. A message made from several items has the path of the first item."""

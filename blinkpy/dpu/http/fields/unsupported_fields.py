@@ -60,7 +60,6 @@ UNSUPPORTED = (
     Unsupported("mm_processor_kwargs", (CHAT, RESPONSES), ({},), NO_IMAGES),
     Unsupported("modalities", (CHAT,), (["text"],), NO_IMAGES),
     Unsupported("moderation", (CHAT, RESPONSES), ({},), "moderation is not implemented"),
-    Unsupported("prediction", (CHAT,), (), "outputs are never predicted"),
     *(
         Unsupported(name, (RESPONSES,), (), STORED)
         for name in ("previous_input_messages", "previous_response", "previous_response_id")

@@ -112,6 +112,13 @@ class RequestReader:
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
 
+    def prediction(self, request: Request, limits: EngineLimits) -> Int32 | None:
+        """The tokens of the request's prediction, if it has one. Raises ApiError with status 400 if it is too long."""
+        if request.prediction is None:
+            return None
+        self._check_length(request.prediction, "prediction", limits)
+        return self.tokenizer.encode(request.prediction, add_special_tokens=False)
+
     def echoes(self, request: Request, prompts: list[Int32], limits: EngineLimits) -> list[Echo]:
         """The part of the answer that shows each prompt, if requested. Prompts that are too long are not shown."""
         if not request.echo or any(len(prompt) > limits.context for prompt in prompts):
@@ -184,8 +191,9 @@ class RequestReader:
         if limits is None or len(text) <= limits.context:
             return
         if (least := self.tokenizer.least_tokens(text)) > limits.context:
+            what = param if param == "prediction" else "prompt"
             message = (
-                f"This model's maximum context length is {limits.context} tokens. However, your prompt has at least {least}."
+                f"This model's maximum context length is {limits.context} tokens. However, your {what} has at least {least}."
             )
             raise bad_request(message, param, "context_length_exceeded")
 
@@ -208,6 +216,7 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         request.prompt_tokens = sum(map(len, prompts))
         request.rules = reader.token_rules(request, limits)
         request.echoes = reader.echoes(request, prompts, limits)
+        request.predicted, request.prediction = reader.prediction(request, limits), None
         # The source of the prompts is no longer needed, and may be large.
         request.messages, request.prompts = None if request.messages is None else [], []
         return request, prompts
