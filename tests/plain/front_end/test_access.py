@@ -215,7 +215,7 @@ def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address
 
 
 def test_without_tls_new_connections_are_work_of_their_address(engine, folder, monkeypatch) -> None:
-    """Which is done in order, also where a tenant's requests come from."""
+    """Which is done in order, also at the addresses of a tenant's requests."""
     with serving(engine, folder, api_key="secret") as server, contextlib.ExitStack() as stack:
         groups, gate = list[str](), server.server.app.service.gate
         ask = gate.ask

@@ -97,7 +97,7 @@ def test_nobody_saves_service_up() -> None:
 
 
 def test_new_items_of_an_owner_without_end_starve_none_of_its_items(rng) -> None:
-    """At both ends: of items that come singly every second is taken at once, and earlier ones within twice their number."""
+    """At both ends: of items that come singly every second is taken immediately, and earlier ones within twice their number."""
     line, waiting = FairLine[int](both_ends=True), int(rng.integers(1, 100))
     for number in range(waiting):
         line.push("one", 1.0, number)
@@ -443,8 +443,8 @@ def connected(stack: contextlib.ExitStack, server: RunningServer, count: int) ->
 
 
 def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder) -> None:
-    """Accepted requests are answered, GET is, and afterwards the state is as before. Accepted ones wait until the test lets
-    them go on."""
+    """Accepted requests are answered, GET is, and afterwards the state is as before. Accepted ones wait until the test
+    releases them."""
     short, asker = completion_bytes(prompt=[7], max_tokens=1), Asker("address 127.0.0.1")
     with flooded_worker(folder) as (server, prepared), contextlib.ExitStack() as stack:
         gate = server.server.app.service.gate

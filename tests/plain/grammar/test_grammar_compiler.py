@@ -280,7 +280,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
         for _ in range(10):  # it is not kept: another time it may be faster
             asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
             while not any(nice == behind for pid, nice in nice_of(server.pid).items() if pid != server.pid):
-                if asked.done():  # it has not stepped back, or nobody looked in time
+                if asked.done():  # it has not stepped back, or the test looked too late
                     break
                 await asyncio.sleep(0.005)
             seen += not asked.done()
