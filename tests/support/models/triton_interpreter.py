@@ -182,21 +182,22 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def taking(self: Any, arguments: Any, named: Any) -> Any:
         taken = take_arguments(self, arguments, named)
-        tensors = [each for each in (*taken[0], *taken[1].values()) if hasattr(each, "data_ptr") and each.numel()]
+        given = [getattr(each, "base", each) for each in (*taken[0], *taken[1].values())]  # base: of a descriptor
+        tensors = [each for each in given if hasattr(each, "data_ptr") and each.numel()]
         spans = np.array([(each.data_ptr(), each.data_ptr() + _bytes_of(each)) for each in tensors], np.uint64)
         bounds[:] = spans[np.argsort(spans[:, 0])].T
         return taken
 
     def check(pointers: Any, mask: Any) -> None:
-        at = pointers.data[mask.data != 0]  # a mask may consist of integers, which are not places here
+        at = pointers.data[np.asarray(mask.data) != 0]  # a mask may consist of integers, which are not places here
         size = np.uint64(pointers.get_element_ty().primitive_bitwidth // 8)
         inside = [(at >= first) & (at + size <= past) for first, past in zip(*bounds, strict=True)]
         if not np.logical_or.reduce(inside).all():
             raise IndexError("an access outside of all tensors")
 
-    def loading(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+    def loading(self: Any, pointers: Any, mask: Any, *others: Any, **named: Any) -> Any:
         check(pointers, mask)
-        return load(self, pointers, mask, *others)
+        return load(self, pointers, mask, *others, **named)
 
     def storing(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
         check(pointers, mask)

@@ -29,11 +29,6 @@ from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 
 
-@pytest.fixture(autouse=True)
-def _inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton_interpreter.stay_inside(monkeypatch)
-
-
 @triton.jit
 def copy_some(in_ptr, out_ptr, loads, stores):
     index = tl.arange(0, 8)

@@ -25,11 +25,6 @@ LARGEST = 1 - 2.0**-24  # below 1
 ROUNDED = 1.0  # what a number is once it has been multiplied by a sum that rounding made larger
 
 
-@pytest.fixture(autouse=True)
-def _inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton_interpreter.stay_inside(monkeypatch)
-
-
 # ---- draws ---------------------------------------------------------------------------------------------------------------
 
 
