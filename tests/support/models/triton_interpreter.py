@@ -173,7 +173,8 @@ def _combine_known_types_at_once() -> None:
 
 
 def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a kernel that reads or writes outside of the tensors that it was called with fails."""
+    """From now on a kernel that reads or writes outside of the memory of the tensors that it was called with fails. Queries, keys
+    and values are views of one memory, so a view alone is no bound."""
     import triton.runtime.interpreter as interpreter
 
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -183,9 +184,8 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     def taking(self: Any, arguments: Any, named: Any) -> Any:
         taken = take_arguments(self, arguments, named)
         given = [getattr(each, "base", each) for each in (*taken[0], *taken[1].values())]  # base: of a descriptor
-        tensors = [each for each in given if hasattr(each, "data_ptr") and each.numel()]
-        spans = np.array([(each.data_ptr(), each.data_ptr() + _bytes_of(each)) for each in tensors], np.uint64)
-        bounds[:] = spans[np.argsort(spans[:, 0])].T
+        memory = {each.untyped_storage() for each in given if hasattr(each, "data_ptr") and each.numel()}
+        bounds[:] = np.array([(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in memory], np.uint64).T
         return taken
 
     def check(pointers: Any, mask: Any) -> None:
@@ -222,12 +222,6 @@ def store_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builder, "create_masked_store", lambda *arguments: late.append(arguments))
     monkeypatch.setattr(builder, "create_barrier", barrier)
-
-
-def _bytes_of(tensor: Any) -> int:
-    """From the first to the last element of a tensor."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:
