@@ -37,7 +37,7 @@ def _call(source: OutputSource) -> Steps[None]:
         yield from _value(source, 0)
         yield from source.skip(CLOSE)
     except NotACall:  # the arguments so far stay
-        source.cut = not (yield from source.peek())
+        source.cut = not (yield from source.peek()) or source.ends_within(QUOTE)
 
 
 def _value(source: OutputSource, depth: int) -> Steps[None]:

@@ -118,9 +118,17 @@ def schemas_of(calls: list[Call]) -> dict[str, Any]:
     return {name: {"properties": {key: {"type": KINDS[type(entry)]} for key, entry in given.items()}} for name, given in calls}
 
 
-def parsed(name: str, calls: list[Call], parts: list[str]) -> tuple[str, list[list[str]]]:
+def parser_of(name: str, calls: list[Call]) -> MessageParser:
     schemas = schemas_of(calls)
-    parser = MessageParser(Expected(calls=call_formats()[name], tools=frozenset(schemas), schemas=schemas))
+    return MessageParser(Expected(calls=call_formats()[name], tools=frozenset(schemas), schemas=schemas))
+
+
+def parsed(name: str, calls: list[Call], parts: list[str]) -> tuple[str, list[list[str]]]:
+    return parsed_by(parser_of(name, calls), parts)
+
+
+def parsed_by(parser: MessageParser, parts: list[str]) -> tuple[str, list[list[str]]]:
+    """Content, and name and arguments of each call."""
     content, found = "", list[list[str]]()
     for event in [event for part in parts for event in parser.feed(part)] + parser.finish():
         if isinstance(event, CallBegin):
@@ -131,6 +139,14 @@ def parsed(name: str, calls: list[Call], parts: list[str]) -> tuple[str, list[li
             assert isinstance(event, Content)
             content += event.text
     return content, found
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def cut(text: str, size: int) -> list[str]:
@@ -160,7 +176,9 @@ def test_cut_off_at_each_character(name: str, seed: int) -> None:
     text = WRITERS[name](calls)
     whole = parsed(name, calls, [text])[1]
     for end in range(len(text)):
-        content, found = parsed(name, calls, cut(text[:end], draw.choice([1, 3, 50])))
+        parser = parser_of(name, calls)
+        content, found = parsed_by(parser, cut(text[:end], draw.choice([1, 3, 50])))
+        assert parser.cut == (bool(found) and not is_json(found[-1][1])), text[:end]
         assert [called for called, _ in found] == [called for called, _ in whole[: len(found)]], text[:end]
         for (_, arguments), (_, meant) in zip(found[:-1], whole, strict=False):
             assert arguments == meant

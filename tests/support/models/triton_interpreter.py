@@ -173,8 +173,8 @@ def _combine_known_types_at_once() -> None:
 
 
 def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a kernel that reads or writes outside of the memory of the tensors that it was called with fails. Queries, keys
-    and values are views of one memory, so a view alone is no bound."""
+    """From now on a kernel that reads or writes outside of the storage of the tensors that it was called with fails. Tensors may
+    be views of one storage, such as queries, keys and values."""
     import triton.runtime.interpreter as interpreter
 
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -183,7 +183,7 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def taking(self: Any, arguments: Any, named: Any) -> Any:
         taken = take_arguments(self, arguments, named)
-        given = [getattr(each, "base", each) for each in (*taken[0], *taken[1].values())]  # base: of a descriptor
+        given = [getattr(each, "base", each) for each in (*taken[0], *taken[1].values())]  # descriptors have a base
         memory = {each.untyped_storage() for each in given if hasattr(each, "data_ptr") and each.numel()}
         bounds[:] = np.array([(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in memory], np.uint64).T
         return taken
