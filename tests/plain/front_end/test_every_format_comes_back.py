@@ -27,7 +27,8 @@ from blinkpy.dpu.http.message_answer import MessageAnswer, message_of
 from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.tools.call_format import CallFormat, call_formats
-from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.dpu.tools.message_parser import Expected, MessageParser
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin
 from blinkpy.queues.request_parameters import RequestParameters
 
 ROOT = Path(__file__).parents[3]
@@ -143,6 +144,26 @@ def answer_texts(entry: CallFormat, expected: Expected, rng: np.random.Generator
     if expected.tags is not None:
         whole = f"{'' if expected.inside else expected.tags.open}\nHm.\n{expected.tags.close}\n\n{whole}"
     return [whole, *[whole[: int(rng.integers(len(whole)))] for _ in range(CUTS)]]
+
+
+@pytest.mark.parametrize("parser", call_formats())
+def test_a_call_is_cut_off_while_its_arguments_are_incomplete(parser: str, rng: np.random.Generator) -> None:
+    """At each character; clients read from the finish reason whether to run it."""
+    entry = call_formats()[parser]
+    text = written(entry, GIVEN[: int(rng.integers(1, 3))])
+    for end in range(len(text) + 1):
+        message, last = MessageParser(Expected(calls=entry, tools=frozenset(name for name, _ in GIVEN))), "{}"
+        for event in [*(event for piece in pieces(text[:end], rng) for event in message.feed(piece)), *message.finish()]:
+            if isinstance(event, CallBegin):
+                last = ""
+            elif isinstance(event, CallArguments):
+                last += event.text
+        try:
+            orjson.loads(last)
+        except orjson.JSONDecodeError:
+            assert message.cut, text[:end]
+        else:
+            assert not message.cut, text[:end]
 
 
 @pytest.mark.parametrize("parser", call_formats())
