@@ -25,9 +25,8 @@ def describe(
 
     tail: minimum samples beyond a reported percentile; the median is always reported.
     Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval. The
-        intervals of
-    very many samples come from INTERVAL_SAMPLES of them, drawn at random, so they are rather too wide than
-    too narrow.
+        intervals of very many samples come from INTERVAL_SAMPLES of them, drawn at random, so they are rather
+        too wide than too narrow.
     Raises ValueError without samples, or for a sample that is not finite.
     """
     x = np.asarray(samples, np.float64)
@@ -36,6 +35,7 @@ def describe(
     levels = [p for p in percentiles if p == 50 or len(x) * min(p, 100 - p) / 100 >= tail]
     values = np.percentile(x, levels)
     lows, highs = _intervals(x, levels, seed)
+    lows, highs = np.minimum(lows, values), np.maximum(highs, values)  # of fewer samples, they may lie beside the value
     result: dict[str, Any] = {"unit": unit, "count": len(x)}
     result |= {"min": rounded(x.min()), "mean": rounded(x.mean()), "max": rounded(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):

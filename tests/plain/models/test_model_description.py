@@ -803,6 +803,7 @@ def test_model_type_stands_in_for_a_missing_class() -> None:
         base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": mistral}
         base = base | {"text_config": {"model_type": "gemma4_text", **NO_EMBEDDINGS}} if family.model_type == "gemma4" else base
         base = base | {"layer_types": ["conv"] * 48} if family.model_type == "lfm2_moe" else base
+        base = base | {"num_hidden_layers": 4} if family.model_type == "nemotron_h" else base
         config = {k: v for k, v in base.items() if k != "architectures" and v is not None} | {"model_type": family.model_type}
         config |= {"norm_topk_prob": family.model_type != "deepseek_v2", **NO_EMBEDDINGS}
         assert describe_config(config).name == name
