@@ -35,7 +35,7 @@ def describe(
     levels = [p for p in percentiles if p == 50 or len(x) * min(p, 100 - p) / 100 >= tail]
     values = np.percentile(x, levels)
     lows, highs = _intervals(x, levels, seed)
-    lows, highs = np.minimum(lows, values), np.maximum(highs, values)  # of fewer samples, they may lie beside the value
+    lows, highs = np.minimum(lows, values), np.maximum(highs, values)  # intervals of fewer samples may not include it
     result: dict[str, Any] = {"unit": unit, "count": len(x)}
     result |= {"min": rounded(x.min()), "mean": rounded(x.mean()), "max": rounded(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):
