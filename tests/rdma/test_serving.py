@@ -44,11 +44,15 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
     options = ("--device", "null", "--lease-ms", "5000", "--null-step-us", "20000", *keyed)
     fronts = ("--log-level", "warning", *PATIENT, *keyed)
     with engine(*options, listen=address, wait=False) as (first, transport), frontends(2, *transport, *fronts) as both:
-        wait_for(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
-        both.sort(key=lambda front: health(front[1]))
+
+        def one_serves() -> bool:
+            """Whether the first one has the pair. On a busy machine, the other one may have another reason for a moment."""
+            both.sort(key=lambda front: health(front[1]))
+            texts = [client.get("/health").text for _, client in both]
+            return health(both[0][1]) == 200 and "all 1 queue pairs are in use" in texts[1]
+
+        wait_for(one_serves, START_S, "a front end with the pair, and one without")
         (front, served), (_, client) = both
-        assert [health(served), health(client)] == [200, 503]
-        assert "all 1 queue pairs are in use" in client.get("/health").text
         assert served.post("/v1/completions", json=body).status_code == 200
         front.kill()
         took = wait_for(lambda: health(client) == 200, START_S, "the pair of the killed front end")
