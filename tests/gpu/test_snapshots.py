@@ -11,7 +11,7 @@ from support.models import model_zoo
 from blinkpy.queues.request_parameters import RequestParameters
 
 SNAPSHOTS = {"state_snapshots": 4, "snapshot_tokens": 32}
-CUT = {"step_groups": 4, "cut_step_tokens": 16, "suspend_steps": 2}
+CUT = {"step_groups": 3, "cut_step_tokens": 16, "suspend_steps": 2}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ IN_FOUR_BITS = (
     "microsoft/phi-4",
 )
 """Models whose widths also have forms with 4-bit weights."""
+WITH_STATES = {"linear_attention", "conv", "hybrid"}
+"""Types of layers, in transformers, that keep a state."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 LEFT_OUT = (
     "quantization_config",
@@ -410,7 +412,7 @@ class Reference:
             ids = torch.tensor(some, device=self.model.device)
             cache: dict[str, Any] = {"use_cache": fp8_cache}
             if fp8_cache:  # with a config, layers with windows would keep their windows alone
-                recurrent = "linear_attention" in (getattr(self.model.config, "layer_types", None) or ())
+                recurrent = not WITH_STATES.isdisjoint(getattr(self.model.config, "layer_types", None) or ())
                 cache["past_key_values"] = RoundedCache(config=self.model.config) if recurrent else RoundedCache()
             with around():
                 logits = self.model(ids[:, :-1], **cache).logits
