@@ -122,6 +122,9 @@ def nemotron_h(pattern: str, *sizes: int, mamba: tuple[int, int], **more: Any) -
     return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "hidden_act")}
 
 
+BAMBA: dict[str, Any] = {"model_type": "bamba", "attn_rotary_emb": 64, "mamba_chunk_size": 256, "mamba_conv_bias": True}
+BAMBA |= {"mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_dt_rank": 256, "mamba_expand": 2}
+BAMBA |= {"mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False, "num_logits_to_keep": 1, "use_mamba_kernels": True}
 LFM2 = {"model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6, "use_pos_enc": True}
 LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_use_swiglu": True}
 LFM2_EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2}

@@ -1,6 +1,7 @@
 """Published models: further sizes, models with recurrent layers, text parts, and models with latent attention."""
 
 from published_classes import (
+    BAMBA,
     DOTS,
     ERNIE,
     EXAONE_32B,
@@ -184,6 +185,8 @@ RECURRENT = (
         5120, 20480, 62, 40, 8, 131072, 131072, mamba=(128, 80)), 12_310_001_152),
     Published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", nemotron_h(f"{'MEMEM*E' * 5}MEMEMEM*EMEMEMEME",
         2688, 1856, 52, 32, 2, 131072, 262144, mamba=(64, 64), **NEMOTRON_EXPERTS), 31_577_940_288),
+    Published("ibm-fms/Bamba-9B", config("BambaForCausalLM", 4096, 14336, 32, 32, 8, 128256, 262144,
+        attn_layer_indices=[9, 18, 27], **BAMBA), 9_780_235_392),
     Published("LiquidAI/LFM2-350M",
         lfm2(1024, 6656, 16, 16, 8, 65536, 128000, full_attn_idxs=[2, 5, 8, 10, 12, 14]), 354_483_968),
     Published("LiquidAI/LFM2-700M",

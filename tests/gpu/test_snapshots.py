@@ -26,6 +26,7 @@ CUT = {"step_groups": 3, "cut_step_tokens": 16, "suspend_steps": 2}
         ("granite4-h-moe", "host", False),
         ("nemotron-h", "gpu", True),
         ("nemotron-h-moe", "host", False),
+        ("bamba", "gpu", True),
         ("lfm2-moe", "host", False),
     ],
 )

@@ -11,12 +11,12 @@ from blinkpy.models.description.block_readers import (
     pre_norm_decoder,
     sliding_windows,
 )
-from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, RouterKind, StateSpace
-from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.expert_readers import routed_experts
 from blinkpy.models.description.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.rope_tables import Rope
-from blinkpy.models.description.space_readers import MOST_TAPS, require_free_time_steps
+from blinkpy.models.description.space_readers import MAMBA_DEFAULTS, MAMBA_NAMES, MAMBA_UNUSED, mamba_space
 from blinkpy.models.families.family import family
 
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -27,26 +27,11 @@ HYBRID: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "shared_intermediate_size": 1024,
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
+    **MAMBA_DEFAULTS,
 }
 FULL, RECURRENT = "full_attention", "linear_attention"
 TYPES = {"attention": FULL, FULL: FULL, "mamba": RECURRENT, RECURRENT: RECURRENT}
-HYBRID_NAMES = TensorNames(
-    gate_up=("shared_mlp.input_linear",),
-    down="shared_mlp.output_linear",
-    recurrent_in=("mamba.in_proj",),
-    recurrent_conv="mamba.conv1d",
-    recurrent_decay="mamba.A_log",
-    recurrent_bias="mamba.dt_bias",
-    recurrent_norm="mamba.norm",
-    recurrent_out="mamba.out_proj",
-)
+HYBRID_NAMES = MAMBA_NAMES._replace(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 EXPERT_NAMES = HYBRID_NAMES._replace(
     router="block_sparse_moe.router.layer",
     expert_gate_up=("block_sparse_moe.input_linear.weight",),
@@ -56,10 +41,7 @@ EXPERT_NAMES = HYBRID_NAMES._replace(
     shared_gate_up=("shared_mlp.input_linear",),
     shared_down="shared_mlp.output_linear",
 )
-UNUSED = """
-    intermediate_size num_experts_per_tok output_router_logits router_aux_loss_coef mamba_n_heads mamba_n_groups mamba_d_state
-    mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias mamba_proj_bias time_step_limit time_step_min
-    time_step_max time_step_floor normalization_function init_method"""
+UNUSED = """intermediate_size num_experts_per_tok output_router_logits router_aux_loss_coef normalization_function init_method"""
 
 
 def _attention(c: HfConfig) -> Attention:
@@ -81,7 +63,7 @@ def granite(c: HfConfig) -> DecoderDescription:
     models="Granite 4, also with state-space layers (h-tiny, h-micro, h-small) and experts",
     model_type="granitemoehybrid",
     defaults=DEFAULTS | HYBRID,
-    ignores=tuple(UNUSED.split()),
+    ignores=(*UNUSED.split(), *MAMBA_UNUSED, *MAMBA_DEFAULTS),
 )
 def granite_hybrid(c: HfConfig) -> DecoderDescription:
     types, attention, position = _layer_types(c), _attention(c), c.get("position_embedding_type")
@@ -95,7 +77,7 @@ def granite_hybrid(c: HfConfig) -> DecoderDescription:
     model = pre_norm_decoder(c, attention, experts, (0,) * len(types), names, factors=_factors(c))
     if RECURRENT not in types:
         return model
-    space = _state_space(c)
+    space = mamba_space(c, c.integer("mamba_expand") * c.integer("hidden_size"))
     layers = (
         layer._replace(recurrence=space if name == RECURRENT else None) for layer, name in zip(model.layers, types, strict=True)
     )
@@ -117,23 +99,6 @@ def _layer_types(c: HfConfig) -> list[str]:
 def _experts(c: HfConfig, shared: int) -> Experts:
     """Experts, with an MLP that all tokens visit."""
     return routed_experts(c, "intermediate_size", RouterKind.TOP_K_SOFTMAX, normalize=True, shared=shared)
-
-
-def _state_space(c: HfConfig) -> StateSpace:
-    heads, groups, inner = (
-        c.integer("mamba_n_heads"),
-        c.integer("mamba_n_groups"),
-        c.integer("mamba_expand") * c.integer("hidden_size"),
-    )
-    size = inner // heads if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
-    if heads % groups or heads * size != inner:
-        raise ConfigError(
-            f"{c.where}: mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups}), and times "
-            f"mamba_d_head ({size}) must be mamba_expand times hidden_size ({inner})"
-        )
-    require_free_time_steps(c)
-    taps, bias = c.integer("mamba_d_conv", low=2, high=MOST_TAPS), c.flag("mamba_proj_bias")
-    return StateSpace(heads, groups, c.integer("mamba_d_state"), size, taps, bias, c.flag("mamba_conv_bias"))
 
 
 @family(

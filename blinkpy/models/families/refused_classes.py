@@ -14,7 +14,6 @@ MISSING = {
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
     "NemotronForCausalLM": "MLPs with squared ReLU, and LayerNorm",
     "FalconH1ForCausalLM": "state spaces parallel to attention",
-    "BambaForCausalLM": "state spaces whose tensors have other names",
     "Zamba2ForCausalLM": "state spaces, and attention whose weights several layers share",
     "JambaForCausalLM": "Mamba layers",
     "Mamba2ForCausalLM": "layers that are a state space alone",

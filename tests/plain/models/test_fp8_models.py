@@ -57,6 +57,7 @@ NO_BLOCKS += (
     "nemotron-h",
     "nemotron-h-moe",
     "nemotron-h-mixed",
+    "bamba",
     "lfm2",
     "lfm2-biased",
     "lfm2-moe",

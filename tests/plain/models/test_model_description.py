@@ -165,6 +165,10 @@ NEMOTRON = {  # small
     "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
 }  # fmt: skip
+BAMBA = {  # small
+    "architectures": ["BambaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "mamba_n_heads": 8, "attn_layer_indices": [1, 3], "num_key_value_heads": 2,
+}  # fmt: skip
 PUBLISHED = {  # name -> config, parameters
     "Llama-3.1-8B": (LLAMA_31_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
@@ -437,6 +441,14 @@ def test_layers_of_nemotron_by_a_pattern_and_by_a_list() -> None:
     assert not model.gated and model.layers[0].mlp == Mlp(96, Activation.SQUARED_RELU)
 
 
+def test_bamba_has_attention_where_its_config_lists_layers() -> None:
+    model = describe_config(BAMBA)
+    assert [layer.recurrence is None for layer in model.layers] == [False, True, False, True]
+    assert model.attention.rope.rotary_dim == 8 == model.head_dim // 2
+    assert describe_config(BAMBA | {"attn_rotary_emb": 8, "partial_rotary_factor": 0.5}) == model
+    assert describe_config(BAMBA | {"attn_layer_indices": None}).recurrent_layers == 4
+
+
 def test_mistral_has_windows_where_its_layers_say_so() -> None:
     types = ["full_attention", "sliding_attention"] * 16
     assert windows(MISTRAL_7B | {"layer_types": types}) == (0, 4096) * 16
@@ -549,6 +561,12 @@ def test_both_spellings_give_the_same() -> None:
         (NEMOTRON, {"time_step_limit": [0.1, 1]}, r"time_step_limit \[0.1, 1\] is not supported"),
         (NEMOTRON, {"head_dim": 17}, "head_dim must be even, not 17"),
         (NEMOTRON, {"attention_head_dim": 64}, r"attention_head_dim \(64\) must be head_dim \(16\)"),
+        (BAMBA, {"attn_layer_indices": [1, 4]}, r"attn_layer_indices must be a list of layers below 4, not \[1, 4\]"),
+        (BAMBA, {"attn_layer_indices": 1}, "attn_layer_indices must be a list of layers below 4, not 1"),
+        (BAMBA, {"partial_rotary_factor": 1.0}, r"partial_rotary_factor 1.0 is not supported \(supported: 0.5\)"),
+        (BAMBA, {"attn_rotary_emb": 16}, r"attn_rotary_emb \(16\) must be the rotated part of a head \(8\)"),
+        (BAMBA, {"mamba_n_groups": 3}, r"mamba_n_heads \(8\) must be a multiple of mamba_n_groups \(3\)"),
+        (BAMBA, {"time_step_limit": [0.1, 1]}, r"time_step_limit \[0.1, 1\] is not supported"),
         (GRANITE4, {"layer_types": ["mamba", "gru"] * 4}, "each of attention, full_attention, mamba, linear_attention"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_n_groups": 3}, "must be a multiple of mamba_n_groups"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_d_head": 3}, "must be mamba_expand times hidden_size"),
@@ -828,8 +846,8 @@ def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
 
 def test_a_refused_class_says_what_is_missing() -> None:
     """And which class serves its text part."""
-    with pytest.raises(ConfigError, match="BambaForCausalLM is not supported: it needs state spaces"):
-        describe_config({"architectures": ["BambaForCausalLM"]})
+    with pytest.raises(ConfigError, match="Zamba2ForCausalLM is not supported: it needs state spaces"):
+        describe_config({"architectures": ["Zamba2ForCausalLM"]})
     nested = {"architectures": ["SomeImagesForConditionalGeneration"], "text_config": {"model_type": "qwen3"}}
     with pytest.raises(ConfigError, match="its text part is a Qwen3ForCausalLM, which is supported: save that part"):
         describe_config(nested)

@@ -142,6 +142,9 @@ NEMOTRON_MOE = {"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermedi
 NEMOTRON_MOE |= {"moe_shared_expert_intermediate_size": 48, "n_group": 3, "topk_group": 2}
 NEMOTRON_DENSE: dict[str, Any] = {"use_bias": True, "mlp_bias": True, "num_experts_per_tok": 0, "conv_kernel": 3}
 NEMOTRON_DENSE |= {"layers_block_type": [RECURRENT, "mlp", RECURRENT, FULL, "mlp", RECURRENT]}
+BAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 20, "mamba_n_groups": 2, "attn_layer_indices": [1]}
+BAMBA_BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
+BAMBA_BIASED |= {"head_dim": 32, "mamba_d_conv": 3, "mamba_n_groups": 1, "attn_layer_indices": [0, 2]}
 LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
 LFM2_MOE |= {"routed_scaling_factor": 1.5}
@@ -298,6 +301,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         {**NEMOTRON, **NEMOTRON_MOE, "layers_block_type": [RECURRENT, "moe", RECURRENT, FULL, "moe"], "n_groups": 1},
     ),
     "nemotron-h-mixed": ("NemotronHConfig", {**NEMOTRON, **NEMOTRON_MOE, "layers_block_type": [RECURRENT, "moe", FULL, "mlp"]}),
+    "bamba": ("BambaConfig", {**BAMBA, "tie_word_embeddings": True}),
+    "bamba-biased": ("BambaConfig", {**BAMBA, **BAMBA_BIASED, "rope_parameters": YARN}),
     "lfm2": ("Lfm2Config", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 24}),
     "lfm2-biased": ("Lfm2Config", LFM2_BIASED),
     "lfm2-moe": ("Lfm2MoeConfig", {**LFM2_MOE, "layer_types": [CONV, CONV, FULL]}),

@@ -163,6 +163,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     elif pattern := config.get("hybrid_override_pattern"):  # a state space and attention, each with an MLP or experts
         config |= {"hybrid_override_pattern": f"M{pattern[-1]}*{pattern[-1]}", "num_hidden_layers": 4}
         config["time_step_min"] = 1e-30  # transformers 5.24 raises time steps to it, but only in prefill
+    elif config.get("attn_layer_indices"):
+        config["attn_layer_indices"] = [1]
     elif kind.model_type == "cohere2":
         config["layer_types"] = ["sliding_attention", "full_attention"]
     if config.get("num_kv_shared_layers"):  # two kinds, then the same with the keys of these

@@ -52,7 +52,7 @@ def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name:
 
 
 def test_a_step_from_a_snapshot(rng: np.random.Generator, tmp_path: Path) -> None:
-    name = ("qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h-mixed")[SEED % 5]
+    name = ("qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h-mixed", "bamba")[SEED % 6]
     assert step_cases.snapshot_case(rng, "cpu", name, tmp_path, torch.float32) < 1e-4
 
 
@@ -88,6 +88,8 @@ MIXED_STEPS = [  # model, rows, steps
     ("nemotron-h", 8, 4),  # whose last layer has no MLP
     ("nemotron-h-moe", 3, 3),
     ("nemotron-h-mixed", 8, 3),
+    ("bamba", 8, 4),  # whose last layer has a state
+    ("bamba-biased", 3, 3),
     ("deepseek-v2-lite", 8, 3),
     ("deepseek-v2", 8, 3),
     ("deepseek-v3", 8, 4),
@@ -123,7 +125,7 @@ def test_mixed_steps(
 DRAFTED_STEPS = [  # model, steps: the second step has one request, the last ones of eight have four
     ("llama3", 8), ("gpt-oss", 3), ("deepseek-v3", 3), ("gemma4-moe", 3), ("smollm3-window", 8), ("qwen3-moe", 3),
     ("qwen3-next", 8), ("qwen3.5-nested", 8), ("lfm2", 8), ("granite4-h", 8),
-    ("nemotron-h", 8),
+    ("nemotron-h", 8), ("bamba", 8),
 ]  # fmt: skip
 
 
