@@ -1,9 +1,11 @@
 """The results of tests/gpu/test_published_widths.py on a GPU, as a result file: from pytest's own reports.
 
     python tools/write_published_widths.py build/widths.xml [more.xml] > widths.json
+    python tools/write_published_widths.py --cell cell.json build/widths.xml > widths.json
     python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json
 
-The second command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts. A case
+The first command runs on the tests' machine. Elsewhere, the second command takes machine, versions, commit and date from a cell of
+the evaluation that the same machine measured at the same commit. The third command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts. A case
 that ended before anything was compared, such as one that found no memory next to others, is left out.
 """
 
@@ -37,12 +39,21 @@ def cases_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
+def environment_of(cell: str) -> dict[str, Any]:
+    """The fields of gpu_environment, from a cell of the evaluation."""
+    document = json.loads(Path(cell).read_text())
+    gpu = {name: document["gpu"][name] for name in ("gpu", "driver", "power_limit_w")}
+    return {**gpu, **document["software"], "commit": document["commit"], "date": document["date"]}
+
+
 def main(paths: list[str]) -> int:
+    environment: dict[str, Any] = {}
+    if paths[:1] == ["--cell"] and len(paths) > 2:
+        environment, paths = environment_of(paths[1]), paths[2:]
     if not paths:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    environment: dict[str, Any] = {}
     for path in paths:
         if path.endswith(".json"):
             document = json.loads(Path(path).read_text())
