@@ -1,5 +1,7 @@
 """Activations of an MLP: silu(gate) * up (SwiGLU), gelu(gate) * up (GeGLU), or max(up, 0)^2; and the softcap of logits."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -127,6 +129,15 @@ def quantised_swiglu(
     )  # fmt: skip
 
 
+def _launch_rows(kernel: Any, out: torch.Tensor, tensors: tuple[torch.Tensor, ...], pdl: bool, **constants: Any) -> None:
+    """Launch an elementwise kernel with one program for each row of `out` and block of its columns."""
+    rows, width = out.shape
+    block = min(2048, triton.next_power_of_2(width))
+    kernel[(rows, triton.cdiv(width, block))](
+        *tensors, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **constants, **launch.options(pdl)
+    )
+
+
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = False) -> None:
     """out = silu(x[:, :width]) * x[:, width:] for the first counts[TOKENS] rows. gelu: use gelu instead of
     silu.
@@ -135,11 +146,7 @@ def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bo
     tokens, width = out.shape
     header = (counts, "counts", *launch.HEADER)
     launch.check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), header)
-    block = min(2048, triton.next_power_of_2(width))
-    _swiglu[(tokens, triton.cdiv(width, block))](
-        x, out, counts, WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, PDL=pdl,
-        num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
-    )  # fmt: skip
+    _launch_rows(_swiglu, out, (x, out, counts), pdl, SWIGLU=GEGLU.value if gelu else True)
 
 
 @triton.jit
@@ -160,12 +167,8 @@ def _squared_relu(
 
 def squared_relu(x: torch.Tensor, counts: torch.Tensor, *, pdl: bool = False) -> None:
     """x = max(x, 0)^2 in place, of the first counts[TOKENS] rows. x: [T, width]."""
-    tokens, width = x.shape
-    launch.check_tensors((x, "x", (tokens, width)), (counts, "counts", *launch.HEADER))
-    block = min(2048, triton.next_power_of_2(width))
-    _squared_relu[(tokens, triton.cdiv(width, block))](
-        x, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl)
-    )
+    launch.check_tensors((x, "x", tuple(x.shape)), (counts, "counts", *launch.HEADER))
+    _launch_rows(_squared_relu, x, (x, counts), pdl)
 
 
 @triton.jit
@@ -185,12 +188,8 @@ def _softcap(
 
 def softcap(logits: torch.Tensor, counts: torch.Tensor, cap: float, *, pdl: bool = False) -> None:
     """logits = cap * tanh(logits / cap) in place, of the first counts[ROWS] rows. logits: float32 [B, vocabulary]."""
-    rows, width = logits.shape
-    launch.check_tensors((logits, "logits", (rows, width), torch.float32), (counts, "counts", *launch.HEADER))
-    block = min(2048, triton.next_power_of_2(width))
-    _softcap[(rows, triton.cdiv(width, block))](
-        logits, counts, WIDTH=width, CAP=cap, BLOCK=block, PDL=pdl, num_warps=4, **launch.options(pdl)
-    )
+    launch.check_tensors((logits, "logits", tuple(logits.shape), torch.float32), (counts, "counts", *launch.HEADER))
+    _launch_rows(_softcap, logits, (logits, counts), pdl, CAP=cap)
 
 
 @triton.jit
@@ -230,8 +229,5 @@ def gate_output(
         (counts, "counts", *launch.HEADER),
         *([starts] if starts is not None else []),
     )
-    block = min(2048, triton.next_power_of_2(width))
-    _gate_output[(rows, triton.cdiv(width, block))](
-        x, gates, counts if query_starts is None else query_starts, counts,
-        WIDTH=width, BLOCK=block, LAST_TOKENS=query_starts is not None, PDL=pdl, num_warps=4, **launch.options(pdl),
-    )  # fmt: skip
+    tensors = (x, gates, counts if query_starts is None else query_starts, counts)
+    _launch_rows(_gate_output, x, tensors, pdl, LAST_TOKENS=query_starts is not None)
