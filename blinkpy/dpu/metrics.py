@@ -17,6 +17,8 @@ COUNTERS = {
     **{f"refused_{name}": f"Requests refused and connections closed because of {name}" for name in LIMITS},
     "prompt_tokens": "Prompt tokens submitted to the engine",
     "generated_tokens": "Generated tokens received",
+    "prediction_tokens": "Tokens of the predictions of ended requests",
+    "accepted_prediction_tokens": "Accepted drafts from the predictions of ended requests",
     "grammar_writes": "Grammars and token rules written to the engine's memory",
     "grammar_written_bytes": "Bytes of grammars and token rules written to the engine's memory",
     "grammar_hits": "Grammars and token rules of requests already in the engine's memory",

@@ -109,6 +109,9 @@ def feed(
             metrics.time_to_first_token.observe(now - generation.arrival)
         if generation.finish_reason is not None:
             metrics.request_duration.observe(now - generation.arrival)
+            if generation.prediction is not None:
+                metrics.count("prediction_tokens", len(generation.prediction))
+                metrics.count("accepted_prediction_tokens", generation.predicted)
     for last, times in before.items():
         metrics.inter_token_latency.observe(now - last, times)
     # All texts first, then all writes: if they alternate, Python and the kernel evict each other's cache

@@ -1,5 +1,6 @@
 """`prediction` of a chat: the tokens for the engine, their count in usage, and refusals."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
 
 from blinkpy.dpu.engine_link import usable_prediction
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -37,6 +39,12 @@ def post(client: httpx.Client, **fields: Any) -> httpx.Response:
     return client.post(CHAT, json={"model": MODEL, "messages": [{"role": "user", "content": "the"}], "max_tokens": 6, **fields})
 
 
+def prediction_counters(client: httpx.Client) -> dict[str, int]:
+    line = r'^blinkpy_((?:accepted_)?prediction_tokens)_total\{worker="0"\} (\d+)$'
+    found = re.findall(line, client.get("/metrics").text, re.MULTILINE)
+    return {name: int(value) for name, value in found}
+
+
 def predicted(content: Any, **more: Any) -> dict[str, Any]:
     return {"prediction": {"type": "content", "content": content, **more}}
 
@@ -53,6 +61,7 @@ def test_the_engine_gets_the_tokens_and_usage_counts_them(
     tokens = tokenizer.encode(TEXT, add_special_tokens=False).tolist()
     engine.script = [*tokens[:3], 7, 8, 9]
     assert post(client).status_code == 200
+    counted = prediction_counters(client)
     alone = engine.submitted[-1]
     answer = post(client, **predicted(content), n=2, stream=stream, stream_options={"include_usage": True} if stream else None)
     assert answer.status_code == 200, answer.text
@@ -67,6 +76,8 @@ def test_the_engine_gets_the_tokens_and_usage_counts_them(
     assert details["accepted_prediction_tokens"] == 2 * right
     assert details["rejected_prediction_tokens"] == 2 * (len(expected) - right)
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(alone.prompt), 12)
+    more = {"prediction_tokens": 2 * len(expected), "accepted_prediction_tokens": 2 * right}
+    wait_for(lambda: prediction_counters(client) == {name: counted[name] + value for name, value in more.items()})
 
 
 @pytest.mark.parametrize(
