@@ -31,6 +31,7 @@ def test_requests_move_between_schedulers_token_for_token(seed: int) -> None:
         storms[-1].run(STEPS)
     requests, moved = sum(len(storm.clients) for storm in storms), sum(storm.moved for storm in storms)
     assert requests > 100 and moved > 20, "too calm to say anything"
+    assert sum(storm.predicted for storm in storms) > 0, "predictions gave no drafts"
     assert sum(storm.cuts for storm in storms) > 5, "no engine lived on without its front end"
     assert sum(storm.whole for storm in storms) > requests // 4
 

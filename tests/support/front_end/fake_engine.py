@@ -237,8 +237,8 @@ class FakeEngine(threading.Thread):
                 flags |= C.FINISH_STOP
             elif request.made >= entry["max_tokens"]:
                 flags |= C.FINISH_LENGTH
-            elif request.made > 0 and request.prediction[request.made - 1 : request.made] == [token]:
-                flags |= C.WAS_DRAFTED | C.WAS_PREDICTED
+            else:
+                flags |= self.drafted(request, token)
             self._publish(index, pair, slot, token, flags)
             counters[W.COUNTER["generated_tokens"]] += 1
             if flags & C.FINISH_MASK:
@@ -249,6 +249,11 @@ class FakeEngine(threading.Thread):
         """The next token of a request."""
         said = self.script if self.script and request.made >= 0 else request.prompt
         return said[request.made % len(said)]
+
+    def drafted(self, request: Request, token: int) -> int:
+        """Flags of a request's last token, which does not end it."""
+        right = request.made > 0 and request.prediction[request.made - 1 : request.made] == [token]
+        return C.WAS_DRAFTED | C.WAS_PREDICTED if right else 0
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""

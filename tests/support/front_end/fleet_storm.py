@@ -74,7 +74,8 @@ class Asked:
             return token, C.HAS_TOKEN | C.HAS_LOGPROBS
         token = self._drawn()
         self.made.append(token)
-        flags = C.HAS_TOKEN
+        place = len(self.prompt) + len(self.made)  # in all engines the same one
+        flags = C.HAS_TOKEN | (0, C.WAS_DRAFTED, C.WAS_DRAFTED | C.WAS_PREDICTED)[(place + token) % 3]
         if sampling.logprobs >= 0:
             self.records.append([(token, -float(len(self.prompt) + len(self.made)))])
             flags |= C.HAS_LOGPROBS
@@ -120,7 +121,9 @@ class ScriptedPair:
 
     def __init__(self, draw: random.Random, instance: int, errors: Any):
         self._draw, self._errors = draw, errors
-        self.facts = SimpleNamespace(page_size=4, num_pages=64, instance=instance, lease_ms=4000)
+        self.facts = SimpleNamespace(page_size=4, num_pages=64, instance=instance, lease_ms=4000, predictions=draw.random() < 0.8)
+        self.context = draw.choice((39, 45, 256))  # 39: the longest prompt with its output
+        self.longest_prompt = draw.choice((39, 60))
         self.sizes = SimpleNamespace(slots=SLOTS)
         self.state, self.lives, self.stray_completions, self.epoch = STATE_READY, True, 0, 1
         self.stopped_early = False
@@ -144,9 +147,13 @@ class ScriptedPair:
     def state_name(self) -> str:
         return "of another mind"
 
-    def submit(self, prompt: Any, sampling: Any, owner: Any, grammar: Any = None, rules: Any = None) -> Asked:
+    def submit(
+        self, prompt: Any, sampling: Any, owner: Any, grammar: Any = None, rules: Any = None, prediction: Any = None
+    ) -> Asked:
         if not owner.open:
             raise StormError("an engine gets requests that no client waits for")
+        if ([] if prediction is None else prediction.tolist()) != self._usable(owner.sink.prediction, len(prompt)):
+            raise StormError(f"an engine gets the prediction {prediction}")
         if self._draw.random() < 0.05:
             raise self._errors.EngineLostError("the engine is gone")
         if self._draw.random() < 0.03:
@@ -161,6 +168,11 @@ class ScriptedPair:
         owner.sink.homes += 1
         self.requests.append(request)
         return request
+
+    def _usable(self, prediction: list[int], length: int) -> list[int]:
+        """The end of a prediction that fits behind a prompt of a length."""
+        fits = range(min(len(prediction), min(self.context, self.longest_prompt) - length) + 1)
+        return prediction[len(prediction) - max(fits, default=0) :] if self.facts.predictions else []
 
     def turn(self) -> None:
         """Make a step's completions."""
@@ -200,8 +212,9 @@ class ScriptedPair:
 class Client:
     """One choice and its sink."""
 
-    def __init__(self, asked: Asked, stops: tuple[str, ...]):
-        self.asked, self.stops = asked, stops
+    def __init__(self, asked: Asked, stops: tuple[str, ...], prediction: Sequence[int] = ()):
+        self.asked, self.stops, self.prediction = asked, stops, list(prediction)
+        self.drafts = 0, 0  # accepted ones of an undisturbed run, and those from the prediction; once `expected` is called
         self.text, self.logprobs, self.ends = "", list[float](), 0
         self.homes = self.placed = 0  # engines that had it; links that took it, to be held or not
         self.gone = False
@@ -232,8 +245,11 @@ class Client:
             sampling = sampling.changed(seed=self.generation.flight.sampling.seed)
         alone = Asked(asked.prompt, sampling, asked.grammar, asked.rules, scored=len(asked.prompt))
         text, logprobs, free = "", list[float](), 0
+        self.drafts = 0, 0
         while True:
             token, flags = alone.step()
+            drafted, predicted = (flags & flag != 0 for flag in (C.WAS_DRAFTED, C.WAS_PREDICTED))
+            self.drafts = self.drafts[0] + drafted, self.drafts[1] + predicted
             if alone.records:
                 logprobs.append(alone.records.popleft()[0][1])
             text += "" if flags & C.FINISH_MASK == C.FINISH_STOP else f"<{token}>"
@@ -416,10 +432,12 @@ class Storm:
         )  # fmt: skip
         scores = self.modules["generation"].PromptScores(prompt.tolist(), 0) if draw.random() < 0.2 else None
         leader, work, clients, led = None, list[Any](), list[Client](), scores is not None or draw.random() < 0.5
+        predicted = [draw.randrange(VOCABULARY) for _ in range(draw.choice((0, 3, 30)))] if draw.random() < 0.5 else None
         for choice, sampling in enumerate(base.variants(draw.choice((1, 1, 2, 4, 6)))):
-            client = Client(Asked(prompt.tolist(), sampling, grammar, rules), stops)
+            client = Client(Asked(prompt.tolist(), sampling, grammar, rules), stops, predicted or ())
             made = module.Generation(choice, len(prompt), Texts(), stops, self.now, client, sampling.logprobs, leader)
             made.grammar, made.rules, made.scores, made.min_tokens = grammar, rules, scores, base.min_tokens
+            made.prediction = None if predicted is None else np.array(predicted, np.int32)
             if scores is not None and choice == 0:
                 made.scoring, sampling = True, self.modules["generation"].scoring_parameters(sampling)
             client.generation = made
@@ -527,6 +545,7 @@ class Storm:
         if generation.error is None:
             self.whole += 1
             self.require((client.text, generation.finish_reason) == (text, finish), f"{client.text} in place of {text}")
+            self._judge_drafts(client)
             if client.asked.sampling.logprobs >= 0:
                 self.require(client.logprobs == logprobs, "log probabilities are lost")
             if generation.scores is not None and generation.leader is None:  # other choices that show them wait for the leader's
@@ -536,6 +555,10 @@ class Storm:
             return
         allowed = generation.flight.moves >= self.limit or self.timeout_s < 1
         self.require(allowed, f"a choice ended without need: {generation.error.message}")
+
+    def _judge_drafts(self, client: Client) -> None:
+        counts = client.generation.drafted, client.generation.predicted
+        self.require(counts == client.drafts, f"{counts} drafts, and of the prediction, not {client.drafts}")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -13,6 +13,11 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("log probabilities are shown without their field", "if not self._with_logprobs:", "if False:"),
         ("continuous counts are those of the step before", "event = self.answer.with_usage(event, self.usage())",
          "self._old, event = self.usage(), self.answer.with_usage(event, getattr(self, '_old', self.usage()))"),
+        ("drafts of other kinds count as predicted", "accepted = sum(g.predicted for g", "accepted = sum(g.drafted for g"),
+        ("predicted tokens that other drafts said are not rejected", "len(g.prediction) - g.predicted)",
+         "len(g.prediction) - g.drafted)"),
+        ("the tokens of the first choice's prediction are those of all", "for g in predicting if g.prediction",
+         "for g in predicting[:1] if g.prediction"),
     ],
     "shared_fields": [
         ("stop strings are stripped", '"stop": tuple(dict.fromkeys(stop))',
@@ -48,6 +53,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("ignore_eos drops the request's own stop ids", "dict.fromkeys((*request.stop_ids, *(",
          "dict.fromkeys((*(() if request.ignore_eos else request.stop_ids), *("),
         ("scores come for each choice", "if scores is not None and choice == 0 and", "if scores is not None and choice >= 0 and"),
+        ("the first choice alone has the prediction", "generation.prediction = request.predicted",
+         "generation.prediction = None if choice else request.predicted"),
     ],
     "tenant": [("every tier is the key's", "return asked if asked in self.service_tiers else None", "return self.service_tier")],
     "message_answer": [
@@ -97,6 +104,13 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
          "length = 0\n                if stop[length] == character"),
     ],
     "token_rules": [("only the start of a text is banned", "len(spaced) == len(alone) and spaced[0]", "False and spaced[0]")],
+    "token_feed": [
+        ("each draft in a plain stream is predicted", "generation.predicted += flags & WAS_PREDICTED != 0",
+         "generation.predicted += 1"),
+    ],
+    "queue_pair": [
+        ("a prediction begins the prompt", "np.concatenate([prompt, prediction])", "np.concatenate([prediction, prompt])"),
+    ],
 }
 # fmt: on
 HTTP_BUGS = tuple(Bug(what, module, *patch) for module, patches in PATCHES.items() for what, *patch in patches)

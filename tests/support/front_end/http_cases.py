@@ -71,6 +71,7 @@ class CaseMaker:
         self._sampling(case)
         self._rules(case)
         self._ends(case)
+        self._prediction(case)
         return case
 
     # ---- prompts
@@ -292,6 +293,20 @@ class CaseMaker:
         case.hits = [
             0 if self.some(0.3) else draw.randint(0, (len(prompt) - 1) // self.model.page_size) for prompt in case.prompts
         ]
+
+    def _prediction(self, case: Case) -> None:
+        """At times that of a chat: the text of one of its choices, at times edited, or a random text. It fits behind the prompt."""
+        if case.path != CHAT or self.some(0.6):
+            return
+        said = self.model.text(self.draw.choice(case.speeches[0]), True, chat=False)
+        at = self.draw.randrange(len(said) + 1)
+        text = self.draw.choice([said, said[:at], said[:at] + self.text(2) + said[at:], self.text(20), ""])
+        while len(case.prompts[0]) + len(self.model.encoder.encode(text, add_special_tokens=False).ids) > self.model.context:
+            text = text[: len(text) // 2]
+        parts = [{"type": "text", "text": part} for part in (text[:at], text[at:])]
+        case.body["prediction"] = {"type": "content", "content": parts if self.some(0.3) else text}
+        if case.body.get("stream") and self.some(0.7):
+            case.body["stream_options"] = {"include_usage": True}
 
     def _rules(self, case: Case) -> None:
         draw, body = self.draw, case.body

@@ -34,6 +34,11 @@ def logprob_of(token: int) -> float:
     return -0.125 * (1 + token % 11)
 
 
+def is_own_draft(token: int) -> bool:
+    """Whether a token that no prediction contains was a draft in these tests."""
+    return token % 3 == 0
+
+
 @dataclass
 class Case:
     """A request. tenant: whose key it has. prompts: token ids. speeches: tokens of each choice of each prompt. hits: pages of
@@ -160,6 +165,24 @@ class Model:
         if not case.thinking:
             return 0
         return said.pushed.index(closing) + 1 if closing in said.pushed else len(said.pushed)
+
+    def prediction(self, case: Case) -> list[int] | None:
+        """The tokens of a chat's prediction."""
+        if "prediction" not in case.body:
+            return None
+        given = case.body["prediction"]["content"]
+        text = given if isinstance(given, str) else "".join(part["text"] for part in given)
+        return list(self.encoder.encode(text, add_special_tokens=False).ids)
+
+    def drafts(self, case: Case, said: Said, limit: int) -> tuple[int, int]:
+        """The accepted drafts of a choice, and those from its prediction. limit: its max_tokens."""
+        minimum, found = int(case.body.get("min_tokens") or 0), [0, 0]
+        for number, token in enumerate(said.tokens, 1):
+            if number < limit and not (number > minimum and token in self.stop_ids(case)):
+                from_it = (self.prediction(case) or [])[number - 1 : number] == [token]
+                found[1] += from_it
+                found[0] += from_it or is_own_draft(token)
+        return found[0], found[1]
 
     # ---- what the engine gets
 

@@ -11,7 +11,18 @@ from support.front_end import chat_templates
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, Request
 from support.front_end.http_cases import FLEX, GRAMMARS, MESSAGES_GRAMMARS, TENANTS, CaseMaker
 from support.front_end.http_messages import found_message
-from support.front_end.http_model import COMPLETIONS, EOS, MESSAGES, PLAIN, RESPONSES, Case, Model, Said, logprob_of
+from support.front_end.http_model import (
+    COMPLETIONS,
+    EOS,
+    MESSAGES,
+    PLAIN,
+    RESPONSES,
+    Case,
+    Model,
+    Said,
+    is_own_draft,
+    logprob_of,
+)
 from support.front_end.http_server import RunningServer, serving
 from support.front_end.scripted_model import folder_with
 from support.front_end.tenants import bearer, write_keys
@@ -20,12 +31,18 @@ from tokenizers import Tokenizer as Encoder
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.token_rules import TokenRules
-from blinkpy.queues.words import TOP_LOGPROBS
+from blinkpy.queues.words import TOP_LOGPROBS, WAS_DRAFTED
 
 WORDS = 1 << 14  # of the largest automaton
 CONTEXT, PAGE = 1024, 4
 ORACLE_FACTS = FACTS._replace(
-    max_model_len=CONTEXT, num_pages=4096, page_size=PAGE, grammar_share=4, grammar_words=WORDS, grammar_arena=4 * WORDS
+    max_model_len=CONTEXT,
+    num_pages=4096,
+    page_size=PAGE,
+    grammar_share=4,
+    grammar_words=WORDS,
+    grammar_arena=4 * WORDS,
+    predictions=1,
 )
 ORACLE_SIZES = QueueSizes(**{**SIZES.__dict__, "slots": 16, "sq_entries": 16, "prompt_tokens": 6 * WORDS, "hash_entries": 2048})
 
@@ -71,6 +88,9 @@ class SpeakingEngine(FakeEngine):
         speeches = self._case.speeches[prompt]
         speech = speeches[min(choice, len(speeches) - 1)]
         return speech[request.made % len(speech)]
+
+    def drafted(self, request: Request, token: int) -> int:
+        return super().drafted(request, token) or (WAS_DRAFTED if request.made > 0 and is_own_draft(token) else 0)
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         tokens, logprobs = super().likely(token)
@@ -167,6 +187,7 @@ class HttpOracle:
             tenant, tier = TENANTS[case.tenant], case.body.get("service_tier")
             assert (entry["tenant"], entry["tenant_weight"]) == (tenant["number"], round(100 * tenant.get("weight", 1)))
             assert entry["best_effort"] == {"flex": 1, "priority": 0}.get(tier, FLEX[case.tenant]), tier
+            assert request.prediction == (self.model.prediction(case) or []), f"a prediction of tokens {request.prediction}"
             self._salt(case, entry["cache_salt"].item())
             self._rules(case, request)
         for prompt in range(len(case.prompts)):
@@ -411,6 +432,20 @@ class HttpOracle:
             assert reasoning == thoughts, f"{reasoning} reasoning tokens, not {thoughts}"
             assert cached == hits, f"{cached} cached tokens, not {hits}"
         assert completion <= total and cached <= hits
+        if case.path != RESPONSES:
+            self._drafts(case, usage["completion_tokens_details"], said, final)
+
+    def _drafts(self, case: Case, details: dict[str, int], said: list[Said], final: bool) -> None:
+        """Each predicted token is an accepted draft of a choice or not. Without a prediction, other drafts count."""
+        limits = [self.model.limit(case, prompt) for prompt in case.prompts for _ in range(case.choices)]
+        drafts = [self.model.drafts(case, one, limit) for one, limit in zip(said, limits, strict=True)]
+        predicted, accepted = self.model.prediction(case), details.get("accepted_prediction_tokens", 0)
+        wanted = sum(own if predicted is None else from_it for own, from_it in drafts)
+        assert accepted <= wanted and (accepted == wanted or not final), f"{accepted} accepted drafts, not {wanted}"
+        if predicted is None:
+            assert "rejected_prediction_tokens" not in details and details.get("accepted_prediction_tokens") != 0, details
+        else:
+            assert details["rejected_prediction_tokens"] == case.choices * len(predicted) - accepted, details
 
     # ---- responses
 

@@ -7,6 +7,7 @@ so a continuation that is wrong in any token, position or page gives another tex
 """
 
 import importlib
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,8 @@ ENGINE_SLOTS, CONTEXT, PAGE, PAGES = 4, 40, 4, 28
 KILLED_SHARE = 0.6  # of the losses; else the link is cut, and the engine lives
 LONGEST_PROMPT = 16
 CALM_STEPS = 900
+DRAFTING = 4  # every fourth storm has engines with drafts
+DRAFTS: dict[str, Any] = {"speculative": "ngram", "speculative_tokens": 3, "speculative_match": 3}
 
 
 class ScheduledPair:
@@ -66,9 +69,17 @@ class ScheduledPair:
         owner.sink.homes += 1
         return request
 
+    def poll(self, *most: int) -> Any:
+        events = super().poll(*most)  # type: ignore[misc]
+        for request, _, flags in events:
+            drafts, said = request.owner.sink.drafts, (C.WAS_DRAFTED, C.WAS_PREDICTED)
+            request.owner.sink.drafts = tuple(count + (flags & flag != 0) for count, flag in zip(drafts, said, strict=True))
+        return events
+
 
 class WorldClient(Client):
-    """One whose engines are schedulers of the simulator. sent: the tokens of an undisturbed engine."""
+    """One whose engines are schedulers of the simulator. sent: the tokens of an undisturbed engine. drafts: all, and those from
+    the prediction, as the engines published them."""
 
     def __init__(self, sent: ExpectedRequest):
         super().__init__(sent, ())  # type: ignore[arg-type]
@@ -85,7 +96,8 @@ class SchedulerStorm(Storm):
 
     def __init__(self, seed: int):
         super().__init__(seed)
-        self.cuts = 0
+        self.cuts = self.predicted = 0
+        self.drafting, self.predicting = seed % DRAFTING == 0, random.Random(f"predictions {seed}")
         self.policy = SHIPPED[self.draw.choice(sorted(SHIPPED))]
         self._turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(self.policy)
         self._cases: dict[int, Case] = {}
@@ -112,7 +124,8 @@ class SchedulerStorm(Storm):
     def _world(self) -> Case:
         """An engine that has just been started; all have the same sizes and tokens."""
         sizes = case_sizes(
-            pairs=1, slots=ENGINE_SLOTS, page_size=PAGE, pages=PAGES, max_model_len=CONTEXT, lease_ms=1000, share=2
+            pairs=1, slots=ENGINE_SLOTS, page_size=PAGE, pages=PAGES, max_model_len=CONTEXT, lease_ms=1000, share=2,
+            **(DRAFTS if self.drafting else {}),
         )  # fmt: skip
         world = make_world(self.seed, 1, chosen=sizes)
         world = world._replace(limits=world.limits._replace(claim_ns=0))
@@ -162,6 +175,7 @@ class SchedulerStorm(Storm):
         client, module = WorldClient(sent), self.modules["generation"]
         made = module.Generation(0, len(prompt), Texts(), (), self.now, client, sampling.logprobs, None)
         made.grammar, made.rules, client.generation = grammar, token_rules, made
+        made.prediction = self._prediction(prompt, sent.expected) if self.drafting else None
         if self.fleet.free_slots() < 1:
             return
         try:
@@ -174,6 +188,15 @@ class SchedulerStorm(Storm):
             sampling = sampling.changed(seed=made.flight.sampling.seed)
             client.sent = ExpectedRequest(case.limits, prompt, sampling, grammar, token_rules, case.pieces)
         self.clients.append(client)
+
+    def _prediction(self, prompt: list[int], expected: list[int]) -> np.ndarray | None:
+        """For most requests: the output, at times with other first tokens."""
+        draw = self.predicting
+        if draw.random() < 0.3:
+            return None
+        behind = expected[draw.randrange(len(expected) + 1) :]
+        tokens = [prompt[0]] * draw.randint(0, 2) + behind if draw.random() < 0.5 else expected
+        return np.array(tokens[: CONTEXT - len(prompt)], np.int32)
 
     def _finish(self) -> None:
         """Everybody behaves: all requests end, and every page comes back."""
@@ -192,7 +215,7 @@ class SchedulerStorm(Storm):
                 link.pair.turn()
             self._pass(STEP_S)
         self.moved = sum(client.generation.flight.moves > 0 for client in self.clients)
-        self.whole = 0
+        self.whole, self.predicted = 0, sum(client.generation.predicted for client in self.clients)
         for client in self.clients:
             self._judge(client)
         for link in self.fleet.links:
