@@ -264,6 +264,22 @@ def test_a_right_prediction_makes_all_drafts(lanes: int) -> None:
     assert case.counter("prompt_tokens") == 6
 
 
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_drafts_end_with_their_prediction(lanes: int, rng: np.random.Generator) -> None:
+    """Outputs that continue behind predictions of all lengths, in all slots: each draft is judged by the oracle."""
+    case, drafted = make_case(lanes=lanes, **PREDICTING | {"rows": 24}), 0
+    for first in (0, 8, 16):
+        flags = flags_of(case)
+        lengths = rng.permutation(np.arange(first + 1, first + 9)).tolist()
+        for number, length in enumerate(lengths):
+            case.submit([3, 1, number], 40, seed=number + first, predicting=lambda expected, length=length: expected[:length])
+        run(case, [])
+        said = sum(flag & W.WAS_PREDICTED != 0 for flag in flags)
+        assert said <= sum(lengths)
+        drafted += said
+    assert all(request.got == request.expected for request in case.done) and drafted > 100
+
+
 def test_drafts_find_their_place_again_after_an_edit() -> None:
     """The prediction has another token, a token more, and a token less than the output."""
     case = make_case(lanes=1, **PREDICTING | {"max_model_len": 320})
