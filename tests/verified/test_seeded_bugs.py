@@ -22,7 +22,7 @@ from blinkpy.verify.sim.simulation import simulate
 
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
 BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
-DRAWN = BUGS if NIGHTLY else random.Random(int(os.environ["BLINKPY_SEED"])).sample(BUGS, len(BUGS) // 3)  # of this run
+DRAWN = BUGS if NIGHTLY else random.Random(int(os.environ["BLINKPY_SEED"])).sample(BUGS, len(BUGS) // 5)  # of this run
 
 
 @pytest.fixture(scope="module")

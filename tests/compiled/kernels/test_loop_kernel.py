@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: nothing can be compiled for a GPU here")
 
 from support.expecting_phases import EXPECTING
+from support.part_of_cases import part_of
 from support.ranked_turns import exchanges
 from support.scheduler_cases import make_case
 from support.seeded_bugs import Bug, planted
@@ -77,7 +78,10 @@ def compiled(name: str) -> KernelCode:
     return compile_kernel(KERNELS[name][0](), getattr(K, f"{name.split()[0].upper()}_SIGNATURE"))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+VARIANTS = [name for name in KERNELS if " " in name]  # of drafts, snapshots and ranks: part of them in each run
+
+
+@pytest.mark.parametrize("name", [*(name for name in KERNELS if " " not in name), *part_of(VARIANTS, 2)])
 def test_the_loops_kernels_compile(name: str) -> None:
     _, parameters, undefined, instructions = KERNELS[name]
     code = compiled(name)

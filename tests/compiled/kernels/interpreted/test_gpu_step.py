@@ -106,7 +106,7 @@ MIXED_STEPS = [  # model, rows, steps
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 6))
+@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 9))
 @redrawn_at_ties
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
@@ -136,7 +136,7 @@ DRAFTED_OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "invariant": {"invari
     ("name", "steps", "options"),
     [
         pytest.param(*of_model, DRAFTED_OPTIONS[how], id=f"{of_model[0]}-{how}")
-        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 5)  # each run has each of the options
+        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 8)  # each run has each of the options
     ],
 )
 @redrawn_at_ties
@@ -202,7 +202,7 @@ FP8_STEPS = {
 }
 
 
-@pytest.mark.parametrize("case", part_of(list(FP8_STEPS)))
+@pytest.mark.parametrize("case", part_of(list(FP8_STEPS), 5))
 def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """FP8 matrices together with unquantised ones."""
     quantised, table, invariant = FP8_STEPS[case]
@@ -271,7 +271,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("case", part_of(list(PACKED_STEPS)))
+@pytest.mark.parametrize("case", part_of(list(PACKED_STEPS), 5))
 @redrawn_at_ties
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """4-bit matrices together with unquantised ones."""
@@ -284,7 +284,7 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
 FORM_PAIRS = [*((form, "qwen3-biased") for form in (*FORMS, "mxfp4")), ("gptq-order", "qwen3-moe"), ("mxfp4", "qwen3-moe")]
 
 
-@pytest.mark.parametrize(("form", "zoo"), part_of(FORM_PAIRS))
+@pytest.mark.parametrize(("form", "zoo"), part_of(FORM_PAIRS, 5))
 @redrawn_at_ties
 def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
