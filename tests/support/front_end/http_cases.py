@@ -295,7 +295,7 @@ class CaseMaker:
         ]
 
     def _prediction(self, case: Case) -> None:
-        """At times that of a chat: the text of one of its choices, at times edited, or a random text. It fits behind the prompt."""
+        """At times that of a chat: the text of one of its choices, at times edited, or any text. It fits behind the prompt."""
         if case.path != CHAT or self.some(0.6):
             return
         said = self.model.text(self.draw.choice(case.speeches[0]), True, chat=False)
