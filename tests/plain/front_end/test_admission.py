@@ -141,6 +141,23 @@ async def test_300_requests_of_one_client_delay_another_one_by_one_turn(keys: Pa
 
 
 @in_loop
+async def test_slots_that_become_free_together_are_shared(keys: Path, rng: np.random.Generator) -> None:
+    """A request of many slots gets QUANTUM at a time while others wait; alone, it gets all."""
+    slots = int(rng.integers(2, 6)) * admission.QUANTUM
+    stage = Stage(keys, slots=slots)
+    running, more = stage.enter(slots=slots), int(rng.integers(1, admission.QUANTUM))
+    wide, others = stage.enter("a", prompt=640, most=800, slots=slots), [stage.enter("b") for _ in range(more)]
+    stage.end(running)
+    assert all(ticket.inside for ticket in others)
+    assert wide.reserved == slots - more
+    stage.submit(wide)
+    for ticket in others:
+        stage.submit(ticket)
+        stage.end(ticket)
+    assert wide.granted == slots
+
+
+@in_loop
 async def test_long_outputs_count_as_service(keys: Path) -> None:
     """Of two tenants that always wait, the tenant with outputs of 90 tokens is admitted less often, so both get
     equal service."""

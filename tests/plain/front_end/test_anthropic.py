@@ -246,6 +246,10 @@ def test_instructions_that_end(thinking: Served) -> None:
     assert "Be brief." in thinking.prompt()
     message(thinking, "x", messages=[USER, brief, {"role": "assistant", "content": "Yo"}, USER])
     assert "Be brief." not in thinking.prompt()
+    turns = [USER, {"role": "assistant", "content": "Yo"}] * 3 + [USER]
+    for place in range(1, len(turns) + 1):
+        message(thinking, "x", messages=[*turns[:place], brief, *turns[place:]])
+        assert ("Be brief." in thinking.prompt()) == (USER not in turns[place:]), place
 
 
 def test_thinking_between_tools(thinking: Served) -> None:

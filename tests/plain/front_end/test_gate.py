@@ -47,14 +47,14 @@ def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
 
 @pytest.mark.parametrize("both_ends", [False, True])
 def test_a_line_is_that_of_each_owner_and_keeps_count(both_ends: bool, rng) -> None:
-    """Compared with a list: items of an owner in order, without cancelled items, sizes added up."""
+    """Compared with a list: items of an owner in order, without cancelled items, sizes and weights added up."""
     line, model = FairLine[tuple[str, int]](both_ends), list[tuple[str, int]]()
     taken = Counter[str]()  # of each owner
     for number in range(4000):
         act = rng.random()
         if act < 0.5:
             item = str(rng.integers(5)), number
-            line.push(item[0], 1.0, item, number)
+            line.push(item[0], float(rng.choice((0.5, 1.0, 3.0))), item, number)  # a key may get another weight
             model.append(item)
         elif act < 0.6 and model:
             item = model.pop(int(rng.integers(len(model))))
@@ -72,6 +72,7 @@ def test_a_line_is_that_of_each_owner_and_keeps_count(both_ends: bool, rng) -> N
                 taken[found[0]] += 1
                 line.charge(found[0], rng.uniform(0, 3))
         assert (line.count, line.size) == (len(model), sum(number for _, number in model))
+        assert line._weights == sum(owner.weight for *_, owner, _ in line._heap)
         for name in {item[0] for item in model}:
             own = [item for item in model if item[0] == name]
             assert (line.head(name), line.last(name)) == (own[0], own[-1])

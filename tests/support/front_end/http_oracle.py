@@ -114,6 +114,15 @@ class HttpOracle:
     def __init__(self, server: RunningServer, engine: SpeakingEngine, model: Model):
         self.server, self.engine, self.model = server, engine, model
         self._salts: dict[tuple[str, str], int] = {}
+        self.asked: list[tuple[int, int, int]] = []  # of the queue for slots: tokens of prompts, of all at most, and slots
+        admission = server.server.app.service.admission
+        enter = admission.enter
+
+        def noting(tenant: Any, tokens: int, most: int, slots: int, *rest: Any) -> Any:
+            self.asked.append((tokens, most, slots))
+            return enter(tenant, tokens, most, slots, *rest)
+
+        admission.enter = noting
 
     def run(self, seed: int, count: int) -> None:
         """The number of random cases."""
@@ -151,6 +160,7 @@ class HttpOracle:
         said = [[self.model.said(case, prompt, speech) for speech in speeches]
                 for prompt, speeches in zip(case.prompts, case.speeches, strict=True)]  # fmt: skip
         self._submissions(case)
+        self._admitted(case)
         if case.path == RESPONSES:
             self._response(case, response.text, said[0][0])
             return
@@ -192,6 +202,12 @@ class HttpOracle:
             self._rules(case, request)
         for prompt in range(len(case.prompts)):
             assert sum(self.engine.place(request)[0] == prompt for request in taken) == case.choices
+
+    def _admitted(self, case: Case) -> None:
+        """Compare the size of its ticket: each prompt once, and each choice with its limit."""
+        lengths, choices = list(map(len, case.prompts)), case.choices
+        most = sum(choices * (len(prompt) + self.model.limit(case, prompt)) for prompt in case.prompts)
+        assert self.asked[-1] == (sum(lengths), most, choices * len(lengths)), f"the queue was asked for {self.asked[-1]}"
 
     def _salt(self, case: Case, salt: int) -> None:
         """Equal for equal texts of one tenant; else different."""
