@@ -115,7 +115,7 @@ class HttpOracle:
         self.server, self.engine, self.model = server, engine, model
         self._salts: dict[tuple[str, str], int] = {}
         self.asked: list[tuple[int, int, int]] = []  # of the queue for slots: tokens of prompts, of all at most, and slots
-        admission = server.server.app.service.admission
+        admission: Any = server.server.app.service.admission
         enter = admission.enter
 
         def noting(tenant: Any, tokens: int, most: int, slots: int, *rest: Any) -> Any:
