@@ -26,6 +26,7 @@ TEMPLATE_BYTES = MIB
 LIMITS = {
     "/generation_config.json": MIB,
     "/special_tokens_map.json": 4 * MIB,
+    "/added_tokens.json": 4 * MIB,
     "/chat_template.json": 2 * TEMPLATE_BYTES,
     "/tokenizer_config.json": 16 * MIB,
     "/config.json": 16 * MIB,

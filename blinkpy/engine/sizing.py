@@ -161,7 +161,8 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     neighbours.
     """
     from blinkpy.dpu.text.detokenizer import TokenTexts
-    from blinkpy.dpu.text.tokenizer import read_encoder, token_pieces
+    from blinkpy.dpu.text.tokenizer import token_pieces
+    from blinkpy.dpu.text.tokenizer_files import read_encoder
     from blinkpy.kv.grammars import TokenBytes
 
     try:

@@ -1,19 +1,35 @@
 """Checks that engines are interchangeable for clients, and refuses an engine that is not."""
 
+import json
 import threading
 from pathlib import Path
 
 from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
-from blinkpy.model_files import has_file, read_bytes
+from blinkpy.model_files import has_file, read_bytes, read_json
 from blinkpy.queues.words import digest_of_bytes
 
 Facts = dict[str, int]
 
 
+# Keys of the other files that change a tokenizer, besides the names of special tokens.
+CHANGING = frozenset(
+    {
+        *("added_tokens_decoder", "extra_special_tokens", "model_specific_special_tokens", "tokenizer_class", "auto_map"),
+        *("legacy", "add_prefix_space", "split_special_tokens"),
+    }
+)
+
+
 def tokenizer_digest(folder: Path) -> int:
-    """Digest of the tokenizer in a model's folder; 0 without a tokenizer. Raises ConfigError."""
-    name = "tokenizer.json"
-    return digest_of_bytes(read_bytes(folder, name)) if has_file(folder, name) else 0
+    """Digest of the tokenizer in a model's folder, without its chat template; 0 without a tokenizer. Raises ConfigError."""
+    from blinkpy.dpu.text.tokenizer_files import ENCODER, OLD, read_tokenizer_config
+
+    if not has_file(folder, ENCODER):
+        return 0
+    config = read_tokenizer_config(folder)
+    values = {key: value for key, value in config.items() if key in CHANGING or key.endswith("_token")}
+    old = {} if "added_tokens_decoder" in config else read_json(folder, OLD, optional=True)
+    return digest_of_bytes(read_bytes(folder, ENCODER) + json.dumps([values, old], sort_keys=True).encode())
 
 
 def identity(pair: QueuePair) -> Facts:

@@ -20,7 +20,9 @@ from tokenizers import Tokenizer as Encoder
 from blinkpy.config import ConfigError
 from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, token_bytes
 from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts, byte_alphabet
-from blinkpy.model_files import has_file, read_bytes, read_json
+from blinkpy.dpu.text.generation_config import longest_output, request_defaults
+from blinkpy.dpu.text.tokenizer_files import read_encoder, read_tokenizer_config, special_token
+from blinkpy.model_files import read_json
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.words import Int32
@@ -190,44 +192,8 @@ class SpecialTokens:
 # The library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-MOST_ADDED = 1 << 16  # added tokens; published models have a few thousand
 MOST_ENDS = 1 << 10  # ids in an eos_token_id
 logger = logging.getLogger("blinkpy.frontend")
-
-
-def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """A special token's text from tokenizer_config.json, which has a string or an object with `content`."""
-    value = tokenizer_config.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json. If it lists no added tokens, as older files do, special tokens of special_tokens_map.json
-    override its own, as in transformers. Raises ConfigError.
-    """
-    config = read_json(folder, "tokenizer_config.json", optional=True)
-    if "added_tokens_decoder" in config:
-        return config
-    named = read_json(folder, "special_tokens_map.json", optional=True)
-    return {**config, **{name: value for name, value in named.items() if name.endswith("_token")}}
-
-
-def read_encoder(folder: Path) -> Encoder:
-    """Read the encoder from tokenizer.json. Raises ConfigError."""
-    path = folder / "tokenizer.json"
-    if not has_file(folder, path.name):
-        raise ConfigError(f"{folder} has no {path.name}")
-    content = read_bytes(folder, path.name)
-    try:
-        encoder = Encoder.from_buffer(content)
-    except Exception as error:  # the library raises Exception itself
-        raise ConfigError(f"can't read {path}: {error}") from error
-    added = len(encoder.get_added_tokens_decoder())
-    if added > MOST_ADDED:
-        raise ConfigError(f"{path} has {added:,} added tokens; at most {MOST_ADDED:,} are supported")
-    return encoder
 
 
 class Shown(NamedTuple):
@@ -249,13 +215,15 @@ class Tokenizer:
     vocab_size: number of tokens, including added tokens; the model's vocabulary may be larger.
     bos_id: token at the start of a text, or None.
     eos_ids: at most STOP_IDS; each ends a text.
+    longest_output: default of a request's maximum output, in tokens, or None.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.config = read_tokenizer_config(folder)
         self.generation_config = read_json(folder, "generation_config.json", optional=True)
-        self.encoder = read_encoder(folder)
+        self.longest_output = longest_output(folder, self.generation_config)
+        self.encoder = read_encoder(folder, self.config)
         # tokenizer.json may contain the truncation used in training, which would cut prompts silently.
         self.encoder.no_truncation()
         self.encoder.no_padding()
@@ -269,6 +237,7 @@ class Tokenizer:
         self._texts_showing: dict[tuple[Shown, bool], TokenTexts] = {}
         self._all_texts = self._texts.showing(token.content for token in self.encoder.get_added_tokens_decoder().values())
         self._most_characters = most_characters(self.encoder, self._all_texts.pieces)
+        self._splits = bool(self.config.get("split_special_tokens"))
         self.specials = SpecialTokens(self.encoder)
 
     def _id(self, token: str | None) -> int | None:
@@ -292,11 +261,8 @@ class Tokenizer:
         return tuple(ids[:STOP_IDS])
 
     def request_defaults(self) -> RequestParameters:
-        """Default parameters of requests, from generation_config.json. Raises ConfigError."""
-        try:
-            return RequestParameters.of_model(self.generation_config)
-        except ValueError as error:
-            raise ConfigError(f"{self.folder}: {error}") from error
+        """Default parameters of requests, from generation_config.json. Logs the keys without an effect. Raises ConfigError."""
+        return request_defaults(self.folder, self.generation_config)
 
     def end_with(self, names: Iterable[str]) -> None:
         """Add tokens that end a text. If there are too many, the added tokens have priority."""
@@ -312,7 +278,7 @@ class Tokenizer:
             it; for text made by a chat template.
         """
         if parse_special:
-            text = self.specials.aliased(text)
+            text = self.specials.unmark(text) if self._splits else self.specials.aliased(text)
         encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return self.specials.resolved(np.array(encoding.ids, np.int32))
 

@@ -14,7 +14,7 @@ DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 # Only needed files: weights in safetensors with transformers' names, no other copies of a repository.
 PATTERNS = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("model.safetensors", "model-*.safetensors", INDEX),
 ]
 FAST = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained({folder!r}).save_pretrained({folder!r})"
@@ -27,8 +27,8 @@ OTHER_FORMS = {
     "config.json": {"params.json": "params.json is Mistral's format, but transformers' format is needed"},
     "tokenizer.json": {
         "tekken.json": f'tekken.json has to be converted first: python -c "{TEKKEN}"',
-        "tokenizer.model": f'tokenizer.model has to be converted first: python -c "{FAST}"',
-        "vocab.json": f'vocab.json has to be converted first: python -c "{FAST}"',
+        **{name: f'{name} has to be converted first: python -c "{FAST}"' for name in ("tokenizer.model", "tiktoken.model")},
+        **{name: f'{name} has to be converted first: python -c "{FAST}"' for name in ("vocab.json", "vocab.txt")},
     },
 }
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

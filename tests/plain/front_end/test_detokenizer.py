@@ -16,7 +16,8 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.detokenizer import REPLACEMENT, Detokenizer, TokenTexts, byte_alphabet
 from blinkpy.dpu.text.stop_strings import StopStrings
-from blinkpy.dpu.text.tokenizer import Tokenizer, special_token
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.text.tokenizer_files import special_token
 
 SAMPLES = ["a", "Z", " ", "\n", "é", "ß", "日", "本", "😀", "👩\u200d👧", "\u0301", "\u200f", "ﷺ", "the ", "worst of times"]
 

@@ -17,7 +17,8 @@ from support.import_graph import package_modules
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.dpu.text.chat_template import load_template
-from blinkpy.dpu.text.tokenizer import LONGEST, MOST_ADDED, MOST_ENDS, Tokenizer
+from blinkpy.dpu.text.tokenizer import LONGEST, MOST_ENDS, Tokenizer
+from blinkpy.dpu.text.tokenizer_files import MOST_ADDED
 from blinkpy.engine.sizing import model_digest
 from blinkpy.model_files import DEEPEST, DIGITS, LIMITS, MOST_VALUES, open_file, parse_json, read_bytes, read_text
 from blinkpy.models.families.family import describe_model
@@ -29,7 +30,14 @@ from blinkpy.serving.model_facts import model_facts
 # Files of a folder, and their readers.
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja", SINGLE, INDEX),
+    *(
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/tool_use.jinja",
+        SINGLE,
+        INDEX,
+    ),
 )
 SECRET = "root:x:0:0"
 # Every module that opens files, and the kind of files. A model's file is opened by `model_files` alone.
@@ -93,6 +101,7 @@ def folder(tmp_path: Path) -> Path:
     """The demonstration model, with each file that a folder can have."""
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     (folder / "special_tokens_map.json").write_text("{}")
+    (folder / "added_tokens.json").write_text("{}")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ messages }}")
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
@@ -107,7 +116,7 @@ def read_all(folder: Path, name: str) -> None:
         (folder / INDEX).unlink(missing_ok=True)
     if name == "chat_template.json":
         (folder / "chat_template.jinja").unlink()
-    if name == "special_tokens_map.json":
+    if name in ("special_tokens_map.json", "added_tokens.json"):
         config = json.loads((folder / "tokenizer_config.json").read_text())
         config.pop("added_tokens_decoder", None)
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
