@@ -215,10 +215,14 @@ class RequestParameters(_Values):
             value = generation_config.get(p.name)
             if value is None or not p.from_model:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not p.in_bounds(value):
-                raise ValueError(f"generation_config.json: {p.name} is {value!r}")
+            number = not isinstance(value, bool) and isinstance(value, (int, float))
+            if not number or not p.in_bounds(value) or not (p.is_float or value == int(value)):
+                raise ValueError(f"generation_config.json: {p.name} is {value!r:.200}; {p.bounds_text} is accepted")
             values[p.name] = p.from_request(value if p.is_float else int(value))
-        if generation_config.get("do_sample") is False:
+        samples = generation_config.get("do_sample")
+        if samples is not None and not isinstance(samples, bool):
+            raise ValueError(f"generation_config.json: do_sample is {samples!r:.200}; true or false is accepted")
+        if samples is False:
             values["temperature"] = 0.0
         return cls(**values)
 

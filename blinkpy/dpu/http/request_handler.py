@@ -158,7 +158,7 @@ class RequestHandler:
             raise bad_request(f"{message} that this server allows.", "n" if choices > 1 else "prompt", "invalid_value")
         limits = []
         for prompt in prompts:
-            limits.append(token_limit(request, len(prompt), pair.context))
+            limits.append(token_limit(request, len(prompt), pair.context, self.service.tokenizer.longest_output))
             if len(prompt) > pair.longest_prompt:  # of small arenas set by options
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")

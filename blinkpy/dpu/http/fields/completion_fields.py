@@ -49,7 +49,7 @@ class CompletionBody(_Base, kw_only=True):
         Annotated[int, Meta(ge=0, le=INT32_MAX), rule(f"1 to {INT32_MAX}")] | None,
         doc(
             "most tokens of the output: at least 1, with `echo` 0; prompt and output must fit into the context",
-            "the rest of the context",
+            "the model's `max_new_tokens`, else the rest of the context",
         ),
     ] = None
     prompt_logprobs: PromptLogprobs = None

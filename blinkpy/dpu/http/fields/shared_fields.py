@@ -238,7 +238,10 @@ class Completing(Generation):
 
     max_tokens: Annotated[
         Limit | None,
-        doc("maximum tokens of the output: at least 1; prompt and output must fit into the context", "the rest of the context"),
+        doc(
+            "maximum tokens of the output: at least 1; prompt and output must fit into the context",
+            "the model's `max_new_tokens`, else the rest of the context",
+        ),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc(f"1 to {MAX_CHOICES} choices; each uses the next seed", "1")
@@ -307,14 +310,16 @@ def _salt(value: str) -> int:
     return max(1, int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "little") >> 1)
 
 
-def token_limit(request: Request, prompt_length: int, context: int) -> int:
+def token_limit(request: Request, prompt_length: int, context: int, default: int | None = None) -> int:
     """The maximum output tokens of a request, at least 1: max_tokens, or else the rest of the context after the prompt.
 
-    prompt_length, context: in tokens. Raises ApiError if the context is too short.
+    prompt_length, context: in tokens. default: a model's own limit, if a request sets none; min_tokens raises it.
+    Raises ApiError if the context is too short.
     """
     prompt = request.conversation_field if request.messages is not None else "prompt"
     space = context - prompt_length
-    limit = max(1, request.max_tokens) if request.max_tokens is not None else space
+    own = space if default is None else min(space, max(default, request.parameters.min_tokens))
+    limit = max(1, request.max_tokens) if request.max_tokens is not None else own
     if space < 1 or limit > space:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
         at_fault = prompt if space < 1 or request.max_tokens is None else request.limit_field
