@@ -231,6 +231,16 @@ def test_random_templates_have_transformers_text(rng: np.random.Generator) -> No
     assert texts > 100, "too few templates are valid"
 
 
+@pytest.mark.parametrize("name", FILTERS)
+def test_each_filter_has_transformers_text(name: str) -> None:
+    source = f"{{% for m in messages %}}{{{{ m.content | {name} }}}}{{% endfor %}}"
+    for value in VALUES:
+        values = {"messages": [{"role": "user", "content": value}], "tools": None, "add_generation_prompt": True}
+        expected = rendered(source, values)
+        if expected is None or " object at 0x" not in expected:
+            assert own_text(source, values) == expected, value
+
+
 @pytest.mark.parametrize("piece", PIECES)
 def test_each_feature_alone_has_transformers_text(piece: str) -> None:
     source = f"{{% set ns = namespace(n=0) %}}{{% for m in messages %}}{piece}\n{{% endfor %}}"
