@@ -160,6 +160,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "a request that can't fit is accepted",
     ),
     16: (
+        "a step's drafts move on like earlier tokens",
         "there is no limit of requests for drafts",
         "an output with token rules is led to an end",
         "token rules take the place of their request's grammar",
