@@ -4,9 +4,10 @@
     python tools/write_published_widths.py --cell cell.json build/widths.xml > widths.json
     python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json
 
-The first command runs on the tests' machine. Elsewhere, the second command takes machine, versions, commit and date from a cell of
-the evaluation that the same machine measured at the same commit. The third command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts. A case
-that ended before anything was compared, such as one that found no memory next to others, is left out.
+The first command runs on the tests' machine. Elsewhere, the second command takes machine, versions, commit and date from a cell
+of the evaluation that the same machine measured at the same commit. The third command joins result files. Each case keeps the
+commit and the date of its run; the last run of a case counts. A case without a comparison, for example for lack of memory, is
+left out.
 """
 
 import json
