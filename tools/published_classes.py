@@ -125,6 +125,18 @@ def nemotron_h(pattern: str, *sizes: int, mamba: tuple[int, int], **more: Any) -
 BAMBA: dict[str, Any] = {"model_type": "bamba", "attn_rotary_emb": 64, "mamba_chunk_size": 256, "mamba_conv_bias": True}
 BAMBA |= {"mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_dt_rank": 256, "mamba_expand": 2}
 BAMBA |= {"mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False, "num_logits_to_keep": 1, "use_mamba_kernels": True}
+FALCON_H1: dict[str, Any] = {"model_type": "falcon_h1", "attention_bias": False, "attention_in_multiplier": 1.0}
+FALCON_H1 |= {
+    "attention_out_multiplier": 0.9375,
+    "embedding_multiplier": 5.656854249492381,
+    "key_multiplier": 0.39062499999999994,
+}
+FALCON_H1 |= {"lm_head_multiplier": 0.0390625, "mlp_multipliers": [0.8838834764831844, 0.5859375], "ssm_in_multiplier": 1.25}
+FALCON_H1 |= {"ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738], "mlp_bias": False}
+FALCON_H1 |= {"ssm_out_multiplier": 0.23570226039551587, "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4}
+FALCON_H1 |= {"mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1}
+FALCON_H1 |= {"mamba_n_heads": 24, "mamba_norm_before_gate": False, "mamba_proj_bias": False, "mamba_rms_norm": False}
+FALCON_H1 |= {"mamba_use_mlp": True, "projectors_bias": False, "rope_scaling": None, "rope_theta": 1e11, "head_dim": 64}
 LFM2 = {"model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6, "use_pos_enc": True}
 LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_use_swiglu": True}
 LFM2_EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2}

@@ -6,6 +6,7 @@ from published_classes import (
     ERNIE,
     EXAONE_32B,
     EXAONE_ROPE,
+    FALCON_H1,
     GLM_0414,
     GLM_V_ROPE,
     HY3,
@@ -187,6 +188,8 @@ RECURRENT = (
         2688, 1856, 52, 32, 2, 131072, 262144, mamba=(64, 64), **NEMOTRON_EXPERTS), 31_577_940_288),
     Published("ibm-fms/Bamba-9B", config("BambaForCausalLM", 4096, 14336, 32, 32, 8, 128256, 262144,
         attn_layer_indices=[9, 18, 27], **BAMBA), 9_780_235_392),
+    Published("tiiuae/Falcon-H1-0.5B-Instruct", config("FalconH1ForCausalLM", 1024, 2048, 36, 8, 2, 32784, 16384, **FALCON_H1),
+        521_411_104),
     Published("LiquidAI/LFM2-350M",
         lfm2(1024, 6656, 16, 16, 8, 65536, 128000, full_attn_idxs=[2, 5, 8, 10, 12, 14]), 354_483_968),
     Published("LiquidAI/LFM2-700M",
@@ -198,7 +201,8 @@ RECURRENT = (
     Published("LiquidAI/LFM2-8B-A1B",
         lfm2_moe(2048, 7168, 24, 32, 8, 65536, 128000, attention=(2, 6, 10, 14, 18, 21)), 8_339_930_560),
 )  # fmt: skip
-"""With recurrent layers. Nemotron-H 47B and 56B are left out, since the orders of their layers are not known here."""
+"""With recurrent layers. Nemotron-H 47B and 56B are left out, since the orders of their layers are not known here, and
+Falcon-H1 1.5B to 34B, since their multipliers are not."""
 OF_2026 = (
     Published("Qwen/Qwen3-VL-2B-Instruct", qwen3_vl(0, 2048, 6144, 28, 16, 8, 151936, 262144, **TIED), 1_720_574_976),
     Published("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl(0, 2560, 9728, 36, 32, 8, 151936, 262144, **TIED), 4_022_468_096),

@@ -227,13 +227,13 @@ def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int
 def _of_layers(
     model: DecoderDescription, page_size: int, num_pages: int, rings: RingSizes | None, zeros: Callable[[tuple[int, ...]], A]
 ) -> list[A]:
-    """Keys or values of each layer; a layer with a recurrent state has no pages. zeros: makes an array of a shape."""
+    """Keys or values of each layer; a layer without attention has no pages. zeros: makes an array of a shape."""
     pages_of = [(layer.attention.kv_heads, page_size, layer.attention.head_dim) for layer in model.layers]
     views = dict[int, A]()
     if rings is not None:
         shared: Any = zeros((rings.all_pages, *pages_of[rings.layers[0]]))
         views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
-    pages = [num_pages if layer.recurrence is None else 0 for layer in model.layers]
+    pages = [num_pages if layer.attends else 0 for layer in model.layers]
     for layer in range(len(model.layers)):
         source = model.keys_of(layer)
         views[layer] = views[source] if source in views else zeros((pages[layer], *pages_of[layer]))

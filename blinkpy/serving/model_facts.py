@@ -232,7 +232,7 @@ def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[st
 
 
 def _part_of(name: str, of_experts: bool) -> str:
-    if name in ATTENTION or name.startswith(("delta_", "recurrent_")):
+    if name in ATTENTION or name.startswith(("delta_", "recurrent_", "space_")):
         return "attention"
     if name in ("layer_input_gate", "layer_input_projection"):
         return OUTER["layer_embedding"]

@@ -39,7 +39,7 @@ ROUNDING = 3e-4
 CPU = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "max_num_batched_tokens": 96}
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5-nested", "lfm2", "granite4-h", "nemotron-h-moe", "bamba"])
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5-nested", "lfm2", "granite4-h", "nemotron-h-moe", "bamba", "falcon-h1"])
 @redrawn_at_ties
 def test_tokens_preemptions_and_replay(
     name: str, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -23,6 +23,7 @@ from support.models.draft_heads import RECURRENT_FAMILIES, save_drafting_model
         ("granite4-h", "host", "auto"),
         ("nemotron-h-moe", "gpu", "auto"),
         ("bamba", "gpu", "auto"),
+        ("falcon-h1", "gpu", "auto"),
     ],
 )
 def test_drafts_change_no_token(family: str, control: str, cache: str, rng: np.random.Generator, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ CUT = {"step_groups": 3, "cut_step_tokens": 16, "suspend_steps": 2}
         ("nemotron-h", "gpu", True),
         ("nemotron-h-moe", "host", False),
         ("bamba", "gpu", True),
+        ("falcon-h1", "gpu", True),
+        ("falcon-h1-normed", "host", False),
         ("lfm2-moe", "host", False),
     ],
 )

@@ -110,7 +110,9 @@ def test_packed_steps(
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h", "nemotron-h-mixed", "bamba"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h", "nemotron-h-mixed", "bamba", "falcon-h1"]
+)
 def test_a_step_from_a_snapshot(
     rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, graphs: bool
 ) -> None:  # fmt: skip

@@ -153,7 +153,8 @@ class CpuStateSpace:
         """
         weights, states, space, a = self.layers[layer], self.states.layers[layer], self.space, self.arguments
         log_rates, biases, skips = weights.recurrent_decay, weights.recurrent_bias, weights.recurrent_skip
-        if states is None or log_rates is None or biases is None or skips is None or weights.recurrent_norm is None:
+        norm = weights.recurrent_norm
+        if states is None or log_rates is None or biases is None or skips is None or (norm is None and space.normed):
             raise ValueError(f"layer {layer} has no state space")
         channels, gates, steps = projected.float().split([space.channels, space.value_size, space.heads], dim=-1)
         mixed = self.convolution.run(layer, channels.contiguous())
@@ -166,6 +167,9 @@ class CpuStateSpace:
         run_on_threads(self.compiled.address, a.ctypes.data, self.convolution.threads)
         tokens, values = len(projected), mixed[:, : space.value_size].unflatten(1, (space.heads, -1))
         found = self.out[:tokens].view_as(values) + skips[:, None] * values
-        gated = (found.flatten(1) * F.silu(gates)).unflatten(1, (space.groups, -1))
-        gated = gated * (gated.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (gated.flatten(1) * weights.recurrent_norm.float()).to(projected.dtype)
+        gated = found.flatten(1) * F.silu(gates)
+        if norm is not None:
+            grouped = gated.unflatten(1, (space.groups, -1))
+            grouped = grouped * (grouped.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+            gated = grouped.flatten(1) * norm.float()
+        return gated.to(projected.dtype)

@@ -197,13 +197,16 @@ class TorchDecoder:
         """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all. of_layer: the vectors of
         tokens for this layer, [tokens, layer_inputs].
         """
+        block, of_space = self.model.layers[index], None
         inputs = self.progress.linear(normed := self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-        if self.recurrence is not None and self.model.layers[index].recurrence is not None:
+        if self.recurrence is not None and block.parallel and layer.space_in is not None:
+            of_space = self.recurrence.run(index, self.progress.linear(normed, layer.space_in, layer.space_in_bias), normed)
+        if self.recurrence is not None and not block.attends:
             attended = self.recurrence.run(index, inputs, normed)
         else:
             attended = self._attend(index, inputs)
         shared = normed if self.model.placement == NormPlacement.PARALLEL else None
-        return self._after_attention(x, attended, index, layer, kept, of_layer, shared)
+        return self._after_attention(x, attended, index, layer, kept, of_layer, shared, of_space)
 
     def _after_attention(
         self,
@@ -214,16 +217,20 @@ class TorchDecoder:
         kept: torch.Tensor | None,
         of_layer: torch.Tensor | None,
         shared: torch.Tensor | None = None,
+        of_space: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The rest of a layer, as _layer. attended: result of its attention, [tokens, attended_size of the layer]. shared: inputs
-        of an MLP parallel to attention, [tokens, hidden]; None: the MLP follows.
+        of an MLP parallel to attention, [tokens, hidden]; None: the MLP follows. of_space: result of a state space parallel to
+        attention, [tokens, value_size].
         """
         if kept is not None:
-            x, attended, of_layer = x[kept], attended[kept], None if of_layer is None else of_layer[kept]
-            shared = None if shared is None else shared[kept]
+            x, attended = x[kept], attended[kept]
+            of_layer, shared, of_space = (None if some is None else some[kept] for some in (of_layer, shared, of_space))
         if len(x) == 0:
             return x
         x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
+        if of_space is not None and layer.space_out is not None:
+            x = self.progress.add_linear(x, of_space, layer.space_out, layer.space_out_bias)
         mlp = self.model.layers[index].mlp
         if mlp is not None:
             x = BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm) if shared is None else shared, layer, mlp)

@@ -106,6 +106,7 @@ class LayerPart(Enum):
     LAYER_SCALE = "a stored factor of each layer's output"
     SHARED_KEYS = "layers that read the keys and values of another layer"
     LAYER_INPUTS = "embeddings of tokens for each layer"
+    PARALLEL_SPACE = "a state space parallel to attention"
     CENTRED_NORM = "LayerNorm without biases"
     DRAFT_LAYER = "a layer that drafts tokens"
     DRAFT_HEAD = "a head that drafts tokens"
@@ -411,10 +412,10 @@ class StateSpace(NamedTuple):
     Each request has a state: for each head a matrix, float32 [key_dim, value_dim], and the last `taps` - 1 inputs of each
     channel of the causal convolution. A token has for each head a time step d and a value v, and for each group of heads a key k
     and a query q (B and C). With the head's rate a, the matrix S becomes exp(-a d) S + d k v^T, and the token's result is S^T q,
-    plus v times the head's skip. The results are gated by silu, then normalised over each group.
+    plus v times the head's skip. The results are gated by silu, then normalised over each group if `normed`.
 
     groups: of consecutive heads; a divisor of `heads`.
-    bias, conv_bias: whether both projections, and the convolution, have biases.
+    bias, conv_bias, out_bias: whether the first projection, the convolution and the last projection have biases.
     """
 
     heads: int
@@ -424,6 +425,8 @@ class StateSpace(NamedTuple):
     taps: int = 4
     bias: bool = False
     conv_bias: bool = True
+    out_bias: bool = False
+    normed: bool = True
 
     @property
     def value_size(self) -> int:
@@ -474,14 +477,21 @@ class Layer(NamedTuple):
     """One layer: attention, then an MLP or experts.
 
     mlp: None: the layer ends after its attention.
-    recurrence: it replaces attention.
+    recurrence: it replaces attention, unless it is parallel.
     scaled: the layer's output is multiplied by a stored number.
+    parallel: attention and a state space read the same norm, and their results are added.
     """
 
     attention: Attention
     mlp: Mlp | Experts | None
     recurrence: Recurrence | None = None
     scaled: bool = False
+    parallel: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """Whether the layer has attention, and so keys and values."""
+        return self.recurrence is None or self.parallel
 
 
 BlockType = Enum | type[Mlp] | type[Experts] | type[Latent] | type[GatedDelta] | type[ShortConvolution] | type[StateSpace]

@@ -23,6 +23,7 @@ from blinkpy.models.description.blocks import (
     Recurrence,
     state_bytes,
 )
+from blinkpy.models.description.multipliers import NO_MULTIPLIERS, Multipliers
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.rope_tables import Rope
 
@@ -164,6 +165,7 @@ class DecoderDescription:
     dtype: str
     tensors: TensorNames = HF_NAMES
     factors: Factors = NO_FACTORS
+    multipliers: Multipliers = NO_MULTIPLIERS
     quantization: Quantization | None = None
     packing: Packing | None = None
     head_rows: int = 0
@@ -242,12 +244,12 @@ class DecoderDescription:
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """The recurrence of the layers that have one instead of attention."""
+        """The recurrence of the layers that have one."""
         return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property
     def recurrent_layers(self) -> int:
-        """The number of layers that have a recurrent state instead of keys and values."""
+        """The number of layers that have a recurrent state."""
         return sum(layer.recurrence is not None for layer in self.layers)
 
     def state_bytes(self, itemsize: int, drafts: int = 0) -> int:
@@ -319,7 +321,7 @@ class DecoderDescription:
 
     def cached_elements(self, without: Container[int] = ()) -> int:
         """Elements of one token in the cache, of all layers except `without`."""
-        kept = (layer for index, layer in enumerate(self.layers) if index not in without and layer.recurrence is None)
+        kept = (layer for index, layer in enumerate(self.layers) if index not in without and layer.attends)
         return sum(layer.attention.cached_size for layer in kept)
 
     @property
@@ -333,6 +335,7 @@ class DecoderDescription:
             LayerPart.LAYER_SCALE: any(layer.scaled for layer in self.layers),
             LayerPart.SHARED_KEYS: any(layer.attention.keys_of is not None for layer in self.layers),
             LayerPart.LAYER_INPUTS: self.layer_inputs > 0,
+            LayerPart.PARALLEL_SPACE: any(layer.parallel for layer in self.layers),
             LayerPart.CENTRED_NORM: self.norm.centred,
             LayerPart.DRAFT_LAYER: self.drafting,
             LayerPart.DRAFT_HEAD: self.draft_head is not None,

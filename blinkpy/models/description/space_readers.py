@@ -39,15 +39,19 @@ def require_free_time_steps(c: HfConfig) -> None:
         raise ConfigError(f"{c.where}: time_step_limit {limit!r:.80} is not supported (supported: 0 to infinity)")
 
 
-def mamba_space(c: HfConfig, inner: int) -> StateSpace:
-    """The state space that keys with the prefix `mamba_` describe. inner: width of all values of a token, as the config says."""
+def mamba_space(c: HfConfig, inner_key: str = "") -> StateSpace:
+    """The state space that keys with the prefix `mamba_` describe. inner_key: key of the width of all values of a token, if the
+    family has such a key in addition to `mamba_expand`.
+    """
+    stated = inner_key and c.get(inner_key) is not None
+    inner = c.integer(inner_key) if stated else c.integer("mamba_expand") * c.integer("hidden_size")
     heads, groups = c.integer("mamba_n_heads"), c.integer("mamba_n_groups")
     size = inner // heads if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
     if heads % groups or heads * size != inner:
         raise ConfigError(
             f"{c.where}: mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups}), and times "
-            f"mamba_d_head ({size}) must be mamba_expand times hidden_size ({inner})"
+            f"mamba_d_head ({size}) must be {inner_key if stated else 'mamba_expand times hidden_size'} ({inner})"
         )
     require_free_time_steps(c)
     taps, bias = c.integer("mamba_d_conv", low=2, high=MOST_TAPS), c.flag("mamba_proj_bias")
-    return StateSpace(heads, groups, c.integer("mamba_d_state"), size, taps, bias, c.flag("mamba_conv_bias"))
+    return StateSpace(heads, groups, c.integer("mamba_d_state"), size, taps, bias, c.flag("mamba_conv_bias"), bias)

@@ -45,7 +45,7 @@ def bamba(c: HfConfig) -> DecoderDescription:
         raise ConfigError(f"{c.where}: attn_rotary_emb ({c['attn_rotary_emb']}) must be the rotated part of a head ({rotated})")
     mlp, layers = gated_mlp(c, bias=c.flag("mlp_bias")), c.integer("num_hidden_layers")
     model = pre_norm_decoder(c, attention, mlp, (0,) * layers, FEED_FORWARD)
-    space = mamba_space(c, c.integer("mamba_expand") * c.integer("hidden_size"))
+    space = mamba_space(c)
     kinds = (layer._replace(recurrence=None if index in attending else space) for index, layer in enumerate(model.layers))
     return replace(model, layers=tuple(kinds))
 

@@ -77,7 +77,7 @@ def granite_hybrid(c: HfConfig) -> DecoderDescription:
     model = pre_norm_decoder(c, attention, experts, (0,) * len(types), names, factors=_factors(c))
     if RECURRENT not in types:
         return model
-    space = mamba_space(c, c.integer("mamba_expand") * c.integer("hidden_size"))
+    space = mamba_space(c)
     layers = (
         layer._replace(recurrence=space if name == RECURRENT else None) for layer, name in zip(model.layers, types, strict=True)
     )

@@ -166,5 +166,5 @@ def _state_space(c: HfConfig) -> StateSpace:
         raise ConfigError(f"{c.where}: mamba_num_heads ({heads}) must be a multiple of n_groups ({groups})")
     taps = c.integer("conv_kernel", "mamba_d_conv", low=2, high=MOST_TAPS)
     conv_bias = "mamba_conv_bias" if "mamba_conv_bias" in c else "use_conv_bias"
-    sizes = c.integer("ssm_state_size"), c.integer("mamba_head_dim")
-    return StateSpace(heads, groups, *sizes, taps, c.flag("use_bias"), c.flag(conv_bias))
+    sizes, bias = (c.integer("ssm_state_size"), c.integer("mamba_head_dim")), c.flag("use_bias")
+    return StateSpace(heads, groups, *sizes, taps, bias, c.flag(conv_bias), bias)

@@ -13,7 +13,6 @@ MISSING = {
     "Gemma3nForConditionalGeneration": "an embedding for each layer, and layers that share keys and values",
     "Gemma3nForCausalLM": "an embedding for each layer, and layers that share keys and values",
     "NemotronForCausalLM": "MLPs with squared ReLU, and LayerNorm",
-    "FalconH1ForCausalLM": "state spaces parallel to attention",
     "Zamba2ForCausalLM": "state spaces, and attention whose weights several layers share",
     "JambaForCausalLM": "Mamba layers",
     "Mamba2ForCausalLM": "layers that are a state space alone",

@@ -54,7 +54,7 @@ class AttentionStage:
         invariant: bool,
     ):
         self.cache, self.invariant, fp8 = cache, invariant, cache.scales is not None
-        kinds = dict.fromkeys(sizes_of(layer.attention) for layer in model.layers if layer.recurrence is None)
+        kinds = dict.fromkeys(sizes_of(layer.attention) for layer in model.layers if layer.attends)
         self.decode: dict[tuple[Sizes, int, bool], DecodePlan] = {  # by sizes, rows, and presence of prefill chunks
             ((head_dim, kv_heads), shape.rows, mixed): plan_decode(
                 shape.rows,

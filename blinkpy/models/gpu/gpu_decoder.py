@@ -229,7 +229,11 @@ class GpuDecoder:
         of_layer, norm = self.model.layers[index], layer.input_norm
         if self.parallel and norm is not None:
             self.inputs = self._norm(norm, out=self._shared)
-        if of_layer.recurrence is not None:
+        of_space, whole = None, self.stream
+        if of_layer.parallel:
+            of_space = launch_space(self, shape, layer, index, last_tokens_only=last_tokens_only)
+            self.stream = whole  # attention reads all tokens, too
+        if of_layer.recurrence is not None and not of_layer.attends:
             launch = BLOCKS[type(of_layer.recurrence)]
             out = launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         elif self.latent is not None:
@@ -239,6 +243,8 @@ class GpuDecoder:
         if self.parallel and norm is not None and last_tokens_only:  # of a stream that now has fewer rows
             self._norm(norm, out=self._shared)
         norm_follows = not isinstance(of_layer.mlp, Experts) and not self._ends_group and not self.parallel
+        if of_space is not None and layer.space_out is not None:
+            self._add_linear(of_space, layer.space_out, layer.space_out_bias, None, norm_follows=False)
         self._add_linear(out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=norm_follows)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:

@@ -73,29 +73,33 @@ def launch_convolution(
 
 
 def launch_space(decoder: Any, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> torch.Tensor:
-    """Launch the state space of a layer, as launch_delta. Returns [rows of the stream, value_size]."""
+    """Launch the state space of a layer, as launch_delta, also if it is parallel to attention. Returns [rows of the stream,
+    value_size].
+    """
     states, tokens, taps, norm = decoder.cache.states, shape.tokens, layer.recurrent_conv, layer.recurrent_norm
     space, own = decoder.model.layers[index].recurrence, states.layers[index]
     log_rates, biases, skips = layer.recurrent_decay, layer.recurrent_bias, layer.recurrent_skip
-    if own is None or taps is None or norm is None or layer.input_norm is None:
+    if own is None or taps is None or (norm is None and space.normed) or layer.input_norm is None:
         raise ValueError(f"layer {index} has no state space")
     if log_rates is None or biases is None or skips is None:
         raise ValueError(f"layer {index} has no rates")
     view, pdl, buffers = decoder.view, decoder.pdl, decoder.buffers
     projected, mixed = buffers.recurrent_in[:tokens], buffers.recurrent_mixed[:tokens]
-    decoder._linear(decoder.stream.hidden, layer.qkv, projected, norm=layer.input_norm, bias=layer.qkv_bias)
+    first, of_first = (layer.qkv, layer.qkv_bias) if layer.space_in is None else (layer.space_in, layer.space_in_bias)
+    decoder._linear(decoder.stream.hidden, first, projected, norm=layer.input_norm, bias=of_first)
     bias, batch = layer.recurrent_conv_bias, {"rows": shape.rows, "pdl": pdl}
     convolve(projected, taps, own.inputs, states.held, view, mixed, mixed=shape.mixed, bias=bias, **batch)
     if last_tokens_only:
         decoder._keep_last_tokens(shape)
     out: torch.Tensor = buffers.recurrent_out[: decoder.stream.rows]
-    first = space.channels + space.value_size  # of time steps
+    gates, steps = projected[:, space.channels :].split([space.value_size, space.heads], 1)
     scan(
-        SpaceSizes(*space[:4]), mixed, projected[:, space.channels : first], projected[:, first:],
+        SpaceSizes(*space[:4]), mixed, gates, steps,
         SpaceRates(log_rates, biases, skips), DraftedStates(own.matrices, own.drafted, states.held), view, out,
         last_tokens_only=last_tokens_only, **batch,
     )  # fmt: skip
-    norm_groups(out, norm, decoder.model.norm.eps, decoder.stream.counts, groups=space.groups, pdl=pdl)
+    if norm is not None:
+        norm_groups(out, norm, decoder.model.norm.eps, decoder.stream.counts, groups=space.groups, pdl=pdl)
     return out
 
 

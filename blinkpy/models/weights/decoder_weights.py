@@ -74,6 +74,10 @@ class LayerWeights:
     recurrent_bias: torch.Tensor | None = None  # float32 [value_heads], of decays
     recurrent_norm: torch.Tensor | None = None  # [value_dim]; of a state space: [value_size]
     recurrent_skip: torch.Tensor | None = None  # float32 [heads]
+    space_in: Matrix | None = None  # [in_size, hidden], of a state space parallel to attention, as the three below
+    space_in_bias: torch.Tensor | None = None
+    space_out: Matrix | None = None  # [hidden, value_size]
+    space_out_bias: torch.Tensor | None = None
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
     k_scale: float | None = None

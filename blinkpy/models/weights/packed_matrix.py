@@ -58,10 +58,17 @@ def numbers_of(words: torch.Tensor, layout: Layout, rows: int, width: int) -> to
     return numbers.view(rows, width)
 
 
+def factors_of_rows(part: Part, unit: int = 1) -> torch.Tensor:
+    """float32 [stored rows / unit, rounded up], Part.row_factors of every `unit`-th row."""
+    return torch.cat([torch.full((rows,), factor) for rows, factor in part.row_factors])[::unit]
+
+
 def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> PackedMatrix:
     """The matrix of a part. Raises ConfigError for sources that have their inputs in different orders."""
     result = empty_packed(part, device)
     orders: dict[int, torch.Tensor | None] = {}
+    factors = factors_of_rows(part) if part.row_factors else torch.ones(part.shape[-2])
+    factors = (factors * part.factor).to(device)
     for name, (rows, width), expert, row in part.sources:
         found, at = reader.read(name, rows, width), slice(row, row + rows)
         own, scales = result if expert < 0 else result[expert], torch.from_numpy(found.scales).to(device)
@@ -70,9 +77,9 @@ def read_packed(part: Part, reader: PackedReader, device: str = "cpu") -> Packed
             signs = (scales < 0).to(torch.uint8) << 3  # the numbers take them
             numbers = numbers ^ signs.repeat_interleave(FP4_GROUP, 1)
             own.scales[:, at] = fp4_scales(scales.abs())
-            own.factors[at] = torch.from_numpy(found.factors).to(device) * part.factor
+            own.factors[at] = torch.from_numpy(found.factors).to(device) * factors[at]
         elif found.zeros is not None:
-            own.scales[:, at] = int4_scales(scales * part.factor, torch.from_numpy(found.zeros).to(device)).T
+            own.scales[:, at] = int4_scales(scales * factors[at, None], torch.from_numpy(found.zeros).to(device)).T
         columns = slice(None) if found.columns is None else torch.from_numpy(found.columns).to(device)
         own.words[at] = pack_words(numbers[:, columns])
         order = None if found.columns is None else torch.from_numpy(found.columns).int()

@@ -38,6 +38,7 @@ class Part:
         gate first.
     pairs_of: (rows, rows of a head, rotated rows of a head). In the first rows, the checkpoint rotates neighbouring rows of a
     head together. The decoder's weight has the first rows of all pairs, then the second rows.
+    row_factors: (rows, factor) of each run of stored rows, in addition to `factor`. Empty: 1 for all rows.
     runs: (first stored row, rows) of each run of rows; the decoder's weight has them in this order. Empty: as stored.
     packed: bytes of MXFP4, blocks or scales, not numbers.
     quantization: quantization of an FP8 matrix (an Fp8Matrix in LayerWeights); None: a tensor.
@@ -55,6 +56,7 @@ class Part:
     interleaved: bool = False
     packed: bool = False
     pairs_of: tuple[int, int, int] | None = None
+    row_factors: tuple[tuple[int, float], ...] = ()
     runs: tuple[tuple[int, int], ...] = ()
     quantization: Quantization | None = None
     packing: Packing | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix
+from blinkpy.kernels.fp8_rows import BLOCK, LARGEST, Fp8Matrix
 from blinkpy.kernels.linear.packed_words import SCALE_BIAS, PackedMatrix, int4_scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.split import WHOLE, Share
@@ -22,6 +22,7 @@ from blinkpy.models.weights.packed_matrix import (
     arrange_runs,
     dense,
     empty_packed,
+    factors_of_rows,
     read_packed,
 )
 from blinkpy.models.weights.part import Part
@@ -99,6 +100,7 @@ def load_weights(
     places: list[tuple[str, StoredTensor, Target]] = []
     arranged, changed = list[tuple[torch.Tensor, Part]](), list[tuple[torch.Tensor, float, float]]()
     quantised: list[tuple[Part, Fp8Matrix]] = []
+    by_rows = list[tuple[torch.Tensor, Part]]()
 
     def make(part: Part) -> torch.Tensor:
         if not part.sources:
@@ -107,6 +109,8 @@ def load_weights(
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
+        if part.row_factors:
+            by_rows.append((result, part))
         if part.transposed or part.interleaved or part.pairs_of or part.runs:
             arranged.append((result, part))
         if (part.offset, part.factor) != (0, 1):
@@ -125,6 +129,8 @@ def load_weights(
             rows = slice(row, row + shape[0])  # of a matrix, or experts of a tensor that holds all of them
             target = QuantisedRows(values[rows].flatten(0, -2), own[rows].flatten())
             places.append((name, stored[name], target if found is None else values[rows]))
+        if part.row_factors:
+            by_rows.append((result.scales, part))
         if part.pairs_of:
             arranged.extend((rows, part) for rows in ((result.values,) if result.blocks else (result.values, result.scales)))
         if part.runs:
@@ -143,6 +149,9 @@ def load_weights(
     for part, matrix in quantised:
         if not bool(matrix.scales.isfinite().all()):
             raise ConfigError(f"{folder}: {part.sources[0][0]}, or a matrix fused with it, has non-finite values")
+    for tensor, part in by_rows:
+        factors = factors_of_rows(part, unit=1 if len(tensor) == part.shape[0] else BLOCK)
+        tensor.mul_(factors.to(device).view(-1, *[1] * (tensor.dim() - 1)))
     for tensor, part in arranged:
         if part.runs:
             arrange_runs(tensor, part.runs, unit=part.shape[0] // len(tensor))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import (
@@ -19,6 +20,7 @@ from blinkpy.models.description.blocks import (
     StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.multipliers import NO_MULTIPLIERS
 from blinkpy.models.description.packing import Packing, StoredPart
 from blinkpy.models.description.rope_tables import NONE
 from blinkpy.models.weights.part import SCALAR, Part, ScaleTensor, joined
@@ -49,7 +51,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
 PARALLEL_NORMS = ("shared_out_norm", "experts_in_norm", "experts_out_norm")
 LINEAR = (  # FP8 in FP8 models
     *("qkv", "q_b", "kv_b", "o", "delta_ba", "gate_up", "down", "shared_gate_up", "shared_down"),
-    *("layer_input_gate", "layer_input_projection"),
+    *("layer_input_gate", "layer_input_projection", "space_in", "space_out"),
 )
 CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
 MXFP4_BLOCK = 32  # weights that share a scale
@@ -94,10 +96,13 @@ def _of_all_experts(
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    """The weights of one layer. The factor of the residual stream is applied here, instead of in each step."""
+    """The weights of one layer. Constant factors are applied here, instead of in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
     parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") and p.field != "recurrent_norm" else p for p in parts]
+    if model.multipliers != NO_MULTIPLIERS:
+        of_rows = model.multipliers.of_layer(model.layers[layer], model.hidden_size)
+        parts = [replace(p, row_factors=of_rows.get(p.field, ())) for p in parts]
     if model.quantization is not None:
         parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
     if model.packing is not None:
@@ -141,8 +146,15 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
         raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
+    if kind.static and part.field in model.multipliers.scaled_inputs:
+        raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are multiplied first")
     if kind.scales == Scales.BLOCK and any(size % BLOCK for run in part.runs for size in run):
         raise ConfigError(f"{names[0]} must be reordered, but FP8 block scales permit this only in units of {BLOCK} rows")
+    factors = accumulate(rows for rows, _ in part.row_factors[:-1])
+    if kind.scales == Scales.BLOCK and any(row % BLOCK for row in factors):
+        raise ConfigError(
+            f"{names[0]} has rows with different multipliers, but FP8 block scales permit this only in units of {BLOCK}"
+        )
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
         raise ConfigError(
@@ -182,6 +194,9 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     ]
     if isinstance(recurrence, ShortConvolution):
         mixer = _convolution_parts(model, recurrence, prefix)
+    elif isinstance(recurrence, StateSpace) and model.layers[layer].parallel:
+        space = _space_parts(model, recurrence, prefix, "space_in", "space_out")
+        mixer = [*_attention_parts(model, layer, prefix), *space]
     elif isinstance(recurrence, StateSpace):
         mixer = _space_parts(model, recurrence, prefix)
     else:
@@ -283,19 +298,21 @@ def _convolution_parts(model: DecoderDescription, block: ShortConvolution, prefi
     ]
 
 
-def _space_parts(model: DecoderDescription, block: StateSpace, prefix: str) -> list[Part]:
-    """The parts of a state-space layer. The first projection is stored as gate, channels, time steps."""
+def _space_parts(model: DecoderDescription, block: StateSpace, prefix: str, first: str = "qkv", last: str = "o") -> list[Part]:
+    """The parts of a state space. The first projection is stored as gate, channels, time steps. first, last: fields of the
+    projections.
+    """
     names, hidden, size = model.tensors, model.hidden_size, block.value_size
     runs = (size, block.channels), (0, size), (size + block.channels, block.heads)
-    inputs = _matrix("qkv", [prefix + name for name in names.recurrent_in], (block.in_size,), hidden, block.bias)
+    inputs = _matrix(first, [prefix + name for name in names.recurrent_in], (block.in_size,), hidden, block.bias)
     of_heads = {"recurrent_decay": names.recurrent_decay, "recurrent_bias": names.recurrent_bias}
     of_heads |= {"recurrent_skip": names.recurrent_skip}
     return [
         *(replace(part, runs=runs) for part in inputs),
-        *_matrix("o", (prefix + names.recurrent_out,), (hidden,), size, block.bias),
+        *_matrix(last, (prefix + names.recurrent_out,), (hidden,), size, block.out_bias),
         *_taps(prefix + names.recurrent_conv, block.channels, block.taps, bias=block.conv_bias),
         *(replace(joined(field, [(prefix + name, block.heads)]), wide=True) for field, name in of_heads.items()),
-        _vector("recurrent_norm", prefix + names.recurrent_norm, size),
+        *([_vector("recurrent_norm", prefix + names.recurrent_norm, size)] if block.normed else []),
     ]
 
 

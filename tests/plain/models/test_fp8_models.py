@@ -58,6 +58,8 @@ NO_BLOCKS += (
     "nemotron-h-moe",
     "nemotron-h-mixed",
     "bamba",
+    "falcon-h1",
+    "falcon-h1-normed",
     "lfm2",
     "lfm2-biased",
     "lfm2-moe",
@@ -66,6 +68,7 @@ NO_BLOCKS += ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-nested", "qwen3.5
 GATED = ("qwen2-moe", "qwen2-moe-mixed", "qwen3-next", "qwen3.5-moe", "qwen3.5-moe-nested")
 NOT_STATIC = dict.fromkeys(GATED, "shared_expert.down_proj are gated")
 NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj are scaled")
+NOT_STATIC |= dict.fromkeys(("falcon-h1", "falcon-h1-normed"), "q_proj are multiplied first")
 ROWS, LENGTH = 16, 4
 KEPT = {  # of each layout, what leaves layer 1 and all output projections as they are
     "compressed-tensors": {"ignore": ["lm_head", r"re:.*layers\.1\.", *(f"model.layers.{i}.self_attn.o_proj" for i in range(3))]},

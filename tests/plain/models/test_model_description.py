@@ -169,6 +169,10 @@ BAMBA = {  # small
     "architectures": ["BambaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "mamba_n_heads": 8, "attn_layer_indices": [1, 3], "num_key_value_heads": 2,
 }  # fmt: skip
+FALCON_H1 = {  # small
+    "architectures": ["FalconH1ForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 8, "mamba_d_ssm": 128,
+}  # fmt: skip
 PUBLISHED = {  # name -> config, parameters
     "Llama-3.1-8B": (LLAMA_31_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
@@ -449,6 +453,13 @@ def test_bamba_has_attention_where_its_config_lists_layers() -> None:
     assert describe_config(BAMBA | {"attn_layer_indices": None}).recurrent_layers == 4
 
 
+def test_layers_of_falcon_h1_have_pages_and_states() -> None:
+    model = describe_config(FALCON_H1)
+    assert (model.recurrent_layers, model.kv_elements) == (2, 2 * 2 * 2 * 16)
+    assert describe_config(FALCON_H1 | {"mamba_norm_before_gate": False}) == model
+    assert describe_config(FALCON_H1 | {"mamba_d_ssm": None}) == model
+
+
 def test_mistral_has_windows_where_its_layers_say_so() -> None:
     types = ["full_attention", "sliding_attention"] * 16
     assert windows(MISTRAL_7B | {"layer_types": types}) == (0, 4096) * 16
@@ -567,6 +578,16 @@ def test_both_spellings_give_the_same() -> None:
         (BAMBA, {"attn_rotary_emb": 16}, r"attn_rotary_emb \(16\) must be the rotated part of a head \(8\)"),
         (BAMBA, {"mamba_n_groups": 3}, r"mamba_n_heads \(8\) must be a multiple of mamba_n_groups \(3\)"),
         (BAMBA, {"time_step_limit": [0.1, 1]}, r"time_step_limit \[0.1, 1\] is not supported"),
+        (FALCON_H1, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must be a list of 5 numbers above 0"),
+        (FALCON_H1, {"mlp_multipliers": [1.0, 0]}, r"mlp_multipliers must be a list of 2 numbers above 0, not \[1.0, 0\]"),
+        (FALCON_H1, {"key_multiplier": -1.0}, "key_multiplier must be a number above 0"),
+        (FALCON_H1, {"mamba_rms_norm": True}, "mamba_norm_before_gate true is not supported with mamba_rms_norm"),
+        (FALCON_H1, {"mamba_d_head": 8}, r"mamba_d_head \(8\) must be mamba_d_ssm \(128\)"),
+        (
+            FALCON_H1,
+            {"mamba_d_ssm": None, "mamba_d_head": 8},
+            r"mamba_d_head \(8\) must be mamba_expand times hidden_size \(128\)",
+        ),
         (GRANITE4, {"layer_types": ["mamba", "gru"] * 4}, "each of attention, full_attention, mamba, linear_attention"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_n_groups": 3}, "must be a multiple of mamba_n_groups"),
         (GRANITE4, {"layer_types": ["mamba"] * 8, "mamba_d_head": 3}, "must be mamba_expand times hidden_size"),

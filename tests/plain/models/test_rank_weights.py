@@ -36,7 +36,7 @@ from blinkpy.models.weights.weight_parts import all_parts, expected_tensors, pac
 PUBLISHED = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "published_models.py"))
 MODELS: list[Any] = [model for model in (*PUBLISHED["MODELS"], *PUBLISHED["ON_CPU"]) if not model.refusal]
 ROW_SCALES = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
-RECURRENT = ("qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h", "bamba")
+RECURRENT = ("qwen3-next", "qwen3.5", "lfm2", "granite4-h", "nemotron-h", "bamba", "falcon-h1")
 REASONS = {  # families that can't be split
     **dict.fromkeys([name for name in ZOO if name.startswith(RECURRENT)], "recurrent states"),
     **dict.fromkeys([name for name in ZOO if name.startswith(("deepseek", "glm4-moe-lite", "mistral4"))], "latent attention"),

@@ -30,7 +30,7 @@ PAGE, PAGES, TOKENS, SLOTS = 8, 96, 128, 6
 TOLERANCE = 3e-4  # of log probabilities, in float32
 NOT_SPLIT = (
     "qwen3-next", "qwen3.5", "deepseek", "glm4-moe-lite", "mistral4", "olmo2", "olmo3", "olmoe", "minimax-m2", "gemma4-e",
-    "lfm2", "granite4-h", "nemotron-h", "bamba",
+    "lfm2", "granite4-h", "nemotron-h", "bamba", "falcon-h1",
 )  # fmt: skip
 """Families with a block that is not supported on several ranks (docs/tensor-parallel.md)."""
 FAMILIES = [name for name, (kind, _) in ZOO.items() if not name.startswith(NOT_SPLIT) and kind not in VISION_SECTIONS]

@@ -8,7 +8,8 @@ from torch import Tensor
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
-MATRICES = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down", "layer_input_gate", "layer_input_projection")
+MATRICES: tuple[str, ...] = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down", "space_in", "space_out")
+MATRICES += ("layer_input_gate", "layer_input_projection")
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:

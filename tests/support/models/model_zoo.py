@@ -145,6 +145,12 @@ NEMOTRON_DENSE |= {"layers_block_type": [RECURRENT, "mlp", RECURRENT, FULL, "mlp
 BAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 20, "mamba_n_groups": 2, "attn_layer_indices": [1]}
 BAMBA_BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
 BAMBA_BIASED |= {"head_dim": 32, "mamba_d_conv": 3, "mamba_n_groups": 1, "attn_layer_indices": [0, 2]}
+FALCON_H1: dict[str, Any] = {"mamba_n_heads": 6, "mamba_d_ssm": 120, "mamba_d_state": 16, "mamba_n_groups": 2, "head_dim": 32}
+FALCON_H1 |= {"embedding_multiplier": 2.3, "lm_head_multiplier": 0.6, "key_multiplier": 0.4, "attention_in_multiplier": 1.2}
+FALCON_H1 |= {"attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7, "mlp_multipliers": [0.9, 0.6]}
+FALCON_H1 |= {"ssm_multipliers": [0.8, 0.5, 0.7, 0.6, 1.4]}
+FALCON_H1_NORMED: dict[str, Any] = {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "attention_bias": True}
+FALCON_H1_NORMED |= {"mlp_bias": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_d_ssm": None, "mamba_n_heads": 8}
 LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
 LFM2_MOE |= {"routed_scaling_factor": 1.5}
@@ -303,6 +309,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-mixed": ("NemotronHConfig", {**NEMOTRON, **NEMOTRON_MOE, "layers_block_type": [RECURRENT, "moe", FULL, "mlp"]}),
     "bamba": ("BambaConfig", {**BAMBA, "tie_word_embeddings": True}),
     "bamba-biased": ("BambaConfig", {**BAMBA, **BAMBA_BIASED, "rope_parameters": YARN}),
+    "falcon-h1": ("FalconH1Config", FALCON_H1),
+    "falcon-h1-normed": ("FalconH1Config", {**FALCON_H1, **FALCON_H1_NORMED, "tie_word_embeddings": True}),
     "lfm2": ("Lfm2Config", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 24}),
     "lfm2-biased": ("Lfm2Config", LFM2_BIASED),
     "lfm2-moe": ("Lfm2MoeConfig", {**LFM2_MOE, "layer_types": [CONV, CONV, FULL]}),
