@@ -226,6 +226,8 @@ def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) 
             pass  # it had closed before
     found = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)]
     assert found == statuses + [200] * continues, answers
+    for head in re.findall(rb"HTTP/1\.1 (?!100)\d+ .*?\r\n\r\n", answers, re.DOTALL):
+        assert [head.count(b"\r\n%b: " % name) for name in (b"date", b"content-type", b"x-request-id")] == [1, 1, 1], head
     assert (b'"version"' in answers) == continues
     wait_for(lambda: victim.events >= begin + EVENTS)
 

@@ -270,6 +270,14 @@ def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, cap
     assert torch.equal(load_weights(untied, folder, torch.float32).lm_head, other)
 
 
+def test_a_stored_head_with_the_bytes_of_another_dtype_differs(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved / "tied", tmp_path / "tied"))
+    narrow = safetensors.torch.load_file(folder / "model.safetensors")["model.embed_tokens.weight"].half()
+    for head, tied in ((narrow.clone(), True), (narrow.view(torch.bfloat16).clone(), False)):
+        rewrite(folder, lambda tensors, head=head: tensors | {"model.embed_tokens.weight": narrow, "lm_head.weight": head})
+        assert as_stored(describe_model(folder), folder).tied_embeddings == tied
+
+
 def test_a_stored_head_is_compared_to_its_end(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
