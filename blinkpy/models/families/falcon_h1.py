@@ -26,14 +26,8 @@ DEFAULTS: dict[str, Any] = {
     "ssm_multipliers": [1.0] * 5,
     **MAMBA_DEFAULTS,
 }
-UNUSED: tuple[str, ...] = (
-    "num_logits_to_keep",
-    "mamba_norm_before_gate",
-    "mamba_use_mlp",
-    "mlp_expansion_factor",
-    "expansion_factor",
-)
-UNUSED += ("attn_layer_indices",)
+UNUSED = """
+    num_logits_to_keep mamba_norm_before_gate mamba_use_mlp mlp_expansion_factor expansion_factor attn_layer_indices"""
 
 
 @family(
@@ -41,7 +35,7 @@ UNUSED += ("attn_layer_indices",)
     models="Falcon-H1",
     model_type="falcon_h1",
     defaults=DEFAULTS,
-    ignores=(*UNUSED, *MAMBA_UNUSED, *MAMBA_DEFAULTS),
+    ignores=(*UNUSED.split(), *MAMBA_UNUSED, *MAMBA_DEFAULTS),
 )
 def falcon_h1(c: HfConfig) -> DecoderDescription:
     bias, layers, space = c.flag("attention_bias"), c.integer("num_hidden_layers"), _state_space(c)

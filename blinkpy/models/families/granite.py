@@ -41,7 +41,7 @@ EXPERT_NAMES = HYBRID_NAMES._replace(
     shared_gate_up=("shared_mlp.input_linear",),
     shared_down="shared_mlp.output_linear",
 )
-UNUSED = """intermediate_size num_experts_per_tok output_router_logits router_aux_loss_coef normalization_function init_method"""
+UNUSED = "intermediate_size num_experts_per_tok output_router_logits router_aux_loss_coef normalization_function init_method"
 
 
 def _attention(c: HfConfig) -> Attention:
