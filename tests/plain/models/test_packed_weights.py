@@ -189,12 +189,13 @@ def test_gated_attention_and_delta_nets(form: str, tmp_path: Path, rng: np.rando
 
 
 @pytest.mark.parametrize("form", ["w4a16-zeros", "awq", "mxfp4"])
-@pytest.mark.parametrize("zoo", ["glm4", "granite", "ernie4.5"])
+@pytest.mark.parametrize("zoo", ["glm4", "granite", "ernie4.5", "falcon-h1"])
 def test_rows_and_scales_are_rearranged_as_of_other_weights(
     form: str, zoo: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Heads with neighbours rotated together, and matrices with a factor of the residual stream."""
-    _, exact = save_packed(rng, tmp_path / "packed", form, zoo)
+    """Heads with neighbours rotated together, and matrices with a factor of the residual stream or of runs of rows."""
+    more = {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16} if zoo == "falcon-h1" else {}
+    _, exact = save_packed(rng, tmp_path / "packed", form, zoo, **more)
     plain = tmp_path / "plain"
     plain.mkdir()
     config = json.loads((tmp_path / "packed" / "config.json").read_text())
@@ -203,11 +204,12 @@ def test_rows_and_scales_are_rearranged_as_of_other_weights(
     save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
     ours, theirs = (load_weights(describe_model(folder), folder, torch.float32) for folder in (tmp_path / "packed", plain))
     for layer, other in zip(ours.layers, theirs.layers, strict=True):
-        for field in ("qkv", "o", "gate_up", "down"):
+        for field in ("qkv", "o", "space_in", "space_out", "gate_up", "down"):
             matrix, expected = getattr(layer, field), getattr(other, field)
             if isinstance(matrix, PackedMatrix):
                 torch.testing.assert_close(dense(matrix, torch.float32), expected, rtol=2e-6, atol=0)
-        assert isinstance(layer.qkv, PackedMatrix) and isinstance(layer.down, PackedMatrix)
+        packed = [layer.qkv, layer.down] + [layer.space_in, layer.space_out] * (zoo == "falcon-h1")
+        assert all(isinstance(matrix, PackedMatrix) for matrix in packed)
 
 
 @pytest.mark.parametrize("zoo", ["qwen3-biased", "granite"])
