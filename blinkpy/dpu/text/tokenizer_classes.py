@@ -7,6 +7,7 @@ Only for these classes, `legacy` and `add_prefix_space` of tokenizer_config.json
 Source: transformers 5.24, models/auto/tokenization_auto.py and the modules of the classes.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -128,9 +129,9 @@ def rebuild(encoder: Encoder, name: str, config: Mapping[str, Any]) -> list[str]
     changed = []
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         before, after = getattr(encoder, part), getattr(own, part)
-        if _state(before) != _state(after):
+        if _effect(part, before) != _effect(part, after):
             changed.append(part)
-            setattr(encoder, part, after)
+        setattr(encoder, part, after)
     for key, value in own.model.items():
         if getattr(encoder.model, key) != value:
             changed.append(f"model.{key}")
@@ -141,5 +142,16 @@ def rebuild(encoder: Encoder, name: str, config: Mapping[str, Any]) -> list[str]
     return changed
 
 
-def _state(part: Any) -> bytes | None:
-    return None if part is None else part.__getstate__()
+def _effect(part: str, stage: Any) -> Any:
+    """What a stage does to texts and ids: its JSON without the offsets of tokens, and of a decoder of bytes its type alone."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        if part == "decoder" and value.get("type") == "ByteLevel":
+            return {"type": "ByteLevel"}
+        return {key: without(one) for key, one in value.items() if key != "trim_offsets"}
+
+    return None if stage is None else without(json.loads(stage.__getstate__()))

@@ -29,6 +29,7 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.text.chat_template import chat_text, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.text.tokenizer_classes import GENERIC, TOKENS, tokenizer_class
+from blinkpy.dpu.text.tokenizer_files import read_encoder
 from blinkpy.models.families.family import families
 
 TEXTS, OUTPUTS, LIMIT = 12, 6, 1 << 20
@@ -243,6 +244,26 @@ def test_a_changed_value_is_refused_or_has_its_effect(
         wrong += [f"{label}: {found[0]} ({len(found)} differences)"] if found else []
     assert not wrong, f"{len(wrong)} of {outcomes}\n" + "\n".join(wrong)
     assert outcomes["as transformers"] > 20, outcomes
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_warning_names_the_stages_that_a_class_changes(
+    kind: str, tmp_path: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values without an effect on ids and texts cause no warning; files of Qwen have such values."""
+    encoder = encoders()[kind]
+    content = json.loads(encoder.to_str().replace('"trim_offsets":true', '"trim_offsets":false'))
+    if kind in ("byte-level", "qwen"):
+        content["decoder"] |= {"add_prefix_space": False, "use_regex": False}
+    own = {"old-llama": ["normalizer", "pre_tokenizer"]}.get(kind, [])
+    part, stage = (("normalizer", {"type": "Lowercase"}), ("decoder", {"type": "Fuse"}))[int(rng.integers(2))]
+    both = [name for name in ("normalizer", "pre_tokenizer", "decoder") if name in (*own, part)]
+    for changed, expected in (({}, own), ({part: stage}, both)):
+        caplog.clear()
+        files = {"tokenizer.json": content | changed, "tokenizer_config.json": config_of(encoder, CLASSES[kind], TEMPLATE)}
+        read_encoder(write_files(tmp_path, files))
+        words = f"tokenizer_class {CLASSES[kind]} of transformers replaces {', '.join(expected)} of tokenizer.json"
+        assert [record.message.partition(": ")[2].partition(";")[0] for record in caplog.records] == [words] * bool(expected)
 
 
 def test_each_model_type_has_transformers_class() -> None:
