@@ -58,6 +58,7 @@ NO_BLOCKS += (
     "nemotron-h-moe",
     "nemotron-h-mixed",
     "bamba",
+    "bamba-biased",
     "falcon-h1",
     "falcon-h1-normed",
     "lfm2",

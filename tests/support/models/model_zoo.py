@@ -5,6 +5,7 @@ would hide in the rounding.
 """
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -397,11 +398,11 @@ def text_model(model: torch.nn.Module) -> torch.nn.Module:
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> transformers.PreTrainedModel:
     """The transformers model, with random weights. more: further changes of BASE."""
     kind, changes = ZOO[name]
-    values = {**BASE, **changes, **more}
+    values = deepcopy({**BASE, **changes, **more})  # configs of transformers change the values that they are given
     if kind in VISION_SECTIONS:
         beside = "audio_config" if kind in SOUND_CLASSES else "vision_config"
         tied = values.get("tie_word_embeddings", kind in ("Gemma3Config", "Gemma4Config", "Gemma4UnifiedConfig"))
-        values = {"text_config": values, beside: VISION_SECTIONS[kind], "tie_word_embeddings": tied}
+        values = {"text_config": values, beside: deepcopy(VISION_SECTIONS[kind]), "tie_word_embeddings": tied}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
     model = auto_class(name).from_config(config, dtype=torch.float32)
