@@ -50,7 +50,7 @@ def older(values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in ZOO if not name.endswith("mxfp4")])
 def test_missing_and_null_keys(name: str) -> None:
-    kind, changes = ZOO[name]
+    kind, changes = copy.deepcopy(ZOO[name])
     nested = kind in VISION_SECTIONS
     whole = stated(kind, {"text_config": {**BASE, **changes}} if nested else {**BASE, **changes})
     text = whole["text_config"] if nested else whole
