@@ -143,7 +143,7 @@ def rebuild(encoder: Encoder, name: str, config: Mapping[str, Any]) -> list[str]
 
 
 def _effect(part: str, stage: Any) -> Any:
-    """What a stage does to texts and ids: its JSON without the offsets of tokens, and of a decoder of bytes its type alone."""
+    """A stage's JSON without values that change no text and no id: offsets of tokens, and all values of a decoder of bytes."""
 
     def without(value: Any) -> Any:
         if isinstance(value, list):

@@ -271,6 +271,31 @@ def rounds(count: int, words: int = 40) -> list[dict[str, Any]]:
     return found
 
 
+def test_each_message_has_the_place_that_it_comes_from(rng: np.random.Generator) -> None:
+    """A message of Anthropic's form becomes several with tool results, and none if it is cleared. Each text names its place."""
+    given: list[dict[str, Any]] = []
+    for i in range(int(rng.integers(4, 12))):
+        place, results = f"messages[{i}]", int(rng.integers(4))
+        if i % 3 == 0:
+            calls = [{"type": "tool_use", "id": f"c{i}-{n}", "name": "get_time", "input": {}} for n in range(3)]
+            given += [{"role": "user", "content": place}] if i == 0 else [{"role": "assistant", "content": calls}]
+        elif i % 3 == 1 or not results:
+            more = {"clear_at": "next_user_message"} if rng.integers(2) else {}
+            given.append({"role": "system", "content": place, **more})
+        else:
+            blocks = [{"type": "tool_result", "tool_use_id": f"c{i - 2}-{n}", "content": place} for n in range(results)]
+            given.append({"role": "user", "content": [*blocks, {"type": "text", "text": place}]})
+    given.append({"role": "user", "content": f"messages[{len(given)}]"})
+    system = "system" if rng.integers(2) else None
+    body = {"messages": given, "max_tokens": 5, "tools": TOOLS, **({"system": system} if system else {})}
+    request = parse_anthropic(orjson.dumps(body), RequestParameters())
+    found = [request.place(k, "content") for k in range(len(request.messages))]
+    contents = [message["content"] for message in request.messages]
+    texts = ["".join(part["text"] for part in parts) if isinstance(parts, list) else parts for parts in contents]
+    assert [place for place, text in zip(found, texts, strict=True) if text] == [text for text in texts if text]
+    assert len(request.places) == len(request.messages) and len(set(found)) > 2
+
+
 def test_old_results_are_cleared(thinking: Served, rng: np.random.Generator) -> None:
     """Those of all but the last calls, if the prompt is long; counts are those of both prompts."""
     count = int(rng.integers(4, 9))

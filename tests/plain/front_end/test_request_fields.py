@@ -409,7 +409,8 @@ def test_limit_within_the_context() -> None:
 def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
     """Another request may have come while it waited, with less space: the earlier result does not count."""
     draw, handler = random.Random(seed), cast(Any, object.__new__(RequestHandler))
-    handler.service = SimpleNamespace(tokenizer=SimpleNamespace(eos_ids=(2,)))
+    default = draw.choice((None, draw.randint(1, 30)))  # of the model
+    handler.service = SimpleNamespace(tokenizer=SimpleNamespace(eos_ids=(2,), longest_output=default))
     prompt, found = [1] * 20, set[bool]()
     request = completion(prompt=prompt, n=3)
     for _ in range(100):
@@ -420,7 +421,7 @@ def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
         fits = pair.sizes.slots >= 3 and pair.context > 20 and pair.longest_prompt >= 20
         for _ in range(2):  # the second time from the earlier result
             if fits:
-                assert handler._check(request, [prompt]) == ((2,), [pair.context - 20])
+                assert handler._check(request, [prompt]) == ((2,), [min(pair.context - 20, default or pair.context)])
             else:
                 with pytest.raises(ApiError):
                     handler._check(request, [prompt])
