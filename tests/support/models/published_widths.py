@@ -213,6 +213,7 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
         model = kind._from_config(config, dtype=torch.bfloat16)
     adds_1 = any(name in widths.architecture for name in ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
     unscaled = "Gemma4" in widths.architecture  # attention without head_size**-0.5: its norms have this factor
+    scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0)  # of logits
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
@@ -230,10 +231,10 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
             elif "embed_tokens" in name or name.endswith("embeddings.weight"):  # tied, it is the matrix of the logits as well
-                spread = 2 / getattr(config, "logit_scale", 1.0)
-                parameter.normal_(0, spread * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
+                parameter.normal_(0, 2 / scale * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
             else:
-                parameter.normal_(0, 1.2 * _inputs(name, parameter, widths) ** -0.5)
+                spread = 1.2 / scale if name.endswith("lm_head.weight") else 1.2
+                parameter.normal_(0, spread * _inputs(name, parameter, widths) ** -0.5)
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.uniform_(-0.2, 0.2)
