@@ -22,13 +22,13 @@ def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: 
     return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
 
 
-def plain_log(ax: Any, which: str, base: int = 10) -> None:
-    """Make one axis ("x" or "y") of a plot logarithmic, with plain numbers: powers of two, or 1, 2 and 5 times powers of ten."""
+def plain_log(ax: Any, which: str, base: int = 10, between: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    """Make an axis ("x" or "y") of a plot logarithmic, with plain numbers: powers of two, or powers of ten by those between."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     ax.set(**{f"{which}scale": "log"})
     axis = {"x": ax.xaxis, "y": ax.yaxis}[which]
-    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else between))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

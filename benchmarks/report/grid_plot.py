@@ -5,8 +5,6 @@ import itertools
 import math
 from typing import Any
 
-import numpy as np
-
 from benchmarks.report.figure_files import figure_row, plain_log
 from benchmarks.report.grid_summary import FIGURES, Document, Figure, cells_of, counts, placement, series, systems
 from benchmarks.serving.load_figures import MODES
@@ -58,27 +56,6 @@ def draw(document: Document) -> Any:
     figure.legend(handles=curves.legend(), loc="outside lower center", ncols=4, fontsize=8)
     cores = "cores of their own" if placement(document) == "own" else "the contended cores"
     figure.suptitle(f"{document['model']} on {document['gpu'].get('gpu', 'no GPU')}; front ends on {cores}; bars: 95 % intervals")
-    return figure
-
-
-def draw_claim(documents: dict[str, Document]) -> Any:
-    """P99 TPOT of blinkpy and vllm against the rate, one panel for each model's title.
-
-    The wide, pale curves are without neighbours, so that both are visible if they coincide.
-    """
-    figure, axes = figure_row(len(documents), 5.2, 3.2)
-    value = FIGURES["P99 TPOT"][1]
-    for ax, (title, document) in zip(np.atleast_1d(axes), documents.items(), strict=True):
-        curves = Curves(document)
-        for name in (name for name in ("blinkpy", "vllm") if name in curves.styles):
-            marker = curves.styles[name][1]
-            curves.line(ax, name, MODES[1], value, linewidth=1.6, marker=marker, label=f"{name}, with neighbours")
-            curves.line(ax, name, MODES[0], value, linewidth=6, alpha=0.3, label=f"{name}, without")
-        plain_log(ax, "y")
-        curves.rate_axis(ax)
-        ax.set(xlabel="requests/s", ylabel="P99 TPOT, ms", title=title)
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=7)
     return figure
 
 

@@ -28,7 +28,8 @@ from benchmarks.report import (
     serving_tables,
     words,
 )
-from benchmarks.report.evaluation_tables import evaluation, read_cells
+from benchmarks.report.evaluation_plot import draw_claim
+from benchmarks.report.evaluation_tables import claim, evaluation, read_cells
 from benchmarks.report.figure_files import (
     digest,
     draw_attacks,
@@ -40,14 +41,14 @@ from benchmarks.report.figure_files import (
     shows,
 )
 from benchmarks.report.gpu_tests import gpu_tests
-from benchmarks.report.grid_plot import draw, draw_claim
+from benchmarks.report.grid_plot import draw
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.part_tables import Document, Results
 
 # Begin the names of a model's grid, of loads with each system alone on a machine, of loads with a schema and without, and of
 # servers with FP8 weights: next to others, and with one stream alone.
 GRID, ALONE, SCHEMAS, FP8 = "paper-", "alone-", "schemas-", ("served-fp8-", "stream-fp8-")
-CLAIM = RESULTS / "claim.png"
+CLAIM, EVALUATION = RESULTS / "claim.png", "evaluation"
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: ([\w-]+)\s*-->).*?(<!-- / -->)", re.DOTALL)
@@ -61,12 +62,12 @@ TEMPLATES = Environment(
 TEMPLATES.globals |= {"table": table, "FIGURES": list(grid_summary.FIGURES)}
 TEMPLATES.filters |= {"wrap": words.wrap}
 PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
-    "claim": lambda results: serving_tables.claim(results.by_shape(GRID)),
+    "claim": lambda results: claim(read_cells(results.folder / EVALUATION)),
     "serving": lambda results: serving_tables.serving(results.by_shape(GRID)),
     "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
-    "evaluation": lambda results: evaluation(read_cells(results.folder / "evaluation")),
+    "evaluation": lambda results: evaluation(read_cells(results.folder / EVALUATION)),
     "classes": class_tables.classes,
     "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,
@@ -134,9 +135,8 @@ def plots(results: Results) -> dict[Path, tuple[list[Path], Callable[[], Any]]]:
     for name in results.names:
         for plot in (plot for start, plot in PLOTS.items() if name.startswith(start)):
             found[RESULTS / f"{name}.png"] = [RESULTS / f"{name}.json"], partial(plot, results.read(name))
-    grids = {title: file["results"] for title, file in results.by_shape(GRID).items() if file}
-    if grids:
-        found[CLAIM] = [RESULTS / f"{name}.json" for name in results.names if name.startswith(GRID)], partial(draw_claim, grids)
+    if cells := sorted((results.folder / EVALUATION).glob("*/*/*.json")):
+        found[CLAIM] = cells, lambda: draw_claim(read_cells(results.folder / EVALUATION))
     return found
 
 

@@ -27,43 +27,9 @@ BEHIND = 1.02  # ratio above which a figure counts as worse
 SHOWN = [value for name, (_, value) in FIGURES.items() if name != "energy"]  # at the headline rate; energy() has the rest
 
 
-def claim(found: dict[str, Document]) -> dict[str, Any]:
-    """The effect of neighbours on each system at the headline rate, for every model with measurements of both
-    systems.
-
-    found: result files by the model's title; empty without a file.
-    """
-    rows: Rows = []
-    shown = []
-    for title, file in found.items():
-        both = [row for name in (OURS, PEER) if file and (row := endurance(file["results"], title, name))]
-        if len(both) == 2:
-            rows += both
-            shown.append(file["results"])
-    where = {(document["gpu"].get("gpu", "GPU"), most_neighbours(document)) for document in shown}
-    if len(where) > 1:
-        raise ValueError(f"the models were not measured alike: {'; '.join(map(str, sorted(where)))}")
-    gpu, neighbours = next(iter(where), ("", 0))
-    together = any(map(grid.alongside, shown))
-    return {"rows": rows, "gpu": gpu, "neighbours": neighbours, "together": together, "rate": HEADLINE_RATE, "peer": PEER}
-
-
 def most_neighbours(document: Document) -> int:
     """The largest number of neighbours on each core."""
     return max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
-
-
-def endurance(document: Document, title: str, name: str) -> list[str]:
-    """The row of a system: its figures without and with neighbours. Empty if a figure is missing."""
-    words = []
-    for figure in ("P99 TPOT", "P99 TTFT", "throughput"):
-        values = [grid.series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
-        if not all(values):
-            return []
-        words.append(f"{word(values[0])} → {word(values[1])}")
-    key = {"system": name, "rate": HEADLINE_RATE, "front_end": grid.placement(document)}
-    lost = [failed(grid.cells_of(document, mode=mode, **key)) for mode in MODES]
-    return [title, name, *words, f"{lost[0]} → {lost[1]}"]
 
 
 def failed(cells: list[Document]) -> int:
@@ -72,7 +38,7 @@ def failed(cells: list[Document]) -> int:
 
 
 def serving(found: dict[str, Document]) -> dict[str, Any]:
-    """The context of all models. found: as of claim()."""
+    """The context of all models. found: result files by the model's title; empty without a file."""
     models = [model(title, file) for title, file in found.items() if file]
     for before, after in reversed(list(pairwise(models))):
         if after["origin"] == before["origin"]:
@@ -101,7 +67,7 @@ def model(title: str, file: Document) -> dict[str, Any]:
 
 
 def alone(found: dict[str, Document]) -> dict[str, Any]:
-    """Loads without neighbours, each system alone on a machine, consecutively. found: as of claim()."""
+    """Loads without neighbours, each system alone on a machine, consecutively. found: as of serving()."""
     models = []
     for title, file in found.items():
         if file:
@@ -326,7 +292,7 @@ def worse(name: str, where: str, ours: float, peers: float) -> list[str]:
 
 
 def energy(found: dict[str, Document]) -> dict[str, Any]:
-    """Energy per token of each model, as a product. found: as of claim()."""
+    """Energy per token of each model, as a product. found: as of serving()."""
     tables = [(title, file["commit"]["hash"][:7], energy_rows(file["results"])) for title, file in found.items() if file]
     return {"tables": [one for one in tables if one[2]], "ours": OURS, "peer": PEER}
 

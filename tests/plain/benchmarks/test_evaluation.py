@@ -7,12 +7,13 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.common.harness import UsageError
 from benchmarks.common.nvml import EnergyMeter
-from benchmarks.report.evaluation_tables import evaluation, read_cells
+from benchmarks.report.evaluation_tables import CLAIM_CARD, CLAIM_MODEL, CLAIM_RATE, CLAIMED, claim, evaluation, read_cells
 from benchmarks.report.pages import TEMPLATES
 from benchmarks.serving import neighbours
 from benchmarks.serving.evaluation import MANIFEST, Entry, Table, card_of, next_cells, overview, read_manifest
@@ -52,6 +53,7 @@ def test_a_load_that_some_system_has_comes_first() -> None:
 def test_the_shipped_manifest_is_valid() -> None:
     tables = read_manifest(MANIFEST)
     assert len({entry.system for table in tables for entry in table.systems}) >= 5
+    assert set(CLAIMED) <= {entry.name for table in tables if table.model == CLAIM_MODEL for entry in table.systems}
     for table in tables:
         assert len(read_dataset(table.data, 8192)) > 0
         assert len(set(table.loads)) == len(table.loads) >= 4
@@ -139,6 +141,56 @@ def test_cells_lie_in_a_folder_of_their_card(name: str | None, folder: str) -> N
     meter = EnergyMeter()
     meter.facts = {} if name is None else {"gpu": name}
     assert card_of(meter) == folder
+
+
+def claimed_cell(
+    system: str, mode: str, p99: float, *, rate: float = CLAIM_RATE, date: str = "2026-11-30", **more: Any
+) -> dict[str, Any]:
+    busy = mode == "interfered"
+    return {
+        "cell": {"system": system, "mode": mode, "rate": rate}, "model": CLAIM_MODEL, "date": date, "gpu": {"gpu": "GPU"},
+        "commit": {"hash": system * 9}, "client": {"valid": True}, "server": {"command": system, "version": "1.2"},
+        "load": {"per_core": 8 * busy}, "neighbours": 80 * busy, "requests": 1500, "errors": {"unfinished": 1200 * busy},
+        "ttft_ms": {"p99": {"value": p99}}, "tpot_ms": {"p99": {"value": p99 / 10}}, "output_tokens_per_s": 100 * p99, **more,
+    }  # fmt: skip
+
+
+def test_the_claim_shows_each_system_without_and_with_neighbours(seed: int) -> None:
+    """In any order of the cells: the last measurement counts. Half measured, invalid and unknown ones do not."""
+    cells = [
+        claimed_cell("blinkpy", "isolated", 99, date="2026-11-01"),
+        claimed_cell("blinkpy", "isolated", 21),
+        claimed_cell("blinkpy", "interfered", 22),
+        claimed_cell("vllm", "isolated", 31),
+        claimed_cell("vllm", "interfered", 4000),
+        claimed_cell("vllm-fp8", "isolated", 51),
+        claimed_cell("blinkpy-fp8", "isolated", 61),
+        claimed_cell("blinkpy-fp8", "interfered", 62, client={"valid": False}),
+        claimed_cell("sglang", "isolated", 71),
+        claimed_cell("sglang", "interfered", 72),
+        claimed_cell("vllm-fp8", "interfered", 52, model="phi-4"),
+        claimed_cell("vllm", "isolated", 82, rate=8),
+        claimed_cell("vllm", "interfered", 83, rate=8),
+    ]
+    random.Random(seed).shuffle(cells)
+    cut = random.Random(seed).randrange(len(cells))
+    other_card = [claimed_cell("vllm", "isolated", 1, date="2026-12-01")]
+    found = claim({(CLAIM_CARD, "a"): cells[:cut], (CLAIM_CARD, "b"): cells[cut:], ("other", "a"): other_card})
+    assert found["rows"] == [
+        ["blinkpy, bfloat16", "21 → 22", "2.1 → 2.2", "2,100 → 2,200", "0 of 1,500 → 1,200 of 1,500"],
+        ["vLLM 1.2, bfloat16", "31 → 4,000", "3.1 → 400", "3,100 → 400,000", "0 of 1,500 → 1,200 of 1,500"],
+    ]
+    assert (found["gpu"], found["neighbours"], found["commits"]) == ("GPU", 8, ["blinkpy"])
+    assert "**" not in TEMPLATES.get_template("claim.md.j2").render(found)
+
+
+def test_no_claim_without_a_peer_or_of_different_neighbours() -> None:
+    ours, other = ([claimed_cell(name, mode, 10) for mode in ("isolated", "interfered")] for name in ("blinkpy", "vllm"))
+    assert not claim({(CLAIM_CARD, "a"): ours})["rows"]
+    assert len(claim({(CLAIM_CARD, "a"): ours + other})["rows"]) == 2
+    other[1]["load"]["per_core"] = 2
+    with pytest.raises(ValueError, match=r"different numbers of neighbours on a core: \[2, 8\]"):
+        claim({(CLAIM_CARD, "a"): ours + other})
 
 
 def test_neighbours_that_do_not_start_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
