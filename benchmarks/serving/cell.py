@@ -65,8 +65,8 @@ class Bench:
         self.processes = len(cores.loading) or min(4, max(1, len(cores.server) // 2))
         self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
         self.options = options
-        if not {*cores.front_end, *cores.realtime} < set(cores.server) or set(cores.front_end) & set(cores.realtime):
-            reason = "front ends and real-time processes get some of the server's cores, not all, and not the same"
+        if not {*cores.front_end, *cores.engine} < set(cores.server) or set(cores.front_end) & set(cores.engine):
+            reason = "front ends and engine get some of the server's cores, not all, and not the same"
             raise UsageError(reason)
         self._read_dataset = functools.cache(read_dataset)
         self._log_count = 0
@@ -142,8 +142,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
     parser.add_argument("--client-cores", default="", metavar="LIST", help="of the client, the last one to watch (default: all)")
     parser.add_argument("--frontend-cores", default="", metavar="LIST", help="the server's cores that front ends get alone")
-    help_text = "the server's cores that processes with real-time priority get alone, of systems that have such processes"
-    parser.add_argument("--realtime-cores", default="", metavar="LIST", help=help_text)
+    help_text = "the server's cores that the engine's processes get alone, of systems that reserve cores for them"
+    parser.add_argument("--engine-cores", default="", metavar="LIST", help=help_text)
     help_text = "which of a system's processes are front ends: a regular expression for their command lines"
     parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
@@ -158,7 +158,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     """The resources of a benchmark, from its options."""
-    lists = options.server_cores, options.client_cores, options.frontend_cores, options.realtime_cores
+    lists = options.server_cores, options.client_cores, options.frontend_cores, options.engine_cores
     server, *others = map(parse_cores, lists)
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), *others)
     with on_cores(cores.watching), EnergyMeter() as meter:  # separate from the servers, and from the client's processes

@@ -41,7 +41,7 @@ SMOKE_RATES = (4, 12)
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 SAME = (  # fields in which the cells of one result agree
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "seed"),
-    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "realtime_cores", "chat", "text"),
+    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "engine_cores", "chat", "text"),
 )
 CELL_SPARE_S = 5.0  # time of a cell in addition to arrivals and drain: prompts, client processes, neighbours, and the figures
 

@@ -55,15 +55,21 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class System:
-    """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given their own cores. realtime: a pattern
-    for those that get real-time priority (SCHED_FIFO)."""
+    """One server.
+
+    command: a template, or empty for a server that runs at url.
+    front_end: a pattern for the command lines of those of its processes that a DPU could take over (HTTP and text). They can be
+        given separate cores.
+    engine: a pattern for its processes that start each step, if these get separate cores.
+    realtime: whether the engine's processes get real-time priority (SCHED_FIFO).
+    """
 
     name: str
     command: str = ""
     url: str = ""
     front_end: str = ""
-    realtime: str = ""
+    engine: str = ""
+    realtime: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     extra: str = ""
 
@@ -79,7 +85,8 @@ SYSTEMS = {
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
         System("blinkpy-8192", BLINKPY + ONE_SIZE, front_end=DPU_PART),
         System("vllm", VLLM, front_end=VLLM_FRONT_END, environment=VLLM_VARIABLES),
-        System("vllm-realtime", VLLM, front_end=VLLM_FRONT_END, realtime="EngineCore", environment=VLLM_VARIABLES),
+        System("vllm-reserved", VLLM, front_end=VLLM_FRONT_END, engine="EngineCore", environment=VLLM_VARIABLES),
+        System("vllm-realtime", VLLM, front_end=VLLM_FRONT_END, engine="EngineCore", realtime=True, environment=VLLM_VARIABLES),
         System("sglang", SGLANG, front_end=r"sglang\.launch_server|sglang::detokenizer", environment=OFFLINE),
     )
 }
@@ -129,17 +136,20 @@ class Model:
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores by number. client: empty for any core. front_end, realtime: of the server's front-end processes and of its
-    processes with real-time priority, if they get separate cores."""
+    """Cores by number.
+
+    client: empty for any core.
+    front_end, engine: cores of the server's front-end processes and of its engine's, if they get separate cores.
+    """
 
     server: tuple[int, ...]
     client: tuple[int, ...] = ()
     front_end: tuple[int, ...] = ()
-    realtime: tuple[int, ...] = ()
+    engine: tuple[int, ...] = ()
 
     def of(self, system: System) -> Self:
-        """The cores for a system: only systems with real-time processes have `realtime`."""
-        return self if system.realtime else replace(self, realtime=())
+        """The cores for a system: only systems whose engine is known by a pattern have `engine`."""
+        return self if system.engine else replace(self, engine=())
 
     @property
     def shared(self) -> Self:
@@ -148,8 +158,8 @@ class Cores:
 
     @property
     def contended(self) -> tuple[int, ...]:
-        """The cores of neighbours: the server's, without those reserved for front ends and real-time processes."""
-        return tuple(core for core in self.server if core not in (*self.front_end, *self.realtime))
+        """The cores of neighbours: the server's, without those reserved for front ends and engine."""
+        return tuple(core for core in self.server if core not in (*self.front_end, *self.engine))
 
     @property
     def loading(self) -> tuple[int, ...]:
@@ -205,14 +215,14 @@ class Running:
         return ""
 
     def place(self, cores: Cores) -> None:
-        """Pin front-end processes, real-time processes and the others to their cores, with all their threads."""
-        moved = 0
+        """Pin the processes of front end and engine, and the others, to their cores, with all their threads."""
+        moved = engines = 0
         for pid in tree(self.process.pid) if self.process else ():  # otherwise another user has started it
             own = cores.contended
             if cores.front_end and self.system.front_end and re.search(self.system.front_end, command_line(pid)):
                 own, moved = cores.front_end, moved + 1
-            elif cores.realtime and self._realtime(pid):
-                own = cores.realtime
+            elif cores.engine and self._of_engine(pid):
+                own, engines = cores.engine, engines + 1
             for task in Path(f"/proc/{pid}/task").glob("*"):
                 with contextlib.suppress(OSError):  # it has just ended
                     os.sched_setaffinity(int(task.name), own)
@@ -221,17 +231,19 @@ class Running:
             reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
             raise UsageError(f"{self.system.name}: {reason}")
 
-    def _realtime(self, pid: int) -> bool:
-        """Whether a process gets real-time priority."""
-        pattern = self.system.realtime
+        if cores.engine and not engines:
+            raise ServerError(f"{self.system.name}: no process matches {self.system.engine!r}, so none gets the engine's cores")
+
+    def _of_engine(self, pid: int) -> bool:
+        pattern = self.system.engine
         return bool(pattern and re.search(pattern, command_line(pid) + process_title(pid)))
 
     def prioritise(self) -> None:
-        """Give the system's real-time processes their priority, with all their threads. Raises ServerError if that is not
+        """Give the engine's processes real-time priority, with all their threads. Raises ServerError if that is not
         permitted, or none is known."""
         threads = 0
         for pid in tree(self.process.pid) if self.process else ():
-            if self._realtime(pid):
+            if self._of_engine(pid):
                 for task in Path(f"/proc/{pid}/task").glob("*"):
                     try:
                         os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
@@ -240,7 +252,7 @@ class Running:
                         raise ServerError(f"{self.system.name}: {reason}") from error
                     threads += 1
         if not threads:
-            raise ServerError(f"{self.system.name}: no process matches {self.system.realtime!r}")
+            raise ServerError(f"{self.system.name}: no process matches {self.system.engine!r}")
         self.facts["realtime_threads"] = threads
 
 

@@ -182,13 +182,13 @@ time.sleep(600)
 """
 
 
-def test_real_time_processes_get_their_cores_alone(tmp_path: Path) -> None:
+def test_the_engines_processes_get_their_cores_alone(tmp_path: Path) -> None:
     """Neighbours and other processes run on the rest; a system without such processes shares those cores."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         pytest.skip("needs two cores")
-    system = replace(find_system("mine=x"), realtime="EngineCore")
-    cores = Cores(tuple(usable), realtime=(usable[-1],))
+    system = replace(find_system("mine=x"), engine="EngineCore")
+    cores = Cores(tuple(usable), engine=(usable[-1],))
     assert cores.of(system).contended == tuple(usable[:-1])
     assert cores.of(find_system("vllm")).contended == tuple(usable)
     (tmp_path / "parts.py").write_text(PARTS)
@@ -199,6 +199,8 @@ def test_real_time_processes_get_their_cores_alone(tmp_path: Path) -> None:
         found = {command_line(pid).split()[-1]: os.sched_getaffinity(pid) for pid in tree(process.pid) if pid != process.pid}
         assert found == {"web": {*usable[:-1]}, "EngineCore": {usable[-1]}}
         assert os.sched_getaffinity(process.pid) == {*usable[:-1]}
+        with pytest.raises(ServerError, match="no process matches 'Engine2', so none gets the engine's cores"):
+            Running(replace(system, engine="Engine2"), "", 0, process).place(cores)
     finally:
         for pid in tree(process.pid):
             os.kill(pid, signal.SIGKILL)
