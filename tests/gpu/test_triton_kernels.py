@@ -7,12 +7,14 @@ import pytest
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
 from support.models.kernel_cases.delta_cases import (
+    LOG_RATES,
     Rows,
     convolution_case,
     copy_case,
     drafting_case,
     drawn_rows,
     gate_case,
+    long_rows,
     recurrence_case,
 )
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
@@ -37,7 +39,9 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.attention.latent_attention import plan_latent
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.delta.delta_blocks import DELTA_BLOCK
 from blinkpy.kernels.delta.recurrence import DeltaSizes
+from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK
 from blinkpy.kernels.delta.state_space import SpaceSizes
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, linear, writes_partials
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
@@ -235,14 +239,21 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
         recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
         gate_case(rng, CUDA, dtype, rows, width=4096, last_tokens_only=last_tokens_only)
+    for decays in LOG_RATES if dtype == torch.bfloat16 else ():  # float32 is not computed by blocks
+        how = {"decays": decays, "alike": bool(rng.integers(2)), "by_blocks": True}
+        rows = long_rows(rng, DELTA_BLOCK)
+        print(decays, recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only, **how))
 
 
 @both_dtypes
-@pytest.mark.parametrize("sizes", [SpaceSizes(48, 1, 128, 64), SpaceSizes(128, 1, 128, 64), SpaceSizes(8, 2, 20, 16)], ids=str)
+@pytest.mark.parametrize("sizes", [SpaceSizes(48, 1, 128, 64), SpaceSizes(128, 8, 128, 80), SpaceSizes(8, 2, 20, 16)], ids=str)
 @pytest.mark.parametrize("last_tokens_only", [False, True])
 def test_state_space(rng: np.random.Generator, dtype: torch.dtype, sizes: SpaceSizes, last_tokens_only: bool) -> None:
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
         scan_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
+    for decays in LOG_RATES if dtype == torch.bfloat16 else ():
+        how = {"decays": decays, "by_blocks": True}
+        print(decays, scan_case(rng, CUDA, dtype, long_rows(rng, SPACE_BLOCK), sizes, last_tokens_only=last_tokens_only, **how))
     group_norm_case(rng, CUDA, dtype, groups=sizes.groups, size=sizes.heads // sizes.groups * sizes.value_dim)
 
 

@@ -1,4 +1,8 @@
-"""Rows of drafts in kernels of gated delta nets: the row of their request computes them, since its state advances by tokens."""
+"""The rows of a step in kernels of recurrent layers.
+
+The row of a request computes the request's drafts, too, since its state advances by tokens. Rows with many tokens are computed by
+blocks of tokens, in another kernel than the others (block_products.py).
+"""
 
 import torch
 import triton
@@ -11,14 +15,10 @@ DRAFT = tl.constexpr(2)
 """`emits` of a draft's row (blinkpy.kv.state.DRAFT)."""
 BLOCK = 128
 """Rows of a program."""
-
-
-@triton.jit
-def is_draft(emits_ptr, row, DRAFTS: tl.constexpr):
-    """Whether a row is a draft. DRAFTS: maximum drafts of a request; 0: no row is a draft."""
-    if DRAFTS == 0:
-        return False
-    return tl.load(emits_ptr + row, cache_modifier=".cg") == DRAFT
+ALL, SHORT, LONG = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Which rows a kernel computes: LONG ones are chunks of prompts with at least FEWEST tokens, SHORT ones all others."""
+FEWEST = tl.constexpr(16)
+"""A block takes longer than a few single tokens."""
 
 
 @triton.jit
@@ -39,6 +39,31 @@ def repeated_drafts(held_ptr, before, DRAFTS: tl.constexpr):
     """The number of drafts between the tokens that a request's state includes and the `before` tokens of its sequence."""
     count = tl.where(before > 0, before - tl.load(held_ptr, cache_modifier=".cg"), 0)
     return tl.minimum(tl.maximum(count, 0), DRAFTS)
+
+
+@triton.jit
+def own_row(
+    row, counts_ptr, query_starts_ptr, context_lengths_ptr, row_slots_ptr, emits_ptr, held_ptr,
+    ROWS: tl.constexpr, DRAFTS: tl.constexpr,
+):  # fmt: skip
+    """A row's first token, the one after its last, the tokens of its sequence before it, the drafts that it repeats first,
+    the drafts behind it, and its slot. Both tokens are equal if the row is a draft, does not exist, or is not one of ROWS.
+    """
+    rows = tl.load(counts_ptr + COUNT_ROWS)
+    own = row < rows
+    if DRAFTS > 0:
+        own = own & (tl.load(emits_ptr + row, mask=own, other=0, cache_modifier=".cg") != DRAFT)
+    start = tl.load(query_starts_ptr + row, mask=own, other=0)
+    end = tl.load(query_starts_ptr + row + 1, mask=own, other=0)
+    before = tl.load(context_lengths_ptr + row, mask=own, other=0) - (end - start)
+    slot = tl.load(row_slots_ptr + row, mask=own, other=0).to(tl.int64)
+    repeated, behind = 0, 0
+    if DRAFTS > 0:
+        repeated, behind = repeated_drafts(held_ptr + slot, before, DRAFTS), drafts_behind(emits_ptr, row, rows, DRAFTS)
+    if ROWS != ALL:
+        long = (end - start >= FEWEST) & (repeated + behind == 0)
+        end = tl.where(long == (ROWS == LONG), end, start)
+    return start, end, before, repeated, behind, slot
 
 
 @triton.jit

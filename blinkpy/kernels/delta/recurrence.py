@@ -5,22 +5,21 @@ step of decode rows. A token's result depends on no other row, and not on how it
 
 A row goes through its request's drafts, too, which are the rows after it. Its matrix does not include them; see
 blinkpy.models.recurrent_states. A request's next step first repeats the drafts that were correct, from the same numbers.
+
+Chunks of prompts may be computed by blocks of tokens instead (delta_blocks.py).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.delta.drafted_rows import drafts_behind, is_draft, repeated_drafts
-from blinkpy.kernels.launch import COUNT_ROWS, BatchView
-
-L2_EPS = tl.constexpr(1e-6)
-"""Added to the squares of a query or key."""
-LARGEST_RATE = tl.constexpr(20.0)
-"""Above it, softplus(x) is x in float32."""
+from blinkpy.kernels.delta.decays import L2_EPS, log_decay_of
+from blinkpy.kernels.delta.delta_blocks import DELTA_BLOCK, _recur_blocks
+from blinkpy.kernels.delta.drafted_rows import ALL, SHORT, own_row
+from blinkpy.kernels.launch import BatchView
 
 
 class DeltaSizes(NamedTuple):
@@ -49,8 +48,7 @@ def unit_vector(x, factor):
 @triton.jit
 def decay_of(rate, log_rate):
     """exp(-exp(log_rate) * softplus(rate)), float32."""
-    soft = tl.where(rate > LARGEST_RATE, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, LARGEST_RATE))))
-    return tl.exp(-tl.exp(log_rate) * soft)
+    return tl.exp(log_decay_of(rate, log_rate))
 
 
 @triton.jit
@@ -83,6 +81,7 @@ def _recur(
     query_factor,  # of normalised queries
     KEYS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LAST_TOKENS: tl.constexpr,  # store the result of each row's last token alone
+    ROWS: tl.constexpr,  # ALL or SHORT
     DRAFTS: tl.constexpr,  # maximum drafts of a request
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -93,36 +92,32 @@ def _recur(
     norm = tl.load(norm_ptr + v_at, mask=v_in, other=0.0).to(tl.float32)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    rows = tl.load(counts_ptr + COUNT_ROWS)
-    if row < rows and not is_draft(emits_ptr, row, DRAFTS):
-        start = tl.load(query_starts_ptr + row)
-        end = tl.load(query_starts_ptr + row + 1)
-        before = tl.load(context_lengths_ptr + row) - (end - start)
+    start, end, before, repeated, behind, slot = own_row(
+        row, counts_ptr, query_starts_ptr, context_lengths_ptr, row_slots_ptr, emits_ptr, held_ptr, ROWS, DRAFTS
+    )  # fmt: skip
+    if start < end:
         known = before > 0  # otherwise the slot holds another request's state
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
         place = (slot * HEADS + head) * (DK * DV)
         tile = matrices_ptr + place + k_at[:, None] * DV + v_at[None, :]
         both = k_in[:, None] & v_in[None, :]
         matrix = tl.load(tile, mask=both & known, other=0.0)
         width = 2 * KEYS * DK + HEADS * DV
         key_head = head // (HEADS // KEYS)
-        last = end
         drafted = drafted_ptr + (slot * DRAFTS * HEADS + head) * (DK + DV + 2)
         if DRAFTS > 0:
             correct = drafted
-            for _ in range(repeated_drafts(held_ptr + slot, before, DRAFTS)):
+            for _ in range(repeated):
                 k = tl.load(correct + k_at, mask=k_in, other=0.0).to(tl.float32)
                 v = tl.load(correct + DK + v_at, mask=v_in, other=0.0).to(tl.float32)
                 strength, rate = tl.load(correct + DK + DV).to(tl.float32), tl.load(correct + DK + DV + 1).to(tl.float32)
                 matrix = advanced(matrix, unit_vector(k, 1.0), v, strength, decay_of(rate + bias, log_rate))
                 correct += HEADS * (DK + DV + 2)
             tl.debug_barrier()  # other threads load the drafts that are replaced below
-            last += drafts_behind(emits_ptr, row, rows, DRAFTS)
         line = mixed_ptr + start.to(tl.int64) * width
         scores = strengths_ptr + start.to(tl.int64) * (2 * HEADS) + head
         gates = gates_ptr + start.to(tl.int64) * gate_stride + head * DV + v_at
         results = out_ptr + (row if LAST_TOKENS else start).to(tl.int64) * (HEADS * DV) + head * DV + v_at
-        for token in range(start, last):
+        for token in range(start, end + behind):
             q = tl.load(line + key_head * DK + k_at, mask=k_in, other=0.0).to(tl.float32)
             key = tl.load(line + (KEYS + key_head) * DK + k_at, mask=k_in, other=0.0)
             value = tl.load(line + 2 * KEYS * DK + head * DV + v_at, mask=v_in, other=0.0)
@@ -167,10 +162,13 @@ def recur(
     *,
     rows: int,
     last_tokens_only: bool = False,
+    by_blocks: bool = False,
     pdl: bool = False,
 ) -> None:
     """Advance the states of all rows by their tokens, and compute the tokens' results, normalised and gated. Results of drafts
     are computed in the row of their request, and their own rows are skipped.
+
+    by_blocks: compute rows with many tokens by blocks; their last bits then depend on how a prompt is cut into chunks.
 
     mixed: [T, channels] of `convolve`.
     gates: [T, value_size]; rows may have any stride.
@@ -198,10 +196,19 @@ def recur(
         *batch.declared(rows, "query_starts", "context_lengths", "row_slots", "emits"),
     )
     block_k, block_v = (max(16, triton.next_power_of_2(size)) for size in (key_dim, value_dim))
-    _recur[(rows, heads)](
-        mixed, gates, strengths, *rates, norm[0], matrices, drafted, held, out, batch.counts, batch.query_starts,
-        batch.context_lengths, batch.row_slots, batch.emits, gates.stride(0), norm[1], key_dim**-0.5,
-        KEYS=key_heads, HEADS=heads, DK=key_dim, DV=value_dim, BK=block_k, BV=block_v,
-        LAST_TOKENS=last_tokens_only, DRAFTS=drafts, PDL=pdl,
-        num_warps=max(1, min(8, block_k * block_v // 2048)), **launch.options(pdl),
+    inputs = mixed, gates, strengths, *rates, norm[0], matrices
+    others = (
+        held, out, batch.counts, batch.query_starts, batch.context_lengths, batch.row_slots, batch.emits, gates.stride(0),
+        norm[1], key_dim**-0.5,
     )  # fmt: skip
+    constants: dict[str, Any] = {"KEYS": key_heads, "HEADS": heads, "DK": key_dim, "DV": value_dim, "BK": block_k, "BV": block_v}
+    constants |= {"LAST_TOKENS": last_tokens_only, "DRAFTS": drafts, "PDL": pdl, **launch.options(pdl)}
+    _recur[(rows, heads)](
+        *inputs, drafted, *others, **constants, ROWS=SHORT if by_blocks else ALL,
+        num_warps=max(1, min(8, block_k * block_v // 2048)),
+    )  # fmt: skip
+    if by_blocks:
+        _recur_blocks[(rows, heads)](
+            *inputs, *others, **constants, BLOCK=DELTA_BLOCK,
+            num_warps=8, num_stages=1,
+        )  # fmt: skip

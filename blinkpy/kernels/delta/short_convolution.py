@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.delta.drafted_rows import drafts_behind, is_draft, repeated_drafts
-from blinkpy.kernels.launch import COUNT_ROWS, BatchView
+from blinkpy.kernels.delta.drafted_rows import ALL, own_row
+from blinkpy.kernels.launch import BatchView
 
 CHANNELS = 128
 """Of a program."""
@@ -54,19 +54,13 @@ def _convolve(
     inside = channel < CHANNELS
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    rows = tl.load(counts_ptr + COUNT_ROWS)
-    if row < rows and not is_draft(emits_ptr, row, DRAFTS):
-        start = tl.load(query_starts_ptr + row)
-        end = tl.load(query_starts_ptr + row + 1)
-        before = tl.load(context_lengths_ptr + row) - (end - start)
+    start, end, before, repeated, behind, slot = own_row(
+        row, counts_ptr, query_starts_ptr, context_lengths_ptr, row_slots_ptr, emits_ptr, held_ptr, ALL, DRAFTS
+    )  # fmt: skip
+    if start < end:
         known = before > 0  # otherwise the slot holds another request's inputs
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
         inputs = inputs_ptr + slot * ((TAPS - 1 + DRAFTS) * CHANNELS) + channel
-        own, last, drafts = inputs, end, 0
-        if DRAFTS > 0:
-            own += repeated_drafts(held_ptr + slot, before, DRAFTS) * CHANNELS  # the last TAPS - 1 inputs
-            drafts = drafts_behind(emits_ptr, row, rows, DRAFTS)
-            last += drafts
+        own, last = inputs + repeated * CHANNELS, end + behind  # the last TAPS - 1 inputs
         for first in range(start, last, TILE):
             token = first + tl.arange(0, TILE)
             total = tl.zeros((TILE, BLOCK), tl.float32)
@@ -108,7 +102,7 @@ def _convolve(
             new = tl.where(at >= start, x, old.to(tl.float32))
             tl.store(inputs + kept * CHANNELS, new.to(inputs_ptr.dtype.element_ty), mask=inside)
         for place in tl.static_range(DRAFTS):
-            both = inside & (place < drafts)
+            both = inside & (place < behind)
             x = _load_input(x_ptr, end + place, channel, both, inputs_ptr.dtype.element_ty, CHANNELS, X_STRIDE, GATED)
             target = inputs + (TAPS - 1 + place) * CHANNELS
             tl.store(target, x.to(inputs_ptr.dtype.element_ty), mask=both)

@@ -1,19 +1,22 @@
 """The recurrence of a state-space layer (Mamba-2), token by token, the gate of its results, and their norm.
 
 A program has a row's matrix of one head in registers, and goes through the row's tokens, as in recurrence.py. A token's result
-depends on no other row, and not on how its prompt is cut into chunks. Drafts are as in recurrence.py, too.
+depends on no other row, and not on how its prompt is cut into chunks. Drafts are as in recurrence.py, too. Chunks of
+prompts may be computed by blocks of tokens instead (space_blocks.py).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.delta.drafted_rows import drafts_behind, is_draft, repeated_drafts
-from blinkpy.kernels.delta.recurrence import LARGEST_RATE, DraftedStates
-from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS, BatchView
+from blinkpy.kernels.delta.decays import softplus
+from blinkpy.kernels.delta.drafted_rows import ALL, SHORT, own_row
+from blinkpy.kernels.delta.recurrence import DraftedStates
+from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK, _scan_blocks
+from blinkpy.kernels.launch import COUNT_TOKENS, BatchView
 
 
 class SpaceSizes(NamedTuple):
@@ -41,8 +44,7 @@ class SpaceRates(NamedTuple):
 @triton.jit
 def time_step(step, bias):
     """softplus(step + bias), float32."""
-    step = step.to(tl.float32) + bias
-    return tl.where(step > LARGEST_RATE, step, tl.log(1.0 + tl.exp(tl.minimum(step, LARGEST_RATE))))
+    return softplus(step.to(tl.float32) + bias)
 
 
 @triton.jit
@@ -65,6 +67,7 @@ def _scan(
     stride,  # elements between two rows of gates, and of time steps
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LAST_TOKENS: tl.constexpr,  # store the result of each row's last token alone
+    ROWS: tl.constexpr,  # ALL or SHORT
     DRAFTS: tl.constexpr,  # maximum drafts of a request
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -74,35 +77,31 @@ def _scan(
     rate, bias, skip = -tl.exp(tl.load(log_rates_ptr + head)), tl.load(biases_ptr + head), tl.load(skips_ptr + head)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    rows = tl.load(counts_ptr + COUNT_ROWS)
-    if row < rows and not is_draft(emits_ptr, row, DRAFTS):
-        start = tl.load(query_starts_ptr + row)
-        end = tl.load(query_starts_ptr + row + 1)
-        before = tl.load(context_lengths_ptr + row) - (end - start)
+    start, end, before, repeated, behind, slot = own_row(
+        row, counts_ptr, query_starts_ptr, context_lengths_ptr, row_slots_ptr, emits_ptr, held_ptr, ROWS, DRAFTS
+    )  # fmt: skip
+    if start < end:
         known = before > 0  # otherwise the slot holds another request's state
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
         tile = matrices_ptr + (slot * HEADS + head) * (DK * DV) + k_at[:, None] * DV + v_at[None, :]
         both = k_in[:, None] & v_in[None, :]
         matrix = tl.load(tile, mask=both & known, other=0.0)
         width = HEADS * DV + 2 * GROUPS * DK
         keys = HEADS * DV + head // (HEADS // GROUPS) * DK + k_at
-        last = end
         drafted = drafted_ptr + (slot * DRAFTS * HEADS + head) * (DK + DV + 1)
         if DRAFTS > 0:
             correct = drafted
-            for _ in range(repeated_drafts(held_ptr + slot, before, DRAFTS)):
+            for _ in range(repeated):
                 k = tl.load(correct + k_at, mask=k_in, other=0.0).to(tl.float32)
                 v = tl.load(correct + DK + v_at, mask=v_in, other=0.0).to(tl.float32)
                 step = time_step(tl.load(correct + DK + DV), bias)
                 matrix = tl.exp(step * rate) * matrix + (step * k)[:, None] * v[None, :]
                 correct += HEADS * (DK + DV + 1)
             tl.debug_barrier()  # other threads load the drafts that are replaced below
-            last += drafts_behind(emits_ptr, row, rows, DRAFTS)
         line = mixed_ptr + start.to(tl.int64) * width
         steps = steps_ptr + start.to(tl.int64) * stride + head
         gates = gates_ptr + start.to(tl.int64) * stride + head * DV + v_at
         results = out_ptr + (row if LAST_TOKENS else start).to(tl.int64) * (HEADS * DV) + head * DV + v_at
-        for token in range(start, last):
+        for token in range(start, end + behind):
             key = tl.load(line + keys, mask=k_in, other=0.0)
             q = tl.load(line + GROUPS * DK + keys, mask=k_in, other=0.0).to(tl.float32)
             value = tl.load(line + head * DV + v_at, mask=v_in, other=0.0)
@@ -142,10 +141,11 @@ def scan(
     *,
     rows: int,
     last_tokens_only: bool = False,
+    by_blocks: bool = False,
     pdl: bool = False,
 ) -> None:
     """Advance the states of all rows by their tokens, and compute the tokens' gated results. Results of drafts are computed in
-    the row of their request, and their own rows are skipped.
+    the row of their request, and their own rows are skipped. by_blocks: as in recurrence.py.
 
     mixed: [T, channels] of `convolve`: values, keys, queries.
     gates: [T, value_size], before their silu; steps: [T, heads], before their softplus. Rows of both have one stride.
@@ -170,13 +170,22 @@ def scan(
         *batch.declared(rows, "query_starts", "context_lengths", "row_slots", "emits"),
     )
     block_k, block_v = (max(16, triton.next_power_of_2(size)) for size in (key_dim, value_dim))
-    _scan[(rows, heads)](
-        mixed, gates, steps, *rates, matrices, drafted, held, out, batch.counts, batch.query_starts, batch.context_lengths,
-        batch.row_slots, batch.emits, gates.stride(0),
-        HEADS=heads, GROUPS=groups, DK=key_dim, DV=value_dim, BK=block_k, BV=block_v,
-        LAST_TOKENS=last_tokens_only, DRAFTS=drafts, PDL=pdl,
-        num_warps=max(1, min(8, block_k * block_v // 2048)), **launch.options(pdl),
+    inputs = mixed, gates, steps, *rates, matrices
+    others = (
+        held, out, batch.counts, batch.query_starts, batch.context_lengths, batch.row_slots, batch.emits, gates.stride(0),
     )  # fmt: skip
+    constants: dict[str, Any] = {"HEADS": heads, "GROUPS": groups, "DK": key_dim, "DV": value_dim, "BK": block_k}
+    constants |= {"LAST_TOKENS": last_tokens_only, "DRAFTS": drafts, "PDL": pdl, **launch.options(pdl)}
+    _scan[(rows, heads)](
+        *inputs, drafted, *others, **constants, BV=block_v, ROWS=SHORT if by_blocks else ALL,
+        num_warps=max(1, min(8, block_k * block_v // 2048)),
+    )  # fmt: skip
+    if by_blocks:
+        part = min(block_v, 64 if value_dim % 64 == 0 and block_k <= 128 else 32)
+        _scan_blocks[(rows, heads, triton.cdiv(value_dim, part))](
+            *inputs, *others, **constants, BV=part, BLOCK=SPACE_BLOCK,
+            num_warps=8, num_stages=1,
+        )  # fmt: skip
 
 
 @triton.jit

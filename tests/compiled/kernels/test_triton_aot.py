@@ -34,7 +34,8 @@ HOURS = 6 * 3600 if NIGHTLY else 900  # seconds; the whole takes some 7,000 kern
 OTHERS = (
     "embed rms_norm rope_and_cache last_tokens swiglu squared_relu softcap router gate_shared quantise_rows swiglu_rows "
     "write_logprobs place_pages keep_spilled latent_decode latent_prefill head_products rotate_and_cache "
-    "convolve recur scan norm_groups hold copy_states gate_output mix_inputs gate_inputs all_reduce gather_logits "
+    "convolve recur recur_blocks scan scan_blocks "
+    "norm_groups hold copy_states gate_output mix_inputs gate_inputs all_reduce gather_logits "
     "following_tokens choose_rows keep_rows take_drafts take_stream"
 )
 

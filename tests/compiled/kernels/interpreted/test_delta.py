@@ -9,12 +9,15 @@ from support.models.kernel_cases.delta_cases import (
     drafting_case,
     drawn_rows,
     gate_case,
+    long_rows,
     recurrence_case,
 )
 from support.models.kernel_cases.space_cases import group_norm_case, scan_case
 
 from blinkpy.kernels.delta import short_convolution, state_copies
+from blinkpy.kernels.delta.delta_blocks import DELTA_BLOCK
 from blinkpy.kernels.delta.recurrence import DeltaSizes
+from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK
 from blinkpy.kernels.delta.state_space import SpaceSizes
 
 CPU = "cpu"
@@ -58,6 +61,50 @@ def test_states_follow_correct_drafts(
 @pytest.mark.parametrize("last_tokens_only", [False, True])
 def test_state_space(sizes: SpaceSizes, last_tokens_only: bool, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
     scan_case(rng, CPU, either_dtype, drawn_rows(rng, 9), sizes, last_tokens_only=last_tokens_only)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "decays"),
+    [(DeltaSizes(1, 2, 16, 24), "strong"), (DeltaSizes(1, 2, 20, 16), "mixed"), (DeltaSizes(1, 1, 128, 128), "drawn")],
+)
+@pytest.mark.parametrize("alike", [False, True])
+def test_recurrence_by_blocks(
+    sizes: DeltaSizes, decays: str, alike: bool, either_dtype: torch.dtype, rng: np.random.Generator
+) -> None:  # fmt: skip
+    """As precise as token by token, from the same inputs."""
+    rows, seed = long_rows(rng, DELTA_BLOCK), int(rng.integers(2**31))
+    how = {"last_tokens_only": bool(rng.integers(2)), "decays": decays if rng.integers(2) else "weak", "alike": alike}
+    errors = [
+        recurrence_case(np.random.default_rng(seed), CPU, either_dtype, rows, sizes, by_blocks=by_blocks, **how)
+        for by_blocks in (False, True)
+    ]
+    assert_as_precise(*errors)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "decays"),
+    [
+        (SpaceSizes(4, 2, 16, 24), "strong"),
+        (SpaceSizes(2, 1, 20, 16), "mixed"),
+        (SpaceSizes(1, 1, 128, 80), "weak"),
+        (SpaceSizes(1, 1, 256, 64), "drawn"),
+    ],
+)
+def test_state_space_by_blocks(sizes: SpaceSizes, decays: str, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
+    rows, seed = long_rows(rng, SPACE_BLOCK), int(rng.integers(2**31))
+    how = {"last_tokens_only": bool(rng.integers(2)), "decays": decays}
+    errors = [
+        scan_case(np.random.default_rng(seed), CPU, either_dtype, rows, sizes, by_blocks=by_blocks, **how)
+        for by_blocks in (False, True)
+    ]
+    assert_as_precise(*errors)
+
+
+def assert_as_precise(by_tokens: tuple[float, float], by_blocks: tuple[float, float]) -> None:
+    """Errors of results and states, relative to the largest number: not beyond twice those of the other way, or single bits."""
+    print(by_tokens, by_blocks)
+    for before, after in zip(by_tokens, by_blocks, strict=True):
+        assert after < max(2 * before, 2e-6)
 
 
 @pytest.mark.parametrize(("groups", "size"), [(1, 64), (3, 33), (2, 31)])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
-from support.models.kernel_cases.delta_cases import hold_case
+from support.models.kernel_cases.delta_cases import Rows, hold_case, recurrence_case
 from support.models.kernel_cases.draft_cases import following_case, keep_case, stream_case, take_case
 from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case, shared_gate_case
 from support.models.kernel_cases.kernel_inputs import draw, header, ints
@@ -29,11 +29,14 @@ from support.models.kernel_cases.layer_cases import (
 )
 from support.models.kernel_cases.linear_cases import linear_case
 from support.models.kernel_cases.sampling_cases import sampling_case
+from support.models.kernel_cases.space_cases import scan_case
 from triton.runtime.interpreter import InterpretedFunction
 
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention_variants import PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages
+from blinkpy.kernels.delta.recurrence import DeltaSizes
+from blinkpy.kernels.delta.state_space import SpaceSizes
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEAR
 from blinkpy.kernels.linear.linear_variants import LinearCase
@@ -90,6 +93,12 @@ def launches() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 # ---- layers ------------------------------------------------------------------------------------------------------------
+
+
+def by_blocks(rng: Rng, dtype: torch.dtype, tokens: int, case: Any, sizes: DeltaSizes | SpaceSizes) -> None:
+    """A chunk of a prompt, and decode rows."""
+    rows = Rows([tokens, 1, 1, 1], [bool(rng.integers(2)), False, True, False], [3, 0, 6, 1])
+    case(rng, CPU, dtype, rows, sizes, last_tokens_only=bool(rng.integers(2)), by_blocks=True)
 
 
 def quantised(rng: Rng, dtype: torch.dtype, width: int) -> None:
@@ -264,6 +273,13 @@ BLOCKS = (
     Block("_sample_tokens", "BLOCK", "vocabulary", sampled, most=700),
     Block("_write_logprobs", "BLOCK", "vocabulary", sampled, most=700),
     Block("_following_tokens", "BLOCK", "tokens", lambda rng, dtype, n: following_case(rng, CPU, n)),
+    Block(
+        "_recur_blocks",
+        "BLOCK",
+        "tokens",
+        lambda rng, dtype, n: by_blocks(rng, dtype, n, recurrence_case, DeltaSizes(1, 2, 16, 24)),
+    ),
+    Block("_scan_blocks", "BLOCK", "tokens", lambda rng, dtype, n: by_blocks(rng, dtype, n, scan_case, SpaceSizes(2, 1, 16, 24))),
     Block("_hold", "BLOCK", "rows", lambda rng, dtype, n: hold_case(rng, CPU, n)),
     Block("_keep_rows", "BLOCK", "hidden", _sized(keep_case, "hidden"), start=2048),
     Block("_take_drafts", "BLOCK", "vocabulary", drafts_taken, start=4096, most=9000),
@@ -272,7 +288,7 @@ BLOCKS = (
 """Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
 
 ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states", "BLOCK"), ("_norm_groups", "BLOCK")}
-ELSEWHERE |= {("_recur", "HEADS"), ("_scan", "HEADS")}
+ELSEWHERE |= {(name, "HEADS") for name in ("_recur", "_scan", "_recur_blocks", "_scan_blocks")}
 """Constants with sizes on both sides in test_delta.py; HEADS are numbers of heads."""
 ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
 """Constants with sizes on both sides in test_all_reduce.py."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from blinkpy.kernels.activation import gate_output
-from blinkpy.kernels.delta.drafted_rows import hold
+from blinkpy.kernels.delta.drafted_rows import FEWEST, hold
 from blinkpy.kernels.delta.recurrence import DeltaSizes, DraftedStates, recur
 from blinkpy.kernels.delta.short_convolution import convolve
 from blinkpy.kernels.delta.state_copies import copy_states
@@ -119,9 +119,34 @@ def reference(
     return out.reshape(len(mixed), -1), state
 
 
+def long_rows(rng: np.random.Generator, block: int) -> Rows:
+    """Rows on both sides of the fewest tokens, and of the borders, of blocks of tokens. block: its tokens."""
+    few, most = int(FEWEST), 3 * block
+    edges = [few - 1, few, few + 1, block - 1, block, block + 1, 2 * block, 2 * block + 1]
+    counts = [*rng.choice(edges, 2).tolist(), int(rng.integers(few, most)), int(rng.integers(1, most))]
+    return Rows(
+        rng.permutation(counts).tolist(),
+        rng.permutation([True, False, True, False]).tolist(),
+        rng.permutation(SLOTS)[:4].tolist(),
+    )
+
+
+LOG_RATES = {"drawn": 0.0, "strong": 5.0, "weak": -30.0, "mixed": 0.0}
+"""Added to the logarithms of rates. Strong decays underflow, weak ones are 1; mixed ones are of both kinds."""
+
+
+def drawn_rates(rng: np.random.Generator, decays: str, projected: torch.Tensor) -> None:
+    """Change the projected rates of some tokens, in place, so that a strong decay is next to one near 1."""
+    if decays == "mixed":
+        chosen = torch.from_numpy(rng.random(projected.shape) < 0.3).to(projected.device)
+        projected += torch.where(chosen, 60.0, -6.0).to(projected.dtype)
+
+
 def recurrence_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: DeltaSizes, *, last_tokens_only: bool
-) -> None:  # fmt: skip
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: DeltaSizes, *, last_tokens_only: bool,
+    by_blocks: bool = False, decays: str = "drawn", alike: bool = False,
+) -> tuple[float, float]:  # fmt: skip
+    """decays: of LOG_RATES. alike: keys are nearly equal, strengths nearly 1. Returns the largest errors: results, states."""
     keys, heads, dk, dv = sizes
     tokens, size = rows.starts[-1] + 2, heads * dv
 
@@ -130,8 +155,12 @@ def recurrence_case(
 
     mixed, both, strengths = draw(tokens, 2 * keys * dk + size), draw(tokens, size + 8), draw(tokens, 2 * heads)
     strengths[0, heads] = 30.0  # its softplus is itself
+    drawn_rates(rng, decays, strengths[:, heads:])
+    if alike:
+        mixed[:, keys * dk : 2 * keys * dk] = draw(1, keys * dk) + 0.01 * draw(tokens, keys * dk)
+        strengths[:, :heads] = 6.0
     gates, norm = both[:, 8:], draw(dv)
-    rates = draw(heads, dtype=torch.float32), draw(heads, dtype=torch.float32)
+    rates = draw(heads, dtype=torch.float32) + LOG_RATES[decays], draw(heads, dtype=torch.float32)
     matrices = draw(SLOTS, heads, dk, dv, dtype=torch.float32)
     before = numbers(matrices)
     for slot, fresh in zip(rows.slots, rows.fresh, strict=True):
@@ -142,19 +171,21 @@ def recurrence_case(
     drafted, held = draw(SLOTS, 0, heads, dk + dv + 2), torch.zeros(SLOTS, dtype=torch.int32, device=device)
     recur(
         sizes, mixed, gates, strengths, rates, (norm, EPS), DraftedStates(matrices, drafted, held), rows.view(6, device), out,
-        rows=6, last_tokens_only=last_tokens_only,
+        rows=6, last_tokens_only=last_tokens_only, by_blocks=by_blocks,
     )  # fmt: skip
-    limit = 2e-5 if dtype == torch.float32 else 1e-2
+    limit, errors = 2e-5 if dtype == torch.float32 else 1e-2, (list[float](), list[float]())
     for row, slot in enumerate(rows.slots):
         some = slice(*rows.starts[row : row + 2])
         given = [numbers(tensor[some]) for tensor in (mixed, gates, strengths)]
         wanted, state = reference(sizes, *given, [numbers(rate) for rate in rates], numbers(norm), before[slot].copy())
         found = out[row : row + 1] if last_tokens_only else out[some]
-        assert relative(found, wanted[-1:] if last_tokens_only else wanted) < limit
-        assert relative(matrices[slot], state) < 2e-5
+        errors[0].append(relative(found, wanted[-1:] if last_tokens_only else wanted))
+        errors[1].append(relative(matrices[slot], state))
+    assert max(errors[0]) < limit and max(errors[1]) < 2e-5, errors
     others = [slot for slot in range(SLOTS) if slot not in rows.slots]
     assert np.array_equal(numbers(matrices[others]), before[others])
     assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
+    return max(errors[0]), max(errors[1])
 
 
 class Drafting(NamedTuple):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from support.models.kernel_cases.delta_cases import EPS, SLOTS, Rows, numbers, relative, silu
+from support.models.kernel_cases.delta_cases import EPS, LOG_RATES, SLOTS, Rows, drawn_rates, numbers, relative, silu
 
 from blinkpy.kernels.delta.recurrence import DraftedStates
 from blinkpy.kernels.delta.state_space import SpaceRates, SpaceSizes, norm_groups, scan
@@ -26,9 +26,10 @@ def reference(
 
 
 def scan_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: SpaceSizes, *, last_tokens_only: bool
-) -> None:  # fmt: skip
-    """Inputs of earlier chunks, and stale states of other requests."""
+    rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: SpaceSizes, *, last_tokens_only: bool,
+    by_blocks: bool = False, decays: str = "drawn",
+) -> tuple[float, float]:  # fmt: skip
+    """Inputs of earlier chunks, and stale states of other requests. Arguments and result as of recurrence_case."""
     heads, groups, dk, dv = sizes
     tokens, size = rows.starts[-1] + 2, heads * dv
 
@@ -38,7 +39,9 @@ def scan_case(
     mixed, both = draw(tokens, size + 2 * groups * dk), draw(tokens, 8 + size + heads)
     gates, steps = both[:, 8 : 8 + size], both[:, 8 + size :]
     steps[0, 0] = 30.0  # its softplus is itself
-    rates = SpaceRates(*(draw(heads, dtype=torch.float32) for _ in range(3)))
+    drawn_rates(rng, decays, steps)
+    log_rates, biases, skips = (draw(heads, dtype=torch.float32) for _ in range(3))
+    rates = SpaceRates(log_rates + LOG_RATES[decays], biases, skips)
     matrices = draw(SLOTS, heads, dk, dv, dtype=torch.float32)
     before = numbers(matrices)
     for slot, fresh in zip(rows.slots, rows.fresh, strict=True):
@@ -49,19 +52,21 @@ def scan_case(
     drafted, held = draw(SLOTS, 0, heads, dk + dv + 1), torch.zeros(SLOTS, dtype=torch.int32, device=device)
     scan(
         sizes, mixed, gates, steps, rates, DraftedStates(matrices, drafted, held), rows.view(6, device), out,
-        rows=6, last_tokens_only=last_tokens_only,
+        rows=6, last_tokens_only=last_tokens_only, by_blocks=by_blocks,
     )  # fmt: skip
-    limit = 2e-5 if dtype == torch.float32 else 1e-2
+    limit, errors = 2e-5 if dtype == torch.float32 else 1e-2, (list[float](), list[float]())
     for row, slot in enumerate(rows.slots):
         some = slice(*rows.starts[row : row + 2])
         given = [numbers(tensor[some]) for tensor in (mixed, gates, steps)]
         wanted, state = reference(sizes, *given, [numbers(rate) for rate in rates], before[slot].copy())
         found = out[row : row + 1] if last_tokens_only else out[some]
-        assert relative(found, wanted[-1:] if last_tokens_only else wanted) < limit
-        assert relative(matrices[slot], state) < 2e-5
+        errors[0].append(relative(found, wanted[-1:] if last_tokens_only else wanted))
+        errors[1].append(relative(matrices[slot], state))
+    assert max(errors[0]) < limit and max(errors[1]) < 2e-5, errors
     others = [slot for slot in range(SLOTS) if slot not in rows.slots]
     assert np.array_equal(numbers(matrices[others]), before[others])
     assert bool(out[4 if last_tokens_only else rows.starts[-1] :].isnan().all())
+    return max(errors[0]), max(errors[1])
 
 
 def group_norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, *, groups: int, size: int) -> None:
