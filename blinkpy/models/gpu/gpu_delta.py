@@ -45,7 +45,7 @@ def launch_delta(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     recur(
         DeltaSizes(*delta[:4]), mixed, gates, scores, rates, (norm, model.norm.eps),
         DraftedStates(states.matrices, states.drafted, held), view, out,
-        rows=shape.rows, last_tokens_only=last_tokens_only, by_blocks=_by_blocks(decoder, shape), pdl=pdl,
+        rows=shape.rows, last_tokens_only=last_tokens_only, by_blocks=by_blocks(decoder, shape), pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -96,14 +96,14 @@ def launch_space(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
     scan(
         SpaceSizes(*space[:4]), mixed, gates, steps,
         SpaceRates(log_rates, biases, skips), DraftedStates(own.matrices, own.drafted, states.held), view, out,
-        last_tokens_only=last_tokens_only, by_blocks=_by_blocks(decoder, shape), **batch,
+        last_tokens_only=last_tokens_only, by_blocks=by_blocks(decoder, shape), **batch,
     )  # fmt: skip
     if norm is not None:
         norm_groups(out, norm, decoder.model.norm.eps, decoder.stream.counts, groups=space.groups, pdl=pdl)
     return out
 
 
-def _by_blocks(decoder: Any, shape: StepShape) -> bool:
+def by_blocks(decoder: Any, shape: StepShape) -> bool:
     """Whether chunks of prompts are computed by blocks of tokens. A batch-invariant result must not depend on their borders, and
     float32 serves comparisons.
     """

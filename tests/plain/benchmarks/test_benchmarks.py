@@ -26,6 +26,7 @@ TARGETS = {  # of a smoke run
     "parts.placement_choice": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
+    "parts.recurrent_prompts": 0,
     "parts.request_costs": 1,
 }
 
