@@ -18,7 +18,7 @@ STEPS = HERE / "interpreted" / "test_gpu_step.py"
 def test_kernels_in_the_interpreter(part: str, seed: int, left_out: Callable[[str], None]) -> None:
     if os.environ.get("BLINKPY_PROFILE") != "nightly":
         omitted = {
-            "steps": "half to eight ninths of the steps of a kind",
+            "steps": "half to sixteen seventeenths of the steps of a kind",
             "kernels": "most cases of experts and of ranks, and one dtype of each case of experts and attention",
         }
         left_out(f"{omitted[part]}, with seed {seed}")

@@ -15,7 +15,7 @@ from support.models.kernel_cases.block_edges import BLOCKS, ELSEWHERE, PRODUCTS,
 import blinkpy.kernels
 
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
-PRODUCT_CASES = 12  # of a run
+PRODUCT_CASES = 6  # of a run
 
 
 def constants() -> Iterator[tuple[str, str]]:

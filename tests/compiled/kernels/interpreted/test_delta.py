@@ -1,5 +1,7 @@
 """Kernels of gated delta nets in the interpreter, against a recurrence in float64 by NumPy."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK
 from blinkpy.kernels.delta.state_space import SpaceSizes
 
 CPU = "cpu"
+STEPS = 20 if os.environ.get("BLINKPY_PROFILE") == "nightly" else 8  # with drafts
 
 
 @pytest.mark.parametrize(("channels", "taps", "longest"), [(24, 4, 3), (short_convolution.CHANNELS, 2, 17), (130, 4, 33)])
@@ -54,7 +57,7 @@ def test_recurrence(sizes: DeltaSizes, last_tokens_only: bool, either_dtype: tor
 def test_states_follow_correct_drafts(
     sizes: DeltaSizes, taps: int, drafts: int, either_dtype: torch.dtype, rng: np.random.Generator
 ) -> None:
-    assert drafting_case(rng, CPU, either_dtype, sizes, taps=taps, drafts=drafts, steps=20) > 0
+    assert drafting_case(rng, CPU, either_dtype, sizes, taps=taps, drafts=drafts, steps=STEPS) > 0
 
 
 @pytest.mark.parametrize("sizes", [SpaceSizes(4, 2, 16, 24), SpaceSizes(3, 1, 20, 16)])

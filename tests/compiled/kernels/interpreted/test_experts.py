@@ -15,7 +15,7 @@ BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 SMALL = [(name, case) for name, variant in VARIANTS.items() for case in variant.cases if not case.large]
 
 
-@pytest.mark.parametrize(("name", "case"), part_of(SMALL))
+@pytest.mark.parametrize(("name", "case"), part_of(SMALL, 6))
 def test_experts(rng: np.random.Generator, either_dtype: torch.dtype, name: str, case: ExpertCase) -> None:
     experts_case(rng, "cpu", either_dtype, name, case)
 

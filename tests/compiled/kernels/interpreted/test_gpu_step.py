@@ -19,7 +19,7 @@ from support.models.eagle_heads import save_head
 from support.models.fp8_checkpoints import compressed, save_fp8
 from support.models.packed_checkpoints import FORMS, packed_weights, save_packed
 from support.models.redrawn_cases import redrawn_at_ties
-from support.part_of_cases import one_kind_of_each, part_of
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -37,7 +37,7 @@ SEED = int(os.environ["BLINKPY_SEED"])  # set by conftest.py
 TABLES = {name: getattr(step_cases, f"{name}_TABLE") for name in ("SPLIT", "CUBLAS", "TMA")} | {"default": LinearTable()}
 
 
-@pytest.mark.parametrize("table", part_of(TABLES, 2))
+@pytest.mark.parametrize("table", part_of(TABLES, 4))
 @redrawn_at_ties
 def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     dtype, limit = (torch.bfloat16, 3e-2) if table == "TMA" else (torch.float32, 1e-4)
@@ -108,7 +108,7 @@ MIXED_STEPS = [  # model, rows, steps
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 9))
+@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 17))
 @redrawn_at_ties
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
@@ -139,7 +139,7 @@ DRAFTED_OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "invariant": {"invari
     ("name", "steps", "options"),
     [
         pytest.param(*of_model, DRAFTED_OPTIONS[how], id=f"{of_model[0]}-{how}")
-        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 8)  # each run has each of the options
+        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 13)  # each run has each of the options
     ],
 )
 @redrawn_at_ties
@@ -167,7 +167,7 @@ DRAFTING_MODELS = ["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]
     ("name", "options"),
     [
         pytest.param(name, LAYER_OPTIONS[how], id=f"{name}-{how}")
-        for name, how in one_kind_of_each(DRAFTING_MODELS, list(LAYER_OPTIONS))
+        for name, how in part_of(product(DRAFTING_MODELS, LAYER_OPTIONS), 9)
     ],
 )
 @redrawn_at_ties

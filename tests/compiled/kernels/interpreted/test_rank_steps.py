@@ -53,7 +53,7 @@ def on_ranks(rng: np.random.Generator, folder: Path, ranks: int, **options: Any)
     return made
 
 
-CHOSEN = part_of(CASES, 6)
+CHOSEN = part_of(CASES, 9)
 
 
 @pytest.mark.parametrize(("name", "ranks", "config"), CHOSEN, ids=[name for name, *_ in CHOSEN])

@@ -217,8 +217,9 @@ class Drafting(NamedTuple):
 def drafting_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, sizes: DeltaSizes, *, taps: int, drafts: int, steps: int
 ) -> int:
-    """Steps of several requests, some with drafts, of which the next step knows how many were correct. Returns the number of
-    correct drafts. The results of all tokens and drafts are those of a recurrence over the correct tokens alone.
+    """Steps of several requests, some with drafts, of which the next step knows how many were correct; more of them until one
+    draft was correct. Returns the number of correct drafts. The results of all tokens and drafts are those of a recurrence over
+    the correct tokens alone.
     """
     keys, heads, dk, dv = sizes
     channels, size = 2 * keys * dk + heads * dv, heads * dv
@@ -235,7 +236,9 @@ def drafting_case(
     slots = rng.permutation(SLOTS)[:3].tolist()
     known = [Drafting(numbers(weights), [numbers(rate) for rate in rates], numbers(norm), [], [], [], []) for _ in slots]
     correct = 0
-    for step in range(steps):
+    for step in range(4 * steps):
+        if step >= steps and correct > 0:
+            break
         mixed_step = step == 0 or bool(rng.random() < 0.3)
         counts = [int(rng.integers(1, 5)) if mixed_step else 1 for _ in slots]
         behind = [0 if mixed_step else int(rng.integers(0, drafts + 1)) for _ in slots]
