@@ -3,9 +3,12 @@
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from fcntl import LOCK_EX, flock
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -74,6 +77,21 @@ def pytest_report_header() -> str:
     return f"random inputs: BLINKPY_SEED={SEED}"
 
 
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Among the processes that share the tests: the first one compiles what the file needs, and the others load it."""
+    with path.open() as file:
+        flock(file, LOCK_EX)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each test module is rewritten once, not in each process: half of the time of a collection."""
+    with one_at_a_time(collector.path) if isinstance(collector, pytest.Module) else nullcontext():
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported out of all later collections."""
     gc.freeze()
@@ -81,8 +99,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Run the tests of LONGEST first, and distribute the waiting tests of front ends among the tests that compute."""
+    with one_at_a_time(Path(__file__)):  # Hypothesis reads and keeps the constants of all modules
+        yield
     if config.getoption("seeds") > 1:
         items[:] = [item for item in items if "seed" in getattr(item, "fixturenames", ())]
     files = list(dict.fromkeys(item.path for item in items))
