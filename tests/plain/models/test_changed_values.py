@@ -78,7 +78,7 @@ def own_logits(folder: Path, tokens: list[int], rng: np.random.Generator) -> np.
     return np.asarray(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
 
 
-@pytest.mark.parametrize("name", part_of(MODELS, 12))
+@pytest.mark.parametrize("name", part_of(MODELS, 20))
 def test_a_changed_value_is_refused_or_has_its_effect(name: str, tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     tokens, outcomes, wrong = rng.integers(0, VOCAB, LENGTH).tolist(), Counter[str](), list[str]()
     for number, change in enumerate(changes(make_model(name, seed).config.to_dict())):
