@@ -2,10 +2,10 @@
 
     python -m benchmarks.parts.recurrent_prompts --models ibm-granite/granite-4.0-h-tiny
 
-A layer is the recurrence of gated delta nets or of state spaces, at published sizes, with random inputs in bfloat16. The norm or the
-gate of its results is part of it. Both ways compute the same new sequences, and their results must agree. Times are medians by CUDA
-events. Whole models have random weights, and each way has its own engine. Its step graphs are replayed on batches made by hand, as in
-whole_steps. A model's prompts share one step of at most 8,192 tokens; larger sizes are left out.
+A layer is the recurrence of gated delta nets or of state spaces, at published sizes, with random inputs in bfloat16. The norm or
+the gate of its results is part of it. Both ways compute the same new sequences, and their results must agree. Times are medians
+by CUDA events. Whole models have random weights, and each way has its own engine. Its step graphs are replayed on batches made by
+hand, as in whole_steps. A model's prompts share one step of at most 8,192 tokens; larger sizes are left out.
 
 us, ms: a layer's or step's time. tokens_per_s: tokens divided by it.
 
@@ -208,10 +208,11 @@ def benchmark(run: Run) -> None:
         each = f"{one['tokens_per_s']:,}", f"{other['tokens_per_s']:,}", f"{one['us'] / other['us']:.1f}"
         rows.append([name, str(count), f"{length:,}", *each])
     models: dict[str, Any] = {}
-    if options.models and not options.smoke:
+    chosen = [hub_id for hub_id in options.models if hub_id and not options.smoke]
+    if chosen:
         from benchmarks.common.random_engines import one_by_one
 
-        keys = [(hub_id, way) for hub_id in options.models for way in WAYS]
+        keys = [(hub_id, way) for hub_id in chosen for way in WAYS]
         for (hub_id, way), steps in one_by_one(keys, lambda key: measured_model(key[0], WAYS[key[1]], run)):
             models.setdefault(hub_id, {})[way] = steps
     for hub_id, ways in models.items():
@@ -229,7 +230,7 @@ if __name__ == "__main__":
         benchmark,
         lengths=Flag((128, 1024, 8192), "tokens of each prompt", (17, 70)),
         sequences=Flag((1, 8), "prompts in a step", (1, 2)),
-        models=Flag(("ibm-granite/granite-4.0-h-tiny", "Qwen/Qwen3.6-35B-A3B"), "whole models, by their ids", ("",)),
+        models=Flag(("ibm-granite/granite-4.0-h-tiny", "Qwen/Qwen3.6-35B-A3B"), 'whole models, by their ids; "" for none'),
         quantization=Flag("auto", "of the models"),
         repeats=Flag(20, "launches of a layer", 1),
         seconds=Flag(0.5, "for which each step is replayed"),
