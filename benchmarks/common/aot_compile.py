@@ -4,7 +4,8 @@ Steps of published models are launched in every form that is served (aot_models.
 (aot_cases.py). Tensors are meta tensors: shapes without memory. A stand-in replaces Triton's driver and names only the target.
 So each launch is specialised exactly as by the JIT (alignment, arguments equal to 1) and recorded, but not started. Each
 distinct kernel is compiled once. `python -m benchmarks.common.aot_compile` prints a JSON object for each kernel, also for a
-kernel that does not compile. With `--sample SEED`, it compiles a sample that has each flag of each kernel (aot_sample.py).
+kernel that does not compile. With `--sample SEED`, it compiles a sample that has each kernel and half of the flags' values
+(aot_sample.py).
 """
 
 import argparse
@@ -28,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks.common.aot_cases import case_launches
 from benchmarks.common.aot_models import all_forms, steps_of
 from benchmarks.common.aot_needs import LONG, MORE_SHARED, MOST_SHARED, formula
-from benchmarks.common.aot_sample import AskedFor, asked_for, choose, drawn_steps
+from benchmarks.common.aot_sample import AskedFor, asked_for, choose, drawn_facts, drawn_steps
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 
 CAPABILITY = 90
@@ -240,12 +241,12 @@ def record_steps(gate: Gate, steps: Iterable[Any]) -> None:
 
 
 def sampled(seed: int) -> tuple[list[Recorded], list[Variant]]:
-    """A sample of all kernels, with each flag of each kernel; and the launches that raised an error."""
+    """A sample of all kernels, with each of them; and the launches that raised an error."""
     gate = Gate()
     for label, launch in case_launches():
         gate.record(label, launch)
     record_steps(gate, drawn_steps(all_forms(), seed))
-    chosen = choose({key: recorded.asked for key, recorded in gate.recorded.items()}, seed)
+    chosen = choose(drawn_facts({key: recorded.asked for key, recorded in gate.recorded.items()}, seed), seed)
     left = len(gate.recorded) - len(chosen)
     print(f"{left} of {len(gate.recorded)} kernels of drawn steps left out, with seed {seed}", file=sys.stderr)
     return [recorded for key, recorded in gate.recorded.items() if key in chosen], gate.refused
@@ -281,7 +282,7 @@ def _compiled_at(index: int) -> Variant:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, metavar="SEED", help="a sample, with each flag of each kernel")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="a sample, with each kernel")
     parser.add_argument("--processes", type=int, default=1, help="that compile, at the same time")
     options = parser.parse_args()
     wanted, refused = every() if options.sample is None else sampled(options.sample)

@@ -1,9 +1,9 @@
 """The selection of kernels to compile, if not all requested kernels are compiled.
 
 A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. The
-sizes of a model's layers rarely do. A sample has each *fact*: each value of each flag of each kernel, and each kernel
-with defaults and with each table that has entries for it. A seed draws the models whose steps are examined, and
-further kernels: successive runs cover all.
+sizes of a model's layers rarely do. A sample asks for *facts* and has each of them: each kernel with defaults and with each
+table that has entries for it, and half of the flags' values. A seed draws these values, the models whose steps are
+examined, and further kernels. Successive runs cover all.
 """
 
 import random
@@ -25,6 +25,7 @@ FLAGS = ("SCALES", "SWIGLU")  # numbers that select one of a few algorithms of a
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: the contents of configuration files
 MOST = 84  # kernels of a sample
 DRAWN_STEPS = 3  # of STEPS, for each model class in each form
+FLAGS_SHARE = 0.5  # of the values of flags that a sample asks for
 DRAWN = 8  # the candidate with most new choices is taken
 
 Fact = tuple[Any, ...]
@@ -80,6 +81,20 @@ def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
             form = draw.choice(group)
             for shape, at in product([shape for shape in STEPS if not shape.whole], ("", gpu)):
                 yield MetaStep(form, shape, at)
+
+
+def drawn_facts(asked: dict[str, AskedFor], seed: int) -> dict[str, AskedFor]:
+    """The same kernels with the facts that a sample asks for. The values of flags that it does not ask for are among the other
+    choices."""
+    draw = random.Random(seed)
+    flags = sorted({fact for one in asked.values() for fact in one.facts if _of_flag(fact)}, key=repr)
+    left = frozenset(fact for fact in flags if draw.random() >= FLAGS_SHARE)
+    return {key: one._replace(facts=one.facts - left, others=one.others | (one.facts & left)) for key, one in asked.items()}
+
+
+def _of_flag(fact: Fact) -> bool:
+    """Whether a fact is a kernel's value of a flag: (kernel, (flag, ...), value)."""
+    return len(fact) == 3 and isinstance(fact[1], tuple)
 
 
 def choose(asked: dict[str, AskedFor], seed: int) -> set[str]:

@@ -1,7 +1,7 @@
 """Every Triton kernel variant compiles for sm_90 within the limits, in its own process (it replaces Triton's driver).
 
-A fresh sample is compiled, which has each flag of each kernel; with BLINKPY_PROFILE=nightly every kernel of every published model
-in every form.
+A fresh sample is compiled, which has each kernel, and half of the values of their flags; with BLINKPY_PROFILE=nightly every
+kernel of every published model in every form.
 """
 
 import json
@@ -21,7 +21,7 @@ import pytest
 from benchmarks.common.aot_compile import Variant
 from benchmarks.common.aot_models import Form, forms_of, published
 from benchmarks.common.aot_needs import formula
-from benchmarks.common.aot_sample import MOST, AskedFor, choose
+from benchmarks.common.aot_sample import MOST, AskedFor, choose, drawn_facts
 from benchmarks.common.aot_walk import Walk, walk
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
@@ -67,6 +67,11 @@ def test_a_sample_has_each_fact_and_draws_others(seed: int, rng: np.random.Gener
     assert frozenset().union(*(asked[key].facts for key in chosen)) == frozenset().union(*(a.facts for a in asked.values()))
     assert len(chosen) == MOST
     assert choose(asked, seed) == chosen != choose(asked, seed + 1)
+    flags = {key: AskedFor(key, frozenset({("kernel",), ("kernel", ("FLAG",), key)})) for key in asked}
+    drawn = [drawn_facts(flags, seed + run) for run in range(40)]
+    assert all(("kernel",) in one.facts and flags[key].facts == one.facts | one.others for of in drawn for key, one in of.items())
+    assert all(sum(len(one.facts) == 2 for one in of.values()) in range(100, 200) for of in drawn), "half of the flags"
+    assert all(any(len(of[key].facts) == 2 for of in drawn) for key in flags), "runs after each other ask for all"
     many = {key: AskedFor(key, frozenset({(key,)})) for key in asked}
     assert choose(many, seed) == many.keys(), "a fact is never left out"
     assert frozenset().union(*(choose(asked, seed + run) for run in range(40))) == asked.keys(), "runs after each other see all"
