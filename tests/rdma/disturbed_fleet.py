@@ -16,7 +16,6 @@ import re
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from typing import Any
 import httpx
 from rdma import wire
 from rdma.forked_engines import ForkedEngine
-from rdma.processes import counter, free_address, frontends
+from rdma.processes import ADDRESS, counter, free_address, frontends
 from support.commands import START_S, Command
 from support.waiting import wait_for
 
@@ -41,7 +40,7 @@ PAUSE_S = 0.5, 4.0  # between two disturbances, with both engines up
 CALM_S = 20.0  # undisturbed, before all disturbances
 ENGINE_TIMEOUT_S, LEASE_S, ANSWER_S, REST_S = 10, 10, 240, 60
 ENGINE = (
-    "--transport", "rdma", "--null-step-us", "100000", "--max-model-len", "512", "--shutdown-s", "0",
+    "--transport", "rdma", "--device", "null", "--null-step-us", "100000", "--max-model-len", "512", "--shutdown-s", "0",
     "--lease-ms", str(LEASE_S * 1000), "--insecure-link",
 )  # fmt: skip
 FRONT_END = (
@@ -171,14 +170,14 @@ class DisturbedFleet:
         return [int(value) for value in re.findall(rf"^blinkpy_{name}(?:\{{[^}}]*\}})? (\d+)$", text, re.M)]
 
     def said(self) -> str:
-        return "".join(self._front.said[-30:]) + "".join(engine.said()[-2000:] for engine in self.engines)
+        return "".join(self._front.said[-30:]) + "".join("".join(engine.said[-20:]) for engine in self.engines)
 
     def wait_until_up(self) -> None:
         wait_for(lambda: self.metric("each_engine_up") == [1, 1], START_S, self.said)
 
     def replace(self, number: int) -> None:
-        self.engines[number] = start_engine(self._options[number])
-        self.engines[number].wait_until_ready()
+        self.engines[number] = ForkedEngine(*self._options[number])
+        self.engines[number].find(ADDRESS)
 
     def disturb(self, kind: str, draw: random.Random, streams: Streams) -> Disturbance:
         """An engine, and then mend it; returns once both serve again."""
@@ -216,10 +215,6 @@ class DisturbedFleet:
             assert not sum(self.metric(what)), f"{what}: {self.metric(what)}"
 
 
-def start_engine(options: tuple[str, ...]) -> ForkedEngine:
-    return ForkedEngine(*options, log=Path(tempfile.mkstemp(prefix="engine-", suffix=".log")[1]))
-
-
 @contextlib.contextmanager
 def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
     near, far = wire.ENDS
@@ -229,16 +224,16 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
         ("--listen", address, "--name", name, "--rdma-device", end.device, *ENGINE)
         for address, name, end in zip(addresses, names, wire.ENDS, strict=True)
     ]
-    engines = [start_engine(own) for own in options]
+    engines = [ForkedEngine(*own) for own in options]
     try:
         reached = (word for address in addresses for word in ("--engine", address))
         with frontends(1, *FRONT_END, "--rdma-device", near.device, *reached) as ((front, client),):
             for engine in engines:
-                engine.wait_until_ready()
+                engine.find(ADDRESS)
             fleet = DisturbedFleet(front, client.base_url, options, names, engines)
             fleet.wait_until_up()
             yield fleet, client.base_url
-        assert [engine.end() for engine in engines] == [0, 0], "".join(engine.said() for engine in engines)
+        assert [engine.end() for engine in engines] == [0, 0], "".join(line for engine in engines for line in engine.said)
         left = [path.name for path in Path("/dev/shm").glob("blinkpy*") if any(name in path.name for name in names)]
         assert not left, left
     finally:

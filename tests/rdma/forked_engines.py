@@ -1,8 +1,7 @@
-"""Engines with the null device as processes that are forked from one with all code in memory.
+"""`blinkpy engine` in processes that are forked from one with all code in memory.
 
 In the virtual machine an engine that is started by its command takes half a minute, most of it for imports and
-compiled code. A test that kills hundreds of them has no time for that: a forked engine is ready after two or
-three seconds.
+compiled code. A forked engine is ready after two or three seconds.
 """
 
 import contextlib
@@ -11,55 +10,73 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from pathlib import Path
+from multiprocessing.connection import Connection
 
-from rdma.processes import ADDRESS
-from support.waiting import wait_for
+from support.commands import START_S
+from support.waiting import BUSY_S, wait_for
 
-READY_S, END_S = 120.0, 40.0
 TEMPLATE = "rdma.engine_template"
 
 
-def _run(arguments: Sequence[str], log: Path) -> None:
+def _run(arguments: Sequence[str], output: Connection) -> None:
     from blinkpy.cli import main
 
     os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
-        os.dup2(output, standard)
-    sys.exit(main(["engine", "--device", "null", *arguments]))
+        os.dup2(output.fileno(), standard)
+    output.close()
+    sys.exit(main(["engine", *arguments]))
 
 
 class ForkedEngine:
-    """`blinkpy engine --device null` with these further options. log: a file for its output."""
+    """A running engine with these options. said: its lines, of both outputs, so far."""
 
-    def __init__(self, *options: str, log: Path):
-        self._log = log
-        self._log.write_text("")
+    def __init__(self, *options: str):
+        self.said: list[str] = []
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([TEMPLATE])
-        self.process = context.Process(target=_run, args=(options, log))
-        self.process.start()
+        ours, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(options, theirs))
+        with theirs:
+            self._process.start()
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
 
-    def said(self) -> str:
-        return self._log.read_text()
+    def _read(self, ours: Connection) -> None:
+        with ours, open(ours.fileno(), encoding="utf-8", closefd=False) as lines:
+            self.said.extend(lines)
 
-    def wait_until_ready(self) -> None:
-        wait_for(lambda: re.search(ADDRESS, self.said()) or not self.process.is_alive(), READY_S, self.said)
-        assert self.process.is_alive(), self.said()
+    def lives(self) -> bool:
+        return self._process.is_alive()
+
+    def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
+        """Wait for a line."""
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(match for line in list(self.said) if (match := pattern.search(line)))
+            return bool(found) or not self.lives()
+
+        wait_for(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
+        assert found, "".join(self.said)
+        return found[0]
 
     def send(self, number: int) -> None:
         """A signal to it and all that it started."""
-        os.killpg(self.process.pid, number)
+        os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
+        """End it and all that it started, without a chance to tidy up."""
         with contextlib.suppress(ProcessLookupError):
             self.send(signal.SIGKILL)
-        self.process.join(END_S)
+        self._process.join(BUSY_S)
+        self._reader.join(BUSY_S)
 
     def end(self) -> int | None:
         """End it in order; the exit code."""
-        self.process.terminate()
-        self.process.join(END_S)
-        return self.process.exitcode
+        self._process.terminate()
+        self._process.join(BUSY_S)
+        self.kill()
+        return self._process.exitcode

@@ -1,4 +1,4 @@
-"""Engines and front ends as separate processes, started by the users' commands."""
+"""Engines and front ends as separate processes: front ends started by the users' command, engines by it or forked."""
 
 import contextlib
 import re
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import httpx
+from rdma.forked_engines import ForkedEngine
 from support.commands import Command
 from support.waiting import wait_for
 
@@ -27,15 +28,14 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 
 @contextlib.contextmanager
-def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[Command, tuple[str, ...]]]:
-    """An engine with a unique name, and the options with which front ends find it. wait: until it is ready for
-    them."""
+def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[ForkedEngine, tuple[str, ...]]]:
+    """A forked engine with a unique name, and the options with which front ends find it. wait: until it is ready for them."""
     name = () if "--name" in options else ("--name", f"test-{secrets.token_hex(4)}")
-    command = Command("engine", "--transport", "rdma", "--listen", listen, *name, *options)
+    forked = ForkedEngine("--transport", "rdma", "--listen", listen, *name, *options)
     try:
-        yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1] if wait else listen)
+        yield forked, ("--transport", "rdma", "--engine", forked.find(ADDRESS)[1] if wait else listen)
     finally:
-        command.end()
+        forked.end()
 
 
 @contextlib.contextmanager
@@ -51,6 +51,10 @@ def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> I
     finally:
         for command in commands:
             command.end()
+
+
+def lives(command: Command | ForkedEngine) -> bool:
+    return command.lives() if isinstance(command, ForkedEngine) else command.process.poll() is None
 
 
 def health(client: httpx.Client) -> int:
@@ -69,7 +73,7 @@ def counter(name: str, counted: str) -> int:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict[str, httpx.Client]]]]:
     """A front end for each transport, with these options, and a function. It starts an engine for each, with its own options, and
-    yields the clients."""
+    yields the clients. Engines with the null device are forked, and others are started by the users' command."""
     address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
@@ -78,9 +82,9 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
     fronts = {name: Command("frontend", "--port", "0", *transport, *options) for name, (_, transport) in ways.items()}
     clients = dict[str, httpx.Client]()
 
-    def wait_until(served: bool, commands: Sequence[Command] = ()) -> None:
+    def wait_until(served: bool, commands: Sequence[Command | ForkedEngine] = ()) -> None:
         def reached(client: httpx.Client) -> bool:
-            ended = [command.said for command in commands if command.process.poll() is not None]
+            ended = [command.said for command in commands if not lives(command)]
             assert not ended, f"an engine ended: {ended}"
             return (health(client) == 200) == served
 
@@ -92,7 +96,8 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
 
     @contextlib.contextmanager
     def engines(*own: str) -> Iterator[dict[str, httpx.Client]]:
-        commands = [Command("engine", *transport, *own) for transport, _ in ways.values()]
+        start = ForkedEngine if "null" in own else partial(Command, "engine")
+        commands = [start(*transport, *own) for transport, _ in ways.values()]
         try:
             for transport, front in fronts.items():
                 if transport not in clients:

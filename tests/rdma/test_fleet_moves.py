@@ -18,7 +18,8 @@ import httpx
 import numpy as np
 import pytest
 from rdma import disturbed_fleet, wire
-from rdma.processes import counter, engine, free_address, frontends
+from rdma.forked_engines import ForkedEngine
+from rdma.processes import counter, engine, free_address, frontends, lives
 from support.commands import ROOT, START_S, Command
 from support.waiting import wait_for
 
@@ -82,7 +83,7 @@ class Fleet:
 
     front: Command
     url: str
-    engines: list[Command]
+    engines: list[ForkedEngine]
 
     def metric(self, name: str) -> list[int]:
         text = httpx.get(f"{self.url}/metrics", timeout=60).text
@@ -98,7 +99,7 @@ class Fleet:
         wait_for(lambda: self.up() == list(expected), timeout_s, lambda: f"engines up: {expected}; {self.said()}")
 
     def said(self) -> str:
-        return "".join(line for command in (self.front, *self.engines) for line in command.said[-20:])
+        return "".join(line for said in (self.front.said, *(engine.said for engine in self.engines)) for line in said[-20:])
 
     def play(self, bodies: list[Body], disturb: Callable[[], None] = lambda: None) -> list[Answer]:
         """The answers to all at the same time; disturb is called after a third of what comes."""
@@ -220,4 +221,4 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
         held = ("requests_running", "requests_waiting", "pages_held")
         wait_for(lambda: not any(counter(name, what) for what in held), 100, "the engine without a link gives all back")
     assert (served.up(), served.moves()) == ([1, 0], moves), f"{reported}; {served.said()}"
-    assert all(command.process.poll() is None for command in (served.front, *served.engines)), served.said()
+    assert all(lives(command) for command in (served.front, *served.engines)), served.said()
