@@ -1,7 +1,10 @@
 """These tests need an RDMA device; `make test-rdma` runs them in a virtual machine that has one."""
 
 import pytest
+from rdma.limits import HANDSHAKE_S
 
+from blinkpy.dpu.link import connect_rdma
+from blinkpy.engine.link import handshake_server
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import Port
 
@@ -11,3 +14,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         Port().close()
     except TransportError as error:
         pytest.exit(f"tests/rdma: {error}. `make test-rdma` runs them on any machine.", returncode=2)
+
+
+@pytest.fixture(autouse=True)
+def patient_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of listeners and transports in the tests' own process. Separate front ends try again."""
+    monkeypatch.setattr(connect_rdma, "HANDSHAKE_S", HANDSHAKE_S)
+    monkeypatch.setattr(handshake_server, "HANDSHAKE_S", HANDSHAKE_S)

@@ -37,7 +37,7 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 TOKENS = 30, 100  # of a stream: from, and up to
 PROMPT = 1, 60
 PAUSE_S = 0.5, 4.0  # between two disturbances, with both engines up
-CALM_S = 20.0  # undisturbed, before all disturbances
+CALM_S = 20.0  # undisturbed, before all disturbances, so that the longest silence can be measured
 ENGINE_TIMEOUT_S, LEASE_S, ANSWER_S, REST_S = 10, 10, 240, 60
 ENGINE = (
     "--transport", "rdma", "--device", "null", "--null-step-us", "100000", "--max-model-len", "512", "--shutdown-s", "0",
@@ -242,7 +242,7 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
             engine.kill()
 
 
-def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None]) -> None:
+def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None], calm_s: float = CALM_S) -> None:
     """Until that many have moved requests. tell: callback with the outcome of each request, and at the end of all. Raises
     AssertionError for a wrong answer and for leftovers."""
     draw = random.Random(seed)
@@ -251,7 +251,7 @@ def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]],
         clients = Streams(url, streams, random.Random(draw.getrandbits(64)))
         try:
             began = time.monotonic()
-            time.sleep(CALM_S)
+            time.sleep(calm_s)
             report({"calm_silence_s": clients.silence(began)})
             while len(done) < count:
                 clients.gaps.clear()

@@ -18,7 +18,7 @@ from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.transport.segment import segment_path
 
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
-EMULATED_START_S = 700.0  # two engines with a model, in one of two virtual machines on two busy cores
+EMULATED_START_S = 1500.0  # two engines with a model, in one of two virtual machines on two busy cores
 URL = re.compile(r"on (http://\S+) ")
 
 
@@ -73,7 +73,7 @@ def counter(name: str, counted: str) -> int:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict[str, httpx.Client]]]]:
     """A front end for each transport, with these options, and a function. It starts an engine for each, with its own options, and
-    yields the clients. Engines with the null device are forked, and others are started by the users' command."""
+    yields the clients. All are started by the users' commands."""
     address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
@@ -82,7 +82,7 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
     fronts = {name: Command("frontend", "--port", "0", *transport, *options) for name, (_, transport) in ways.items()}
     clients = dict[str, httpx.Client]()
 
-    def wait_until(served: bool, commands: Sequence[Command | ForkedEngine] = ()) -> None:
+    def wait_until(served: bool, commands: Sequence[Command] = ()) -> None:
         def reached(client: httpx.Client) -> bool:
             ended = [command.said for command in commands if not lives(command)]
             assert not ended, f"an engine ended: {ended}"
@@ -96,8 +96,7 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
 
     @contextlib.contextmanager
     def engines(*own: str) -> Iterator[dict[str, httpx.Client]]:
-        start = ForkedEngine if "null" in own else partial(Command, "engine")
-        commands = [start(*transport, *own) for transport, _ in ways.values()]
+        commands = [Command("engine", *transport, *own) for transport, _ in ways.values()]
         try:
             for transport, front in fronts.items():
                 if transport not in clients:

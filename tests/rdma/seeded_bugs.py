@@ -93,7 +93,18 @@ def run(folder: Path, *tests: str, must_pass: bool = False) -> int:
     """pytest's exit code for the tests of a copy of the source. Its output is shown if it should have ended
     otherwise."""
     path = os.pathsep.join([str(folder), str(folder / "tests"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/rdma/{test}" for test in tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "timeout",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/rdma/{test}" for test in tests),
+    ]
     environment = os.environ | {"PYTHONPATH": path, "BLINKPY_ORDER_TRIES": TRIES, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S)
     if done.returncode not in (PASSED, FAILED) or (done.returncode == FAILED and must_pass):

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from rdma import disturbed_fleet, wire
 from rdma.forked_engines import ForkedEngine
+from rdma.limits import TEST_S
 from rdma.processes import counter, engine, free_address, frontends, lives
 from support.commands import ROOT, START_S, Command
 from support.waiting import wait_for
@@ -27,7 +28,7 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(TEST_S)
 STREAMS, TOKENS = 8, 120
 LEASE_S = 10
 ENGINE = ("--device", "null", "--null-step-us", "30000", "--max-model-len", "512", "--shutdown-s", "0")
@@ -146,7 +147,7 @@ def fleet(engines: list[tuple[str, ...]], *options: str, env: dict[str, str] | N
 
 def test_streams_survive_engines_that_are_killed_stopped_and_cut_off(rng: np.random.Generator) -> None:
     """Once each, at random moments. `make fleet-kills-rdma` does it two hundred times, with 64 streams."""
-    disturbed_fleet.play(len(disturbed_fleet.KINDS), STREAMS, int(rng.integers(1 << 31)), print)
+    disturbed_fleet.play(len(disturbed_fleet.KINDS), STREAMS, int(rng.integers(1 << 31)), print, calm_s=2.0)
 
 
 def patient_card(folder: Path, timeout: int) -> dict[str, str]:

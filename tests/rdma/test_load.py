@@ -1,4 +1,5 @@
-"""Two front ends at the same time against the real scheduler: 10,000 requests of random lengths, some of them cancelled."""
+"""Two front ends at the same time against the real scheduler: 4,000 requests of random lengths, or nightly 10,000, some of them
+cancelled."""
 
 import multiprocessing
 import time
@@ -6,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rdma.limits import ATTACH_S, NIGHTLY
 from rdma.processes import engine
 
 from blinkpy.config import split_address
@@ -14,12 +16,16 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest, NoSpaceError, QueuePair
 from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import new_owner
 
-FRONT_ENDS, REQUESTS = 2, 5000
-LIMIT_S = 900.0  # a quiet machine takes a ninth of it
+FRONT_ENDS, REQUESTS = 2, 5000 if NIGHTLY else 2000
+LIMIT_S = 900.0  # a quiet machine takes a ninth of it by night
 CANCELLED = 0.15  # share of the requests
-OPTIONS = ("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512")
+OPTIONS = (
+    *("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512"),
+    *("--lease-ms", "60000"),  # a front end's loop beats its heart, which a busy machine delays by seconds
+)
 
 
 def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
@@ -27,11 +33,24 @@ def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
     return [synthetic_token(sampling.seed, prompt + i, vocab // 16, vocab) for i in range(sampling.max_tokens)]
 
 
+def attached(address: str) -> QueuePair:
+    """A queue pair of the engine. A handshake that a busy machine makes too slow is tried again, as a front end does it."""
+    owner, deadline = new_owner(), time.monotonic() + ATTACH_S
+    while True:
+        try:
+            pair = QueuePair(attach_rdma(*split_address(address, "engine"), owner), 60.0)
+            break
+        except TransportError:
+            if time.monotonic() > deadline:
+                raise
+    pair.attach(ATTACH_S)
+    return pair
+
+
 def front_end(address: str, seed: int, result: Any) -> None:
     """Send requests as fast as there is room, check each answer, and report (problems, cancelled, seconds)."""
     rng = np.random.default_rng(seed)
-    pair = QueuePair(attach_rdma(*split_address(address, "engine"), new_owner()), 60.0)
-    pair.attach(60)
+    pair = attached(address)
     vocab, problems, cancelled, sent = pair.facts.vocab_size, list[str](), 0, 0
     answers: dict[InFlightRequest, list[int]] = {}
     began = beaten = time.monotonic()
@@ -80,7 +99,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
 
 @pytest.mark.timeout(LIMIT_S + 400)
 def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # its template has imported all
     with engine(*OPTIONS) as (command, transport):
         ends = []
         for i in range(FRONT_ENDS):

@@ -8,13 +8,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from rdma.limits import TEST_S
 from rdma.processes import counter, engine, free_address, frontends, health, serving
 from support.commands import START_S, Command
 from support.front_end.completion_requests import requests, said
 from support.waiting import wait_for
 
 PATIENT = ("--engine-timeout-ms", "20000")  # a busy machine keeps an engine waiting
-pytestmark = pytest.mark.timeout(1200)  # conditions have their own limits; this one is for a machine that is busy
+pytestmark = pytest.mark.timeout(TEST_S)
 
 
 def test_answers_are_the_same_as_over_shared_memory(rng: np.random.Generator) -> None:
@@ -41,7 +42,7 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
     keyed = ("--link-key-file", str(tmp_path / "link.key"))
     (tmp_path / "link.key").write_text(secrets.token_hex(32))
     (tmp_path / "link.key").chmod(0o600)
-    options = ("--device", "null", "--lease-ms", "5000", "--null-step-us", "20000", *keyed)
+    options = ("--device", "null", "--lease-ms", "8000", "--null-step-us", "20000", *keyed)
     fronts = ("--log-level", "warning", *PATIENT, *keyed)
     with engine(*options, listen=address, wait=False) as (first, transport), frontends(2, *transport, *fronts) as both:
 
@@ -72,7 +73,7 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
 
 def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
     name, address = f"test-{secrets.token_hex(4)}", free_address()
-    options = ("--name", name, "--device", "null", "--lease-ms", "4000", "--null-step-us", "20000")
+    options = ("--name", name, "--device", "null", "--lease-ms", "8000", "--null-step-us", "20000")
     with engine(*options, listen=address, wait=False) as (_, transport), frontends(1, *transport, *PATIENT) as ((front, client),):
         wait_for(lambda: health(client) == 200, START_S, "the engine")
         before = counter(name, "leases_expired")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from rdma.limits import ATTACH_S, HANDSHAKE_S, TEST_S
 from support.front_end.fake_engine import FACTS, FakeEngine, drain
 from support.front_end.hash_reference import page_hashes
 from support.waiting import wait_for
@@ -26,6 +27,7 @@ from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
 BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart
+pytestmark = pytest.mark.timeout(TEST_S)
 NOTICED_S = 60.0  # longest time until a fault is noticed; the emulation is slow, and machines are busy
 
 
@@ -42,7 +44,7 @@ class Fabric:
 
     def pair(self, owner: int = 0) -> QueuePair:
         pair = QueuePair(self.transport(owner))
-        pair.attach(10)
+        pair.attach(ATTACH_S)
         return pair
 
 
@@ -231,8 +233,8 @@ def test_only_who_has_the_key_gets_a_queue_pair() -> None:
 
 
 def test_silent_strangers_delay_no_handshake(fabric) -> None:
-    """Each of them has two seconds, and so has a front end for its whole handshake."""
-    strangers = [socket.create_connection(fabric.listener.address, 5) for _ in range(20)]
+    """Each of them has the time that a front end has for its whole handshake."""
+    strangers = [socket.create_connection(fabric.listener.address, 3 * HANDSHAKE_S) for _ in range(20)]
     pair = fabric.pair()
     pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
     assert len(drain(pair)) == 1
@@ -303,7 +305,7 @@ def everything(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"x" * 40_000, b"silence"])
 def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
-    with socket.create_connection(fabric.listener.address, 5) as stranger:
+    with socket.create_connection(fabric.listener.address, 3 * HANDSHAKE_S) as stranger:
         if said != b"silence":
             with contextlib.suppress(OSError):  # the server closes in the middle of too long a message
                 stranger.sendall(said)
@@ -319,7 +321,7 @@ def test_an_impossible_peer_is_refused(fabric) -> None:
     """Data that the network card can't connect to, from a client that speaks the protocol; repeatedly."""
     for _ in range(5):
         hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1), new_nonce()).encode()
-        with socket.create_connection(fabric.listener.address, 5) as stranger:
+        with socket.create_connection(fabric.listener.address, 3 * HANDSHAKE_S) as stranger:
             stranger.sendall(hello)
             assert everything(stranger).count(b"\n") == 2, "a challenge and an answer"
 

@@ -19,7 +19,7 @@ from rdma.vm.image import ensure_image
 # Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
 # processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.
 CPU = "max,la57=off,erms=off,fsrm=off"
-# Without norandmaps each process has its libraries elsewhere, and the emulator translates all of their code anew for each.
+# With random addresses of libraries, the emulator would translate their code again for each process.
 KERNEL = (
     "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr norandmaps nowatchdog tsc=reliable no_timer_check "
     "random.trust_cpu=on cryptomgr.notests"
