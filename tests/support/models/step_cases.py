@@ -147,7 +147,7 @@ def step_case(
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
     quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False, save: Callable[[Path], object] | None = None,
     drafts: bool = False, draft_layer: bool = False, prompts: tuple[int, ...] = (1, 40, 17, 23, 5),
-    head: Callable[[Path], Path] | None = None, draft_requests: int = 0,
+    head: Callable[[Path], Path] | None = None, draft_requests: int = 0, chunk: int = 13,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
@@ -157,7 +157,7 @@ def step_case(
     Without a draft layer, half of the drafts count as correct all the same.
     draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
     one more begins in each step but the second. head: writes a draft head next to the model, and returns its folder.
-    draft_requests: larger batches of decode rows return no drafts.
+    draft_requests: larger batches of decode rows return no drafts. chunk: most tokens of a prompt in a step.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
     on = on_device(
@@ -203,7 +203,7 @@ def step_case(
             running.append(waiting.pop(0))
         budget, work = TOKENS_AT_MOST, []
         for sequence in running:
-            count = min(len(sequence.tokens) - sequence.computed, 13, budget)
+            count = min(len(sequence.tokens) - sequence.computed, chunk, budget)
             budget -= count
             work.append((sequence, count))
         batch = batches.batch(work, draw_drafts(rng, work, rows, model.vocab_size) if drafts else None)
