@@ -87,8 +87,8 @@ def _convolve(
                 target = row + token - (end - 1)
             both = wanted[:, None] & inside[None, :]
             if GATED:
-                behind = x_ptr + token.to(tl.int64)[:, None] * X_STRIDE + CHANNELS + channel[None, :]
-                out = total * tl.load(behind, mask=both, other=0.0).to(tl.float32)
+                gate = x_ptr + token.to(tl.int64)[:, None] * X_STRIDE + CHANNELS + channel[None, :]
+                out = total * tl.load(gate, mask=both, other=0.0).to(tl.float32)
             else:
                 out = total / (1.0 + tl.exp(-total))
             place = out_ptr + target.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
