@@ -204,7 +204,7 @@ def recur(
     constants: dict[str, Any] = {"KEYS": key_heads, "HEADS": heads, "DK": key_dim, "DV": value_dim, "BK": block_k, "BV": block_v}
     constants |= {"LAST_TOKENS": last_tokens_only, "DRAFTS": drafts, "PDL": pdl, **launch.options(pdl)}
     _recur[(rows, heads)](
-        *inputs, drafted, *others, **constants, ROWS=SHORT if by_blocks else ALL,
+        *inputs, drafted, *others, **constants, ROWS=(SHORT if by_blocks else ALL).value,
         num_warps=max(1, min(8, block_k * block_v // 2048)),
     )  # fmt: skip
     if by_blocks:

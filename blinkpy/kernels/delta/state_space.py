@@ -177,7 +177,7 @@ def scan(
     constants: dict[str, Any] = {"HEADS": heads, "GROUPS": groups, "DK": key_dim, "DV": value_dim, "BK": block_k}
     constants |= {"LAST_TOKENS": last_tokens_only, "DRAFTS": drafts, "PDL": pdl, **launch.options(pdl)}
     _scan[(rows, heads)](
-        *inputs, drafted, *others, **constants, BV=block_v, ROWS=SHORT if by_blocks else ALL,
+        *inputs, drafted, *others, **constants, BV=block_v, ROWS=(SHORT if by_blocks else ALL).value,
         num_warps=max(1, min(8, block_k * block_v // 2048)),
     )  # fmt: skip
     if by_blocks:
