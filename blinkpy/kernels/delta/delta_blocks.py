@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.delta.block_products import add_product, decays_of, inverse_of_unit, once, product
+from blinkpy.kernels.delta.block_products import add_product, decays_of, inverse_of_unit, product
 from blinkpy.kernels.delta.decays import L2_EPS, log_decay_of
 from blinkpy.kernels.delta.drafted_rows import LONG, own_row
 
@@ -75,7 +75,7 @@ def _recur_blocks(
             k = tl.load(line + KEYS * DK + of_key, mask=of_keys, other=0.0)
             strength = tl.load(scores + at * (2 * HEADS), mask=real, other=0.0).to(tl.float32)
             rate = tl.load(scores + HEADS + at * (2 * HEADS), mask=real, other=0.0).to(tl.float32)
-            strength = once(tl.where(real, 1.0 / (1.0 + tl.exp(-strength)), 0.0))
+            strength = tl.where(real, 1.0 / (1.0 + tl.exp(-strength)), 0.0)
             from_start, between, to_end, whole = decays_of(tl.where(real, log_decay_of(rate + bias, log_rate), 0.0))
             unit = unit_factors(k)
             links = product(k, tl.trans(k)) * between
