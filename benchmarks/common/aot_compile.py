@@ -10,6 +10,7 @@ kernel that does not compile. With `--sample SEED`, it compiles a sample that ha
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -61,6 +62,9 @@ TARGET = GPUTarget("cuda", CAPABILITY, 32)
 CONSTANT_FP8 = re.compile(r"E4M3\.UNPACK_B\S* R\d+, [^R]")
 """In the machine code: ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is NaN."""
 
+GATHER = re.compile(r"tt\.gather.*axis = (\d+).*: \(tensor<((?:\d+x)+)\w+>, tensor<((?:\d+x)+)")
+"""In Triton's first form of a kernel: axis, shape of the source and of the indices."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -82,6 +86,7 @@ class Variant:
     float32: bool = False
     error: str = ""
     constant_bytes: int = 0  # FP8 numbers that are constants of the compiler: see CONSTANT_FP8
+    narrow_gathers: int = 0  # see narrow_gathers()
     formula: tuple[int, int] | None = None
     long: bool = True
 
@@ -92,6 +97,7 @@ class Variant:
         found = {
             f"does not compile: {self.error}": bool(self.error),
             f"converts {self.constant_bytes} constant FP8 numbers, which ptxas may take for NaN": self.constant_bytes > 0,
+            f"{self.narrow_gathers} gathers from tensors with too few rows for {self.warps} warps": self.narrow_gathers > 0,
             f"shared memory {self.shared} over {shared_limit}": self.shared > shared_limit,
             f"{registers} registers in {self.warps} warps": registers > REGISTER_LIMIT or registers * self.warps * 32 > 65_536,
             f"stack frame of {self.stack_frame} bytes": self.stack_frame > spill,
@@ -199,7 +205,20 @@ def needs_of(compiled: Any, label: str) -> Variant:
     shared = compiled.metadata.shared + needs.shared
     constants = len(CONSTANT_FP8.findall(compiled.asm["sass"])) if "e4m3" in compiled.asm["ptx"] else 0
     sizes = needs.registers, shared, needs.stack_frame
-    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, constant_bytes=constants)
+    gathers = narrow_gathers(compiled.asm["ttir"], warps)
+    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, constant_bytes=constants, narrow_gathers=gathers)
+
+
+def narrow_gathers(ttir: str, warps: int) -> int:
+    """The number of gathers that several warps share along their axis. These read outside of shared memory, without an error of
+    the compiler (Triton's issue 11600). Threads of a warp are laid along the axis first, the others along other dimensions.
+    """
+    count = 0
+    for axis, *shapes in GATHER.findall(ttir):
+        for shape in ([int(size) for size in text.split("x") if size] for text in shapes):
+            along = shape.pop(int(axis))
+            count += math.prod(shape) * min(along, 32) < 32 * warps
+    return count
 
 
 def compiled_of(recorded: Recorded) -> Variant:

@@ -19,10 +19,7 @@ INNER = tl.constexpr(16)
 
 @triton.jit
 def once(x):
-    """x, float32 [C]. The compiler would load and compute it again for each layout that needs it, but it does not repeat a sum.
-
-    (Nor a gather, but with several warps that reads outside of shared memory: Triton's issue 11600.)
-    """
+    """x, float32 [C]. The compiler would load and compute it again for each layout that needs it, but does not repeat a sum."""
     at = tl.arange(0, x.shape[0])
     return tl.sum(tl.where(at[:, None] == at[None, :], x[None, :], 0.0), 1)
 
@@ -111,18 +108,18 @@ def inverse_of_unit(lower, C: tl.constexpr):
     """
     at, line = tl.arange(0, C), tl.arange(0, INNER)
     same = at[:, None] // INNER == at[None, :] // INNER
-    part = tl.arange(0, C // INNER)
-    near = tl.reshape(lower, (C // INNER, INNER, C // INNER, INNER))
-    near = tl.sum(tl.where(part[:, None, None, None] == part[None, None, :, None], near, 0.0), 2)
+    near = tl.gather(lower, at[:, None] // INNER * INNER + line[None, :], 1)  # enough rows for all warps: see aot_compile.py
+    near = tl.reshape(near, (C // INNER, INNER, INNER))
     row = line[None, :, None]
     solved = tl.zeros((C // INNER, INNER, INNER), tl.float32) + (row == line[None, None, :]).to(tl.float32)
     for i in tl.static_range(1, INNER):
         links = tl.sum(tl.where(row == i, near, 0.0), 1)
         known = tl.sum(links[:, :, None] * solved, 1)
         solved = tl.where(row == i, solved - known[:, None, :], solved)
-    inverse = tl.broadcast_to(solved[:, :, None, :], (C // INNER, INNER, C // INNER, INNER))
-    inverse = tl.where(same, tl.reshape(inverse, (C, C)), 0.0)
+    solved = tl.reshape(solved, (C, INNER))
+    inverse = solved
     if C > INNER:
+        inverse = tl.where(same, tl.gather(solved, at[:, None] * 0 + at[None, :] % INNER, 1), 0.0)
         chain = product(inverse, tl.where(same, 0.0, lower))
         powers = (at[:, None] == at[None, :]).to(tl.float32) - chain
         if C > 2 * INNER:

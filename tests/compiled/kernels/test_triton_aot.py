@@ -164,6 +164,36 @@ print(*(variant.problems() for variant in aot_compile.compile_all(list(gate.reco
     assert "does not compile: CompilationError" in done.stdout, f"{done.stdout}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "warps", "wrong"), [("64", 0, 8, 2), ("32", 0, 1, 0), ("32, 32", 1, 8, 0), ("4, 32", 1, 8, 2)]
+)
+def test_a_gather_that_several_warps_share_is_a_problem(shape: str, axis: int, warps: int, wrong: int, tmp_path: Path) -> None:
+    """Such a kernel ended a loop on a GPU with an illegal address, and only there."""
+    (tmp_path / "gathers.py").write_text(f"""
+import torch, triton, triton.language as tl
+from benchmarks.common import aot_cases, aot_compile
+
+@triton.jit
+def gathers(x_ptr, out_ptr):
+    place = tl.reshape(tl.arange(0, {np.prod([int(size) for size in shape.split(",")])}), ({shape},))
+    x = tl.load(x_ptr + place)
+    tl.store(out_ptr + place, tl.gather(x, (x > 1).to(tl.int32), {axis}))
+
+gate = aot_compile.Gate()
+gate.record("a gather", lambda: gathers[(1,)](*[aot_cases.meta(64, dtype=torch.float32)] * 2, num_warps={warps}))
+print([variant.narrow_gathers for variant in aot_compile.compile_all(list(gate.recorded.values()))])
+""")
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "gathers.py")], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == f"[{wrong}]\n", f"{done.stdout}\n{done.stderr[-4000:]}"
+    assert any("too few rows" in problem for problem in Variant("x", "gathers", warps, narrow_gathers=wrong).problems()) == (
+        wrong > 0
+    )
+
+
 def test_a_formula_that_errs_is_a_problem() -> None:
     """Every compiled kernel that has a formula is compared with it."""
     found = Variant("x", "linear", 4, 100, 50_000, 0, formula=(49_000, 90))

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.import_graph import import_graph, imports_of, package_modules
 
-import blinkpy
-
 ROOT = Path(__file__).parents[3]
 EVERYTHING = "everything"
 ROOT_MODULES = {"blinkpy", "blinkpy.__main__"}  # they lead to commands and to the offline API
@@ -94,11 +92,3 @@ def test_one_module_imports_numba_cuda() -> None:
         return any(name.startswith(("numba.cuda.", "numba_cuda.")) for name in names)
 
     assert [name for name, path in package_modules().items() if imports_it(path)] == ["blinkpy.device.cuda.kernel_compiler"]
-
-
-def test_no_kernel_gathers_within_a_tensor() -> None:
-    """Triton's `gather` reads outside of shared memory in some layouts (its issue 11600). Neither the interpreter nor the assembler
-    shows it.
-    """
-    for path in (Path(blinkpy.__file__).parent / "kernels").rglob("*.py"):
-        assert not re.search(r"\btl\.gather\(|\.gather\(", path.read_text()), path
