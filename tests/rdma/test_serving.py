@@ -74,16 +74,21 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
 def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
     name, address = f"test-{secrets.token_hex(4)}", free_address()
     options = ("--name", name, "--device", "null", "--lease-ms", "8000", "--null-step-us", "20000")
-    with engine(*options, listen=address, wait=False) as (_, transport), frontends(1, *transport, *PATIENT) as ((front, client),):
+    with (
+        engine(*options, listen=address, wait=False) as (own, transport),
+        frontends(1, *transport, *PATIENT) as ((front, client),),
+    ):
         wait_for(lambda: health(client) == 200, START_S, "the engine")
         before = counter(name, "leases_expired")
-        body = {"model": "demo", "prompt": "fog", "max_tokens": 400, "stream": True}
+        body = {"model": "demo", "prompt": "fog", "max_tokens": 1500, "stream": True}  # longer than the lease
         with client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             front.send(signal.SIGSTOP)
-            wait_for(lambda: counter(name, "leases_expired") > before, START_S, "the end of the lease")
-            front.send(signal.SIGCONT)
+            try:
+                wait_for(lambda: counter(name, "leases_expired") > before, START_S, lambda: f"the end of the lease: {own.said}")
+            finally:
+                front.send(signal.SIGCONT)
             assert '"error"' in "".join(lines)
         wait_for(lambda: health(client) == 200, START_S, "the front end is back")
         assert client.post("/v1/completions", json=body | {"max_tokens": 3, "stream": False}).status_code == 200
