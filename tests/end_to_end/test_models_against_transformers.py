@@ -79,11 +79,13 @@ def run(decoder: TorchDecoder | NumpyDecoder, batches: PagedBatches, work: list[
 
 
 def tolerance(config: Any) -> float:
-    """Of logits. Sums over a gated delta net's whole past grow, and so does the rounding of more layers than the usual three. A
-    delta net's norm of a result near 0 enlarges roundings: one token in thousands is off by ten times as much as others."""
+    """Of logits. Sums over the whole past of a delta net or state space grow, and so does the rounding of more layers than the
+    usual three. A delta net's norm of a result near 0 enlarges roundings: one token in thousands is off by ten times as much as
+    others."""
     if hasattr(config, "linear_num_key_heads"):
         return 1e-3
-    return MOST_OFTEN if config.num_hidden_layers > 3 else TOLERANCE
+    state_space = any(hasattr(config, name) for name in ("mamba_d_state", "ssm_state_size"))
+    return MOST_OFTEN if state_space or config.num_hidden_layers > 3 else TOLERANCE
 
 
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:

@@ -59,9 +59,9 @@ def spent(hunt: Callable[[], str]) -> tuple[str, float]:
 def test_a_bug_that_nobody_notices_is_not_found_on_a_slow_machine() -> None:
     """Every call of the scheduler is slow here, and all of them together take many times what one may."""
     slow = Bug("a turn takes long", "commit", COMMIT, COMMIT + "    for _ in range(200_000):\n        pass\n")
-    said, seconds = spent(lambda: found_by_simulator(slow, calls=100, call_s=0.2))
+    said, seconds = spent(lambda: found_by_simulator(slow, calls=400, call_s=0.2))
     assert (said, seconds > 0.4) == ("", True)
-    said, seconds = spent(lambda: found_by_properties(slow, examples=1, call_s=0.2))
+    said, seconds = spent(lambda: found_by_properties(slow, examples=3, call_s=0.2))
     assert (said, seconds > 0.4) == ("", True)
 
 
