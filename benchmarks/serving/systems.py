@@ -270,6 +270,8 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
         server.facts["version"] = server.version()
         yield server
         return
+    if system.engine and not system.realtime and not cores.engine:
+        raise ServerError(f"{system.name} reserves cores for its engine: name some of the server's with --engine-cores")
     port = free_port()
     command = command_of(system, model, port)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -296,7 +298,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
             time.sleep(POLL_S)
         server.facts["start_to_healthy_s"] = round(time.monotonic() - began, 2)
         server.facts["version"] = server.version()
-        if cores.front_end:
+        if cores.front_end or cores.engine:
             server.place(cores)
         if system.realtime:
             server.prioritise()
