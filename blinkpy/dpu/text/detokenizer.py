@@ -58,7 +58,10 @@ class TokenTexts:
         self.texts: list[str | None] | None = None  # its text, or None if its bytes are not complete characters
         self.marks: dict[int, str] = {}  # marks that replace a token's text
         added = encoder.get_added_tokens_decoder()
-        self.hidden = frozenset(token for token, content in added.items() if content.special)  # special tokens without text
+        # The library hides a token if its spelling is the text of a special token. A token that became special only in
+        # tokenizer_config.json keeps the spelling of the normalizer ("▁two▁words"), so the library shows it.
+        special = {one.content for one in added.values() if one.special}
+        self.hidden = frozenset(token for token in added if encoder.id_to_token(token) in special)
         state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
         spell = self._speller(_stages(state))
         if spell is None:
