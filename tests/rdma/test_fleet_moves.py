@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from rdma import disturbed_fleet, wire
 from rdma.forked_engines import ForkedEngine
-from rdma.limits import TEST_S
+from rdma.limits import NIGHTLY, TEST_S
 from rdma.processes import counter, engine, free_address, frontends, lives
 from support.commands import ROOT, START_S, Command
 from support.waiting import wait_for
@@ -158,10 +158,12 @@ def patient_card(folder: Path, timeout: int) -> dict[str, str]:
 
 def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: Path, left_out: Callable[[str], None]) -> None:
     """Data to one engine, or from it, or both, is lost, while all processes live. Once the wire carries again, the
-    engine serves again."""
+    engine serves again. By day, one of the three."""
     if not wire.is_laid():
         left_out("a link that is cut: there is no wire. `make test-rdma` has one")
         return
+    if not NIGHTLY:
+        left_out("two of three ways of a cut: what the first end sends, the second, or both")
     bodies, expected = random_requests(rng)
     near, far = wire.ENDS
     name = f"test-{secrets.token_hex(4)}"
@@ -178,7 +180,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
     ):
         mended.callback(wire.mend)
         calm = served.play_undisturbed(bodies, expected)
-        for ends in rng.permutation(["01", "0", "1"]).tolist():
+        for ends in rng.permutation(["01", "0", "1"])[: 3 if NIGHTLY else 1].tolist():
             play_over_a_cut_wire(served, bodies, calm, [int(end) for end in ends], name, reason)
             wire.mend()
             served.wait_until_up(1, 1)
