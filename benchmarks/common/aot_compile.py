@@ -4,7 +4,7 @@ Steps of published models are launched in every form that is served (aot_models.
 (aot_cases.py). Tensors are meta tensors: shapes without memory. A stand-in replaces Triton's driver and names only the target.
 So each launch is specialised exactly as by the JIT (alignment, arguments equal to 1) and recorded, but not started. Each
 distinct kernel is compiled once. `python -m benchmarks.common.aot_compile` prints a JSON object for each kernel, also for a
-kernel that does not compile. With `--sample SEED`, it compiles a sample that has each kernel and half of the flags' values
+kernel that does not compile. With `--sample SEED`, it compiles a sample that has each kernel and a quarter of the flags' values
 (aot_sample.py).
 """
 

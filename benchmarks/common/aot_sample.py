@@ -2,7 +2,7 @@
 
 A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. The
 sizes of a model's layers rarely do. A sample asks for *facts* and has each of them: each kernel with defaults and with each
-table that has entries for it, and half of the flags' values. A seed draws these values, the models whose steps are
+table that has entries for it, and a quarter of the flags' values. A seed draws these values, the models whose steps are
 examined, and further kernels. Successive runs cover all.
 """
 
@@ -23,9 +23,9 @@ SIZES = frozenset(
 )
 FLAGS = ("SCALES", "SWIGLU")  # numbers that select one of a few algorithms of a kernel
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: the contents of configuration files
-MOST = 84  # kernels of a sample
-DRAWN_STEPS = 3  # of STEPS, for each model class in each form
-FLAGS_SHARE = 0.5  # of the values of flags that a sample asks for
+MOST = 60  # kernels of a sample
+DRAWN_STEPS = 1  # of STEPS, for each model class in each form
+FLAGS_SHARE = 0.25  # of the values of flags that a sample asks for
 DRAWN = 8  # the candidate with most new choices is taken
 
 Fact = tuple[Any, ...]

@@ -81,7 +81,7 @@ def compiled(name: str) -> KernelCode:
 VARIANTS = [name for name in KERNELS if " " in name]  # of drafts, snapshots and ranks: part of them in each run
 
 
-@pytest.mark.parametrize("name", [*(name for name in KERNELS if " " not in name), *part_of(VARIANTS, 2)])
+@pytest.mark.parametrize("name", [*(name for name in KERNELS if " " not in name), *part_of(VARIANTS, 4)])
 def test_the_loops_kernels_compile(name: str) -> None:
     _, parameters, undefined, instructions = KERNELS[name]
     code = compiled(name)

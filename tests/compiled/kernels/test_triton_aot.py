@@ -1,6 +1,6 @@
 """Every Triton kernel variant compiles for sm_90 within the limits, in its own process (it replaces Triton's driver).
 
-A fresh sample is compiled, which has each kernel, and half of the values of their flags; with BLINKPY_PROFILE=nightly every
+A fresh sample is compiled, which has each kernel, and a quarter of the values of their flags; with BLINKPY_PROFILE=nightly every
 kernel of every published model in every form.
 """
 
@@ -70,7 +70,7 @@ def test_a_sample_has_each_fact_and_draws_others(seed: int, rng: np.random.Gener
     flags = {key: AskedFor(key, frozenset({("kernel",), ("kernel", ("FLAG",), key)})) for key in asked}
     drawn = [drawn_facts(flags, seed + run) for run in range(40)]
     assert all(("kernel",) in one.facts and flags[key].facts == one.facts | one.others for of in drawn for key, one in of.items())
-    assert all(sum(len(one.facts) == 2 for one in of.values()) in range(100, 200) for of in drawn), "half of the flags"
+    assert all(sum(len(one.facts) == 2 for one in of.values()) in range(40, 110) for of in drawn), "a quarter of the flags"
     assert all(any(len(of[key].facts) == 2 for of in drawn) for key in flags), "runs after each other ask for all"
     many = {key: AskedFor(key, frozenset({(key,)})) for key in asked}
     assert choose(many, seed) == many.keys(), "a fact is never left out"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numba import njit
 from support.expecting_phases import EXPECTING
+from support.part_of_cases import part_of
 
 from blinkpy.device.expect import FAULT_TEXTS, BrokenInvariantError, describe_fault, expect, fault_at, fault_code, is_faulted
 from blinkpy.device.tables import ArgumentTable
@@ -27,6 +28,7 @@ from blinkpy.verify.sim.world import make_world
 BROKEN = fault_code("slot {} is broken by a test")
 OTHER = fault_code("something else is broken by a test")
 CODES = {name: code for name, code in vars(phase_faults).items() if name.isupper()}
+MODES: list[Mode] = part_of(["python", "njit"], 2)  # to compile a checked scheduler takes 40 s
 RECORDED = {"RECORD_BEYOND", "COPIED_BEYOND"}  # the simulator's worlds have no recorder; tests of recordings reach these
 
 
@@ -82,16 +84,17 @@ def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypat
     assert {name for name, code in CODES.items() if not seen[code]} == RECORDED
 
 
-def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checked_scheduler_leaves_the_same_state(mode: Mode, seed: int) -> None:
     for number in range(10):
-        runs = [Simulation(seed + number, 300, short_prompts, checked=checked) for checked in (False, True)]
+        runs = [Simulation(seed + number, 300, short_prompts, mode=mode, checked=checked) for checked in (False, True)]
         assert [run.run().failure for run in runs] == [None, None]
         plain, checked = (run.world for run in runs)
         assert not differences(snapshot(plain.state), snapshot(checked.state)) and plain.segment == checked.segment
         assert not len(plain.state.fault) and checked.state.fault.tolist() == [0]
 
 
-@pytest.mark.parametrize("mode", ["python", "njit"])
+@pytest.mark.parametrize("mode", MODES)
 def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> None:
     listed = np.zeros(0, np.int64)
     while not listed.size:  # in some worlds no request asks for them

@@ -40,6 +40,7 @@ from blinkpy.verify.policy_check.check_child import waiting_findings
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
 from blinkpy.verify.policy_check.waiting_bounds import compare_compiled, compile_ranks, flood, overtaking
+from blinkpy.verify.sim import simulation as storms
 
 FOLDER_POLICY = "def rank(request):\n    return request.arrival_us // 1000 + 10 * request.prompt_length\n"
 
@@ -269,6 +270,8 @@ def test_a_sane_policy_passes_the_quick_check(tmp_path: Path) -> None:
 def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: plots can't be tried here")
     plot, reported = tmp_path / "plot.svg", tmp_path / "told.json"
+    policy = read_policy(policy_file(tmp_path, FOLDER_POLICY))
+    storms.simulate(1, 1, policy)  # the tests before it have compiled most of this; the child loads it
     arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(reported)]
     assert cli.main(["check", policy_file(tmp_path, FOLDER_POLICY), *arguments]) == 0
     out = capsys.readouterr().out

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.compiled_grammars import automaton_of_schema
+from support.part_of_cases import part_of
 from support.schema_validator import validator
 from support.walks import Walker
 
@@ -173,7 +174,7 @@ def drawn(automaton: ByteAutomaton, rng: np.random.Generator, steps: int) -> str
     return str(json.loads(text))
 
 
-@pytest.mark.parametrize("pattern", [*EXACT, *PARTLY])
+@pytest.mark.parametrize("pattern", part_of([*EXACT, *PARTLY], 2))
 def test_patterns_have_lengths(pattern: str, rng: np.random.Generator) -> None:
     """Whatever the automaton has is valid, and strings of all lengths are there if the pattern is one of EXACT."""
     for edge in (12, 300, 2500, LONGEST):
@@ -196,7 +197,7 @@ def test_patterns_have_lengths(pattern: str, rng: np.random.Generator) -> None:
                     agree(automaton, schema, text)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", part_of(sorted(FORMATS), 2))
 @pytest.mark.parametrize("most", [80, 255, 2083, 65_536])
 def test_formats_have_lengths(name: str, most: int, rng: np.random.Generator) -> None:
     """pydantic's HttpUrl, for example, has 2083 characters."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import transformers
 from support.models.model_zoo import BASE, VISION_SECTIONS, ZOO
+from support.part_of_cases import part_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from blinkpy.config import ConfigError
@@ -48,7 +49,7 @@ def older(values: dict[str, Any]) -> dict[str, Any]:
     return rest | outer | {"rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if not name.endswith("mxfp4")])
+@pytest.mark.parametrize("name", part_of(name for name in ZOO if not name.endswith("mxfp4")))
 def test_missing_and_null_keys(name: str) -> None:
     kind, changes = copy.deepcopy(ZOO[name])
     nested = kind in VISION_SECTIONS

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import BLOCKS, SCHEMES, FakeFp8, by_rows, quantised, rounded, save_fp8
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, make_model, save_model
 from support.models.paged_batch import PagedBatches
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.devices.cpu_device import lacking_without_torch
@@ -123,7 +124,7 @@ def check(folder: Path, made: tuple[torch.nn.Module, FakeFp8], rng: np.random.Ge
         assert errors.mean() < noise / 2
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", part_of(FAMILIES))
 def test_families(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     schemes = [scheme for scheme in SCHEMES if SCHEMES[scheme][1] != "block" or name not in NO_BLOCKS]
     if name in NOT_STATIC:

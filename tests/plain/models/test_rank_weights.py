@@ -20,6 +20,7 @@ from support.models.joined_ranks import compare, exact
 from support.models.model_zoo import ZOO, save_model
 from support.models.packed_checkpoints import AWQ, FORMS, GPTQ, save_packed
 from support.models.published_widths import BLOCK_SCALES, PACKINGS
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts
@@ -49,7 +50,7 @@ def ranks_of(model: DecoderDescription, folder: Path, ranks: int) -> list[Weight
     return [load_weights(model, folder, torch.float32, share=Share(rank, ranks)) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", part_of(ZOO, 2))
 def test_each_family(name: str, tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     save_model(name, tmp_path, seed, sharded=bool(rng.integers(2)))
     model = as_stored(describe_model(tmp_path), tmp_path)
@@ -217,7 +218,7 @@ def described(config: dict[str, Any], quantization: str) -> DecoderDescription |
     return model
 
 
-@pytest.mark.parametrize("published", MODELS, ids=lambda model: model.hub_id)
+@pytest.mark.parametrize("published", part_of(MODELS, 2), ids=lambda model: model.hub_id)
 def test_every_published_model_in_every_form(published: Any, seed: int) -> None:
     """Either the ranks' parts cover the checkpoint, or a sentence names the layer or the matrix. Each form on 2, 4 or 8 ranks."""
     draw = random.Random(f"{seed} {published.hub_id}")

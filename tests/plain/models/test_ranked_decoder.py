@@ -15,6 +15,7 @@ from support.models.model_zoo import MAX_MODEL_LEN, VISION_SECTIONS, VOCAB, ZOO,
 from support.models.packed_checkpoints import save_packed
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ranked_decoder import RankedCache, RankedDecoder
+from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
@@ -98,7 +99,7 @@ def agree_once(make: Callable[[], list[Decoder]], rng: np.random.Generator) -> b
     return any(difference(storm(make(), rng), np.median) < TOLERANCE for _ in range(6))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", part_of(FAMILIES))
 def test_each_family(name: str, tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     save_model(name, tmp_path, seed, **({"intermediate_size": 128} if name == "gpt-oss-mxfp4" else {}))
     model = as_stored(describe_model(tmp_path), tmp_path)

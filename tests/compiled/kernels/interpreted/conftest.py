@@ -22,6 +22,15 @@ def pytest_runtest_setup() -> None:
         pytest.fail("run it with TRITON_INTERPRET=1, which must be set before Triton is imported", pytrace=False)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test, keep one in CASES_OF, which the wrapper test sets by day. Successive seeds take turns."""
+    parts, seed = int(os.environ.get("CASES_OF", "1")), int(os.environ["BLINKPY_SEED"])
+    cases = dict[str, list[pytest.Item]]()
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    items[:] = [item for of_test in cases.values() for item in of_test[seed % min(parts, len(of_test)) :: parts]]
+
+
 @pytest.fixture
 def either_dtype(request: pytest.FixtureRequest, seed: int) -> torch.dtype:
     """One of two: half of the tests have each, and with the next seed the other one."""

@@ -108,7 +108,7 @@ MIXED_STEPS = [  # model, rows, steps
 ]
 
 
-@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 17))
+@pytest.mark.parametrize(("name", "rows", "steps"), part_of(MIXED_STEPS, 24))
 @redrawn_at_ties
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
@@ -139,7 +139,7 @@ DRAFTED_OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "invariant": {"invari
     ("name", "steps", "options"),
     [
         pytest.param(*of_model, DRAFTED_OPTIONS[how], id=f"{of_model[0]}-{how}")
-        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 13)  # each run has each of the options
+        for of_model, how in part_of(product(DRAFTED_STEPS, DRAFTED_OPTIONS), 20)
     ],
 )
 @redrawn_at_ties
@@ -167,7 +167,7 @@ DRAFTING_MODELS = ["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]
     ("name", "options"),
     [
         pytest.param(name, LAYER_OPTIONS[how], id=f"{name}-{how}")
-        for name, how in part_of(product(DRAFTING_MODELS, LAYER_OPTIONS), 9)
+        for name, how in part_of(product(DRAFTING_MODELS, LAYER_OPTIONS), 15)
     ],
 )
 @redrawn_at_ties
@@ -191,7 +191,7 @@ DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "ste
             pytest.param("qwen3", {"invariant": True, "steps": 3}, id="invariant"),
             pytest.param("llama3", FEW_DRAFTED, id="few"),
         ],
-        2,
+        4,
     ),
 )
 @redrawn_at_ties
@@ -246,7 +246,7 @@ def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), part_of([("qwen3.5", False), ("qwen3.5", True), ("nemotron-h-mixed", False), ("falcon-h1", False)], 2)
+    ("name", "blocks"), part_of([("qwen3.5", False), ("qwen3.5", True), ("nemotron-h-mixed", False), ("falcon-h1", False)], 4)
 )
 @redrawn_at_ties
 def test_fp8_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, blocks: bool) -> None:
@@ -283,7 +283,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("case", part_of(list(PACKED_STEPS), 5))
+@pytest.mark.parametrize("case", part_of(list(PACKED_STEPS), 7))
 @redrawn_at_ties
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     """4-bit matrices together with unquantised ones."""
@@ -296,7 +296,7 @@ def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> No
 FORM_PAIRS = [*((form, "qwen3-biased") for form in (*FORMS, "mxfp4")), ("gptq-order", "qwen3-moe"), ("mxfp4", "qwen3-moe")]
 
 
-@pytest.mark.parametrize(("form", "zoo"), part_of(FORM_PAIRS, 5))
+@pytest.mark.parametrize(("form", "zoo"), part_of(FORM_PAIRS, 7))
 @redrawn_at_ties
 def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, form: str, zoo: str) -> None:
     """Each stored form, loaded for the decoder."""
@@ -350,7 +350,8 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
             ("gemma4-moe", "SPLIT"),
             ("gemma4", "CUBLAS"),
             ("gemma4-e", "SPLIT"),
-        ]
+        ],
+        6,
     ),
 )
 @redrawn_at_ties
@@ -361,7 +362,7 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    part_of([("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT"), ("falcon-h1", "CUBLAS"), ("falcon-h1", "SPLIT")], 2),
+    part_of([("qwen3-next", "CUBLAS"), ("qwen3.5", "SPLIT"), ("falcon-h1", "CUBLAS"), ("falcon-h1", "SPLIT")], 4),
 )
 @redrawn_at_ties
 def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
@@ -453,7 +454,8 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
             ("nemotron-h", "SPLIT", 3),
             ("cohere2", "SPLIT", 4),
             ("cohere2", "CUBLAS", 5),
-        ]
+        ],
+        8,
     ),
 )
 def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
