@@ -1,3 +1,1 @@
-"""The engine: provisioned by the host, driven by the host or by the loop on the GPU; and its listener for
-front ends on other machines.
-"""
+"""The engine, driven by the host or by the loop on the GPU, and its listener for front ends on other machines."""

@@ -79,12 +79,12 @@ class Engine:
 
     @property
     def pair_memory(self) -> QueueMemory | None:
-        """The memory of the queue pairs for a network card, if not the segment."""
+        """Registration of the pairs' memory with a network card; None: the pairs are in the segment."""
         return self.runner.pair_memory if self.runner is not None else None
 
     def start(self) -> None:
-        """Load the model, allocate memory, compile, warm up, and announce the engine. It answers front ends
-        once run() is called.
+        """Load the model, allocate memory, compile, warm up, and announce the engine. The engine answers front ends once run() is
+        called.
         """
         with self.device.start_errors(self._report):
             self._start()
@@ -113,7 +113,7 @@ class Engine:
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {model.own_layers} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
-        config = self.config = self.config.with_options(sizes)  # sizes that depend on the model and were not set
+        config = self.config = self.config.with_options(sizes)  # defaults of unset sizes, which depend on the model
         if not config.queue.slots:
             config = self.config = config.with_options({"slots": device.slots(config, model)})
             if config.queue.slots < DEFAULT_SLOTS:
@@ -141,8 +141,8 @@ class Engine:
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def _with_drafts(self, model: DecoderDescription) -> DecoderDescription:
-        """The description with the draft layer, if drafts come from one. Raises ConfigError if the model or the device does not
-        support the chosen kind of drafts.
+        """The description, with the draft layer if drafts come from a draft layer. Raises ConfigError if the model or the device
+        does not support the chosen kind of drafts.
         """
         kind = self.config.scheduler.speculative
         if model.recurrence is not None and kind == EAGLE:
@@ -154,7 +154,7 @@ class Engine:
         return model.with_draft_layer() if kind == MTP else model
 
     def _with_snapshots(self, config: Config, model: DecoderDescription) -> Config:
-        """The options with the number of snapshots of recurrent states, or without prefix caching if none fits."""
+        """The options with the number of state snapshots; without prefix caching if no snapshot fits."""
         if count := self.device.snapshots(config, model):
             size = model.state_bytes(4) / 2**20
             logger.info("prefix caching has %d snapshots of recurrent states, of at most %.1f MiB each", count, size)
@@ -193,8 +193,8 @@ class Engine:
         )
 
     def run(self, budget_s: float = 0) -> None:
-        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: seconds after
-        which it returns, for tests and benchmarks; 0: never.
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: time limit in
+        seconds, for tests and benchmarks; 0: no limit.
         """
         runner = self.runner
         if runner is None:
@@ -220,15 +220,13 @@ class Engine:
             self._recorder.save_crash(error)
 
     def stop(self, drain: bool = False) -> None:
-        """Ask run() to return: immediately, or when all accepted requests have ended. From any thread or a signal
-        handler.
-        """
+        """Ask run() to return. drain: only after all accepted requests have ended. Callable from any thread or signal handler."""
         self.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN if drain else W.COMMAND_STOP
         if drain and self.views.engine[W.ENGINE_STATE] == W.STATE_READY:
             self.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def close(self) -> None:
-        """Free the device's resources and remove the segment, which front ends notice. Call it after run()
+        """Free the device's resources and remove the segment; front ends then detach. Call it after run()
         has returned or raised.
         """
         if self.runner is not None:

@@ -1,6 +1,4 @@
-"""The flight recorder of an engine: memory that other processes can read while it exists, and a file after a
-crash.
-"""
+"""The flight recorder of an engine: records in shared memory, saved to a file after a crash."""
 
 import contextlib
 import dataclasses
@@ -50,7 +48,7 @@ class PolicyFaultLog:
             return
         try:
             place, what = describe_policy_fault(int(self._words[ENGINE_POLICY_FAULT]), guarded_policy(self._policy).places)
-        except ValueError:  # the count arrived before the fault; the next call reads both
+        except ValueError:  # the count was written, but not yet the fault's text: the next call reads both
             return
         new = count - self._logged
         requests = "a request gets" if new == 1 else f"{new:,} requests get"
@@ -72,7 +70,7 @@ class FlightRecorder:
         self._policy = policy
 
     def attach(self, state: State, share_inputs: bool = False) -> State:
-        """The state with a recorder in shared memory, if recording is enabled and the memory suffices.
+        """The state, with a recorder in shared memory if recording is enabled and memory suffices.
 
         share_inputs: also share the inputs of a turn, for a host that calls open_turn before each turn.
         """
@@ -95,17 +93,17 @@ class FlightRecorder:
         return recorded
 
     def publish(self) -> None:
-        """Give the recording the engine's name, so that other processes find it."""
+        """Publish the recording under the engine's name."""
         if self.memory is not None:
             self.memory.publish(self._config.engine.name)
 
     def open_turn(self, now_ns: int, number: int) -> None:
-        """Begin a turn. If it fails before close_turn, its inputs are the last record."""
+        """Begin a turn. If the turn fails before close_turn, its inputs are the last record."""
         if self.memory is not None:
             self.memory.open_turn(now_ns, number)
 
     def close_turn(self, state: State) -> None:
-        """Copy the state if a copy is due: after a turn, before the planned step."""
+        """Copy the state if a copy is due. Call it after a turn, before the planned step."""
         if self.memory is not None:
             self.memory.close_turn()
             self.memory.keep(state)

@@ -1,4 +1,4 @@
-"""The loop on the GPU: one CUDA graph, launched once. The host takes no part.
+"""The loop on the GPU: one CUDA graph, launched once. The host is not involved.
 
     schedule
     WHILE (running) {
@@ -12,11 +12,10 @@
     }
 
 The kernels `overlap` and `schedule` (blinkpy.kernels.loop_kernels) are parts of the scheduler's turn,
-one block each. `overlap` runs in a separate branch near the end of the step; `schedule` waits for both. It
-is the last node of each step graph, launched programmatically: it starts while the step's last kernel runs,
-and waits in it. Then it decides which graph is next. It leaves its results for the host to `publish`, a
-branch after the first kernel of the next step. The inner WHILE is for speed: repeating a body takes half
-the time of leaving it and choosing another.
+one block each. `overlap` runs in a separate branch near the end of the step; `schedule` waits for both. `schedule` is the last
+node of each step graph, launched programmatically: it starts while the step's last kernel runs, and waits for its end. Then it
+chooses the next graph. `publish`, a branch after the first kernel of the next step, makes the results visible to the host. The
+inner WHILE is for speed: repeating a body takes half the time of leaving it and choosing another body.
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks: a batch with only decode rows
 needs no prefill attention. A cut batch (scheduler/suspension.py) has its own graph, in layer groups.
@@ -60,7 +59,7 @@ class StateCopies:
 
     graph: torch.cuda.CUDAGraph of one copy.
     every: words of records between two copies.
-    progress: Recorder.progress, in which the loop counts copies that began and ended.
+    progress: Recorder.progress, where the loop counts started and finished copies.
     """
 
     graph: Any
@@ -69,14 +68,14 @@ class StateCopies:
 
 
 class LoopGraph:
-    """The instantiated loop. launch() starts it; it runs until a control word or its time budget ends it.
+    """The instantiated loop. launch() starts it; the loop runs until a control word or its time budget ends it.
 
     code: the loop's kernels, compiled.
     table: words of their table, int64, with the addresses of the queues and of the scheduler's state.
-    steps: step graphs, kept as long as the loop.
+    steps: step graphs, kept alive as long as the loop.
     cut: step graphs cut into groups of layers, at most limits.step_groups.
     graph_of: index of a batch's graph, int32 [buckets, kinds of a batch]. Cut graphs are numbered after the others.
-    keep: the owners of the table's addresses.
+    keep: owners of the memory that the table points to.
     trace_rows: turns whose times are recorded, for benchmarks, together with the start and end of each step.
     Raises CudaError if the graph can't be built.
     """
@@ -97,7 +96,7 @@ class LoopGraph:
         self._steps = steps
         self._cut = cut
         self._keep = keep
-        # Its kernels have one block each, and must not wait for a multiprocessor, so they get this stream's
+        # The loop's kernels have one block each, and must not wait for a multiprocessor, so they get this stream's
         # priority.
         self._capturing = torch.cuda.Stream(priority=-1)
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
@@ -108,7 +107,7 @@ class LoopGraph:
         if graph_of.shape[1] != GRAPHS_OF_BUCKET:
             raise ValueError(f"graphs of {graph_of.shape[1]} kinds of batch; the loop has {GRAPHS_OF_BUCKET}")
         self._copies = copies
-        # A copy of the state before the last one, which is idle.
+        # The older copy of the state, which is idle.
         self._branches = len(steps) + len(cut) + 1 + (copies is not None)
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._most_groups = max(map(len, cut), default=0)
@@ -128,9 +127,9 @@ class LoopGraph:
         return check_cuda(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
 
     def launch(self, budget_s: float = 0) -> None:
-        """Start the loop and return immediately. budget_s: seconds after which it ends, for tests; 0: never.
+        """Start the loop and return immediately. budget_s: time limit in seconds, for tests; 0: no limit.
 
-        Only once for each state: no `overlap` precedes its first turn, which is correct only for a new state.
+        Call it once per state: no `overlap` precedes the first turn, which is correct only for a new state.
         Raises RuntimeError.
         """
         if self._launched:
@@ -160,12 +159,12 @@ class LoopGraph:
         return int(self.loop[L.LOOP_RESULT].item())
 
     def traced(self) -> np.ndarray:
-        """The trace of the last run, int64 [turns that made a batch, TRACE_COLUMNS]. After its end."""
+        """The trace of the last run, int64 [turns that made a batch, TRACE_COLUMNS]. Call it after the loop's end."""
         rows = int(self.loop[L.LOOP_TRACED].item()) if self._trace_rows else 0
         return self.trace[:rows].cpu().numpy()
 
     def close(self) -> None:
-        """Free the graphs. Not while the loop runs."""
+        """Free the graphs. Call it only after the loop's end."""
         if self._executable is not None:
             check_cuda(runtime.cudaGraphExecDestroy(self._executable), "destroy the loop")
             check_cuda(runtime.cudaGraphDestroy(self._graph), "destroy the graph")
@@ -175,7 +174,7 @@ class LoopGraph:
 
     def _build(self) -> Any:
         graph = check_cuda(runtime.cudaGraphCreate(0), "create a graph")
-        # The flag: the default value is set at each launch of the graph.
+        # The flag: each launch of the graph resets it to the default value.
         loop_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
         (body,) = G.add_conditional(graph, loop_handle, G.WHILE, 1)
         loop_node = G.only(G.nodes_of(graph))
@@ -204,8 +203,8 @@ class LoopGraph:
         return graph
 
     def _add_groups(self, graph: Any, groups: Sequence[G.StepGraph], handles: tuple[int, int], own: int) -> list[int]:
-        """Add the groups of a cut step to a graph, one after another, each in an IF node. Returns their handles,
-        padded with zeros to the number of the largest step.
+        """Add the layer groups of a cut step to a graph in order, each in an IF node. Returns their handles, padded with zeros to
+        the largest number of groups.
         """
         own_handles, before, known = list[int](), list[Any](), set[int]()
         for group in groups:
@@ -224,7 +223,7 @@ class LoopGraph:
         publish = self._add_branch(whole, self._publish, chain[:1])
         before_overlap, output = overlap_anchors(chain, step.layers, step.ends, step.late)
         if output is not None:
-            # It reads the last step's tokens before sampling writes new ones.
+            # It reads the last step's tokens before sampling overwrites them.
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
             check_cuda(call, "order publishing before the sampling")
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
@@ -267,8 +266,7 @@ class LoopGraph:
 def overlap_anchors(
     chain: Sequence[G.Node], layers: int, ends: bool = True, late: bool = False
 ) -> tuple[list[G.Node], G.Node | None]:
-    """The node of a step's chain after which `overlap` starts (None in a short chain), and the output's first
-    node.
+    """(node of a step's chain after which `overlap` starts, or None in a short chain; first node of the output).
 
     layers: number of nodes at the chain's start that compute layers.
     ends, late: see StepGraph; only the last group of layers has an output.

@@ -20,13 +20,13 @@ from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import digest_of_bytes
 
 if TYPE_CHECKING:
-    from blinkpy.kv.grammars import TokenBytes  # loads Numba, which `blinkpy check-model` works without
+    from blinkpy.kv.grammars import TokenBytes  # here, because `blinkpy check-model` works without Numba
 
-ARENA_PROMPTS = 4  # number of prompts of maximum length that fit into an arena
+ARENA_PROMPTS = 4  # capacity of an arena, in prompts of maximum length
 ARENA_MINIMUM = 1 << 16  # tokens
-ARENA_GRAMMARS = 4  # number of largest grammars in the arena, if the option is 0
+ARENA_GRAMMARS = 4  # capacity for grammars of maximum size if the option is 0
 FEWEST_GRAMMARS = 2  # one request's automaton and token rules
-HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
+HISTORY_LIMIT = 8 << 30  # maximum bytes of an engine's token history
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def grammar_words(config: Config) -> int:
 
 
 def grammar_arena(config: Config) -> int:
-    """Words of a prompt arena reserved for grammars. Raises ConfigError if the option is too small."""
+    """The words of a prompt arena that are reserved for grammars. Raises ConfigError if the option is too small."""
     words, asked = grammar_words(config), (config.queue.grammar_arena_kib << 10) // 4
     if words and 0 < asked < FEWEST_GRAMMARS * words:
         kib = config.queue.grammar_arena_kib, config.engine.grammar_kib
@@ -96,7 +96,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     if asked == 1:
         raise ConfigError("max_model_len must be at least 2: one prompt token and one output token")
     num_pages = config.cache.num_pages or cache_bytes // page_bytes
-    # Without the option, the model and the cache limit the context. An explicit context must fit.
+    # By default, model and cache limit the context. An explicit context must fit.
     max_model_len = asked or min(context_limit, num_pages * page_size)
     if pages_for(max_model_len, page_size) > num_pages or max_model_len < 2:
         needed = pages_for(max(asked, 2), page_size)
@@ -105,7 +105,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
             f"but there are {num_pages} ({needed * page_bytes / 2**20:.1f} MiB of {num_pages * page_bytes / 2**20:.1f} MiB)"
         )
     if not config.cache.num_pages:
-        # More pages than all slots can fill are useful only to the prefix cache: reserve as many again for
+        # Pages beyond the capacity of all slots serve only the prefix cache: reserve as many again for
         # it.
         most = 2 * config.all_slots * pages_for(max_model_len, page_size)
         num_pages = min(num_pages, most, 1 << 24)
@@ -128,7 +128,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     return sizes
 
 
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spaced: different weights differ nearly everywhere
+SAMPLES, SAMPLE_BYTES = 64, 4096  # per file, evenly spaced: enough, because different weights differ nearly everywhere
 
 
 def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
@@ -201,7 +201,7 @@ def _cores_of(listed: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def running_on(cores: frozenset[int]) -> Iterator[None]:
-    """Pin this thread to these cores within the block; an empty set means all."""
+    """Pin this thread to these cores within the block; an empty set: all cores."""
     allowed = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

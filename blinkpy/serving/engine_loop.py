@@ -1,4 +1,4 @@
-"""An engine for callers without an event loop: the server's link, on an event loop in a separate thread."""
+"""An engine for callers without an event loop: runs the server's link on an event loop in a separate thread."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class Work(Protocol):
 
     @property
     def may_start(self) -> bool:
-        """Whether to submit it now, once all earlier requests are submitted."""
+        """Whether to submit this request now, after all earlier requests."""
 
 
 class EngineLoop:
@@ -50,8 +50,8 @@ class EngineLoop:
         """Submit requests in order, as many at a time as the engine has slots, and wait for all.
 
         on_tick: called several times per second, in the caller's thread, with the number of ended requests.
-        Raises ApiError if a request fails or the engine refuses it, and ValueError if it can never fit. All other requests are
-        then cancelled; also if on_tick raises, or the caller is interrupted.
+        Raises ApiError if a request fails or the engine refuses it, and ValueError if it can never fit. Then, and if on_tick
+        raises or the caller is interrupted, all other requests are cancelled.
         """
         batch = _Batch(self.engines, works)
         future = asyncio.run_coroutine_threadsafe(batch.run(), self._loop)
@@ -70,7 +70,7 @@ class EngineLoop:
         """Release the queue pair and end the thread. A second call has no effect."""
         if (
             self._loop.is_closed() or threading.current_thread() is self._thread
-        ):  # called by the garbage collector in the loop's thread
+        ):  # the garbage collector calls it in the loop's thread
             return
         with contextlib.suppress(TimeoutError):
             self._call(self._end(), END_S)

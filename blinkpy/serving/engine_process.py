@@ -1,4 +1,4 @@
-"""An engine in this process: as `blinkpy engine`, or as a child of `serve` and `LLM`."""
+"""Runs an engine in this process, for `blinkpy engine` or as a child of `serve` or `LLM`."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ from blinkpy.recording.recording_layout import remove_dead_links
 from blinkpy.transport.contract import TransportError, check_end
 from blinkpy.transport.segment import FOLDER, unlink_stale
 
-START_SILENCE_S = 600.0  # time limit between two progress reports of a start; each phase and each shard of weights is reported
+START_SILENCE_S = 600.0  # time limit between two progress reports of a start: one per phase and per shard of weights
 ENGINE_STOP_S = 10.0  # time limit for an orderly end
-LONGEST_END_S = 30.0  # in addition to --shutdown-s; then the kernel ends the engine
+LONGEST_END_S = 30.0  # beyond --shutdown-s; then the kernel kills the engine
 OPENMP_SPINS = 2000
 ENGINE = "engine"  # name in the log
 
@@ -110,18 +110,17 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
         finally:
             timer.cancel()
             if timer.is_alive():
-                timer.join(1)  # a thread that still runs at the interpreter's end would crash the process
+                timer.join(1)  # a thread still running at interpreter shutdown would crash the process
             listener.close()
             engine.close()
     return 0
 
 
 def spare_cores() -> None:
-    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. To be called
-    before torch is imported.
+    """Let OpenMP's threads sleep soon after a parallel region, unless the user configured this. Call it before torch is imported.
 
-    By default GNU's threads spin 300,000 times, even on busy cores for a thread that is not scheduled. With
-    OPENMP_SPINS, a token took a fifth of the time on two busy cores, and the same time on two idle cores.
+    By default, GNU's threads spin 300,000 times, even if the thread they wait for has no core. With OPENMP_SPINS, a token took a
+    fifth of the time on two busy cores, and no longer on two idle cores.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
@@ -138,7 +137,7 @@ def private_name() -> str:
 
 
 def remove_leftovers() -> None:
-    """Remove segments of earlier `serve` and `LLM` processes that were killed with their engines."""
+    """Remove the segments of earlier `serve` and `LLM` processes that were killed together with their engines."""
     for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's
             unlink_stale(path.name.removeprefix("blinkpy."))

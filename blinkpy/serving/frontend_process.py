@@ -1,4 +1,4 @@
-"""Front ends started by this process: as `blinkpy frontend`, or as a child of `serve`."""
+"""Runs front ends, for `blinkpy frontend` or as a child of `serve`."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from blinkpy.process_exit import Signals, end_within, exit_process
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
 
-# The addresses and files of front ends: checked before a model is loaded for minutes, and printed when the
+# Checks addresses and files of front ends before a model loads for minutes, and prints the address when the
 # server is ready.
 
 
 def check_access(config: Config, inherited: bool = False) -> None:
-    """Check addresses, certificates, chat template, keys and packages before the model is loaded. inherited:
-    the sockets exist already. Raises ConfigError.
+    """Check addresses, certificates, chat template, keys and packages before the model is loaded. inherited: whether the sockets
+    already exist. Raises ConfigError.
     """
     keys_of(config).read()
     if config.model.chat_template:
@@ -44,9 +44,7 @@ def check_access(config: Config, inherited: bool = False) -> None:
 
 
 def check_certificates(access: AccessOptions) -> None:
-    """Raise ConfigError for unusable certificates. A key with a passphrase is unusable, because no user can
-    type it.
-    """
+    """Raise ConfigError for unusable certificates. A key with a passphrase is unusable, because no user can enter it."""
     if not access.ssl_certfile:
         return
     context, used = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"ssl_certfile {access.ssl_certfile} with its key"
@@ -83,13 +81,13 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     url = f"{scheme}://localhost" if access.uds else base_url(config.frontend.host, port, scheme)
     where = f"the Unix socket {access.uds}" if access.uds else url
     options = f" --unix-socket {shlex.quote(access.uds)}" if access.uds else ""
-    options += " --insecure" if access.ssl_certfile else ""  # the certificate seldom contains this machine's address
+    options += " --insecure" if access.ssl_certfile else ""  # certificates rarely contain this machine's address
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if any(keys_of(config)[:2]) else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
-    with contextlib.suppress(OSError):  # the server also serves with a full disk or a closed pipe
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe must not stop the server
         print(
             f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
             f"curl -N{options} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
@@ -99,7 +97,7 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
 
 FRONTEND_START_S = 60.0
 FRONTEND_HURRY_S = 3.0  # time for workers to answer their clients after a second signal
-SPARE_S = 3.0  # after the time limit of the last worker, before the kernel ends the front end
+SPARE_S = 3.0  # from the last worker's time limit until the kernel kills the front end
 PACKAGES = ("httptools", "jinja2", "msgspec", "orjson", "tokenizers", "uvloop")
 
 
@@ -133,7 +131,7 @@ def run_front(
 ) -> int:
     """Run front ends until SIGTERM or SIGINT, in the main thread. The model must be a local folder.
 
-    quiet: the parent reports a second signal.
+    quiet: whether the parent reports a second signal instead.
     starts_fd: see frontend_child.
     inherited: sockets from the previous front end.
     """

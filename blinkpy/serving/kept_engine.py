@@ -1,12 +1,11 @@
-"""The engine of `blinkpy serve`: its process, and with --restart a new process after each death.
+"""Keeps the engine of `blinkpy serve` running: with --restart, each death is followed by a new process.
 
 After a death, the recording is saved and the segment removed before the next start. An engine without a
-heartbeat for engine_hang_s is killed first. The heartbeat comes from its loop, not from the process: if the
-loop is on a GPU, it still serves while the process is stopped.
+heartbeat for engine_hang_s is killed first. The engine's loop sends the heartbeat, not its process: a loop on a GPU serves even
+while the process is stopped.
 
 The pause before a start doubles up to PAUSES_S, and is reset after an engine that served for a while.
-EngineStarts publishes the time of the next start to front ends, which detect the death and attach to the new
-engine themselves.
+EngineStarts publishes the time of the next start to front ends, which detect the death themselves and attach to the new engine.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from blinkpy.recording.recording_reader import RecordingReader, save_crash
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.transport.segment import open_file, segment_path, unlink_stale
 
-# The health of an engine on this machine, for the process that watches it: its fault, and its progress.
+# The health of an engine on this machine, for the process that watches it: fault and progress.
 
 
 class EngineLife:
@@ -52,15 +51,15 @@ class EngineLife:
         return self._words[self._control + W.CONTROL_FAULT] != 0
 
     def beat(self) -> int:
-        """A number that changes while the engine's loop turns or a step computes. A loop on the GPU changes it independently of
+        """A counter that changes while the engine's loop turns or a step computes. A loop on the GPU changes it independently of
         the host.
         """
         return self._words[self._engine + W.ENGINE_HEARTBEAT] + self._words[self._engine + W.ENGINE_PROGRESS]
 
 
 PAUSES_S = (0.5, 60.0)  # first and maximum pause
-FAULT_EXIT_S = 30.0  # from a fault to the end of the process, which saves its recording and frees its resources
-START_STOP_S = 1.0  # maximum time for the end of a starting engine, which has no requests
+FAULT_EXIT_S = 30.0  # from a fault to the process's exit; meanwhile it saves its recording and frees its resources
+START_STOP_S = 1.0  # time limit for stopping an engine that still starts, and has no requests
 
 logger = logging.getLogger("blinkpy.serve")
 
@@ -68,8 +67,7 @@ logger = logging.getLogger("blinkpy.serve")
 class KeptEngine:
     """The engine's processes, one after another, with the config's segment.
 
-    hurry: returns whether a second signal arrived.
-    called: name in the log.
+    hurry: returns whether a second signal arrived. called: the engine's name in the log.
     environment: additional environment variables of its processes.
     """
 
@@ -109,15 +107,15 @@ class KeptEngine:
         self._process.start()
 
     def look(self, timeout_s: float = 0.0, on_progress: ProgressCallback = no_progress) -> Death | None:
-        """Wait up to timeout_s seconds for reports. If the engine has just been found dead, or was killed because it
-        hung: save its recording, and return its death.
+        """Wait up to timeout_s seconds for reports. If the engine died, or was killed because it hung, save its recording and
+        return its death.
         """
         served = self.ready
         death = self._process.look(timeout_s, on_progress)
         if not served and self.ready:
             self._serves()
         if death is not None and death.code < 0 and self._recording is not None and self._faulted_at is None:
-            # A process that exits with an error has saved its recording itself.
+            # A process that exits with an error has already saved its recording.
             engine = self._config.engine
             logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {death.how}"))
         return death
@@ -138,7 +136,7 @@ class KeptEngine:
             self._starts.expect(self._process.start_s)
 
     def end(self, drain_s: float = 0.0) -> None:
-        """End the process, in order if it serves. Its segment is removed then.
+        """End the process, in order if it serves, and remove its segment.
 
         drain_s: maximum time for its requests.
         """
@@ -149,7 +147,7 @@ class KeptEngine:
         engine = self._config.engine
         self.flags = str(self._process.facts.get("flags", ""))
         self._faulted_at, self._hang = None, BeatWatch(engine.engine_hang_s)
-        with contextlib.suppress(OSError):  # it has died already, which the next look() reports
+        with contextlib.suppress(OSError):  # it is already dead, as the next look() will report
             self._life = EngineLife(engine.name)
         if engine.record_steps:
             with contextlib.suppress(RecordingError):
@@ -178,7 +176,7 @@ class KeptEngine:
         remove_dead_links()
 
 
-# The engines of `blinkpy serve`, from one to many: each is a KeptEngine.
+# The engines of `blinkpy serve`: one or more KeptEngines.
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -245,7 +243,7 @@ class EngineGroup:
                 wait_s = REPORT_S if engine is starting[0] else 0.0
                 death = engine.look(wait_s, on_progress if first else no_progress)
                 if death is not None:
-                    on_tick()  # its exceptions have priority
+                    on_tick()  # first, because its exceptions have priority
                     if not engine.served:
                         raise death.start_error
                     self._died(engine, death)
@@ -255,7 +253,7 @@ class EngineGroup:
                     engine.restart_if_due()
 
     def look(self, timeout_s: float = 0.0) -> None:
-        """Watch all engines, waiting up to timeout_s seconds for reports, and restart dead engines.
+        """Wait up to timeout_s seconds for reports of all engines, and restart dead engines.
 
         Call it several times a second.
         """

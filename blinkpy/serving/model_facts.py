@@ -43,7 +43,7 @@ class Tried(NamedTuple):
     form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks", "mxfp4", "w4a16" or "nvfp4"
     kv_cache: str  # value of --kv-cache-dtype
     gpu: str
-    agrees: bool  # log probabilities are within the test's limit
+    agrees: bool  # whether log probabilities were within the test's limit
     largest_error: float | None  # of a log probability
     date: str
     commit: str
@@ -57,9 +57,7 @@ class Tried(NamedTuple):
 
 
 def widths_of(model: DecoderDescription) -> str:
-    """The sizes on which the choice of kernels for a model's layers depends. Models with equal sizes share
-    results.
-    """
+    """The sizes that determine the kernels of a model's layers, as a key. Models with equal sizes share results."""
     mlps = []
     for mlp in model.mlps:
         if isinstance(mlp, Experts):
@@ -72,7 +70,7 @@ def widths_of(model: DecoderDescription) -> str:
 
 
 def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
-    """The runs of models with these widths, in the order of the file. Raises ConfigError for a damaged file."""
+    """The GPU runs of models with these widths, in file order. Raises ConfigError for a damaged file."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return [Tried(**run) for run in document["runs"].get(widths_of(model), [])]
@@ -82,7 +80,7 @@ def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # approximate memory, bytes
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks", "q_b", "kv_b")
-PROBE_CHARACTERS = 1 << 16  # of a chat template's text
+PROBE_CHARACTERS = 1 << 16  # characters of the text that probes a chat template
 T = TypeVar("T")
 logger = logging.getLogger("blinkpy.engine")
 LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
@@ -91,10 +89,8 @@ LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
 class GpuFit(NamedTuple):
     """How a model fits on a GPU.
 
-    context: tokens of the longest sequence.
-    cached: total tokens of all sequences.
-    problem: why it does not fit, or "".
-    slots: requests in flight of a worker.
+    context: longest sequence, tokens. cached: total tokens of all sequences. problem: why it does not fit, or "". slots: maximum
+    requests in flight per worker.
     """
 
     gpu: str
@@ -108,8 +104,8 @@ class GpuFit(NamedTuple):
 class ModelFacts:
     """Facts of a model. Bytes are for the serving dtype.
 
-    problems: why it can't be served, as in the error messages.
-    notes: logged warnings.
+    problems: reasons why it can't be served, as in error messages.
+    notes: warnings from the log.
     """
 
     model_class: str = "?"
@@ -160,7 +156,7 @@ def model_facts(folder: Path, config: Config, *, hub_id: str, gpus: dict[str, in
 
 
 def _with_head(model: DecoderDescription, head: str) -> DecoderDescription:
-    """The description with a draft head, whose tensors are checked if it is in a local folder. head: its folder, or ""."""
+    """The description with a draft head. The head's tensors are checked if it is in a local folder. head: its folder, or ""."""
     if not head:
         return model
     local = Path(head).expanduser().exists()
@@ -191,7 +187,7 @@ def itemsize_of(model: DecoderDescription, config: Config) -> int:
 def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuFit:
     """How a model fits on GPUs with `total` free bytes each, by the arithmetic of an engine's start.
 
-    config: tensor_parallel_size says how many GPUs have a part of the model.
+    config: tensor_parallel_size is the number of GPUs that share the model.
     """
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
     ranks = config.engine.tensor_parallel_size
@@ -288,7 +284,7 @@ def _ring_bytes_per_slot(model: DecoderDescription, rings: RingSizes | None, ite
 
 
 def _each(numbers: Iterable[int]) -> int | str:
-    """The number, or all different numbers in the order of layers."""
+    """The common number, or else all distinct numbers in layer order."""
     found = list(dict.fromkeys(numbers))
     return found[0] if len(found) == 1 else ", ".join(map(str, found))
 
@@ -336,7 +332,7 @@ def _tried(facts: ModelFacts, make: Callable[[], T]) -> T | None:
 
 @contextmanager
 def _collected(notes: list[str]) -> Iterator[None]:
-    """Append warnings that are logged meanwhile to `notes`."""
+    """Append the warnings logged within the block to `notes`."""
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

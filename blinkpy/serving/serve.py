@@ -4,10 +4,10 @@ Order of a start: find the model, start engine and front ends concurrently, wait
 address. Until the engine is ready, the front ends answer 503.
 
 Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine stops, then the
-segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine). If a failure ends the
-server, its last line states the reason, after those of the other processes.
+segment is removed. An engine that dies earlier is restarted (blinkpy.serving.kept_engine). If a failure ends the server, its last
+log line states the reason.
 
-No death prevents the next start: children end with this process (blinkpy.processes), a segment without a
+A killed process never blocks the next start: children end with this process (blinkpy.processes), a segment without a
 living engine is removed (blinkpy.transport.segment), and segments of `serve` have unique names.
 """
 
@@ -34,8 +34,8 @@ from blinkpy.transport.contract import chosen_end
 
 logger = logging.getLogger("blinkpy.serve")
 
-LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # in addition to --shutdown-s; then the kernel ends this process
-FAULT_GRACE_S = 5.0  # time for which front ends answer with errors after the engine's death
+LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # beyond --shutdown-s; then the kernel kills this process
+FAULT_GRACE_S = 5.0  # how long front ends answer with errors after the engine's death
 
 
 def serve(config: Config, given: frozenset[str]) -> int:
@@ -101,7 +101,7 @@ def _run(config: Config) -> int:
             progress("connecting front ends")
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look_at_engines)
             ready.append(frontend)
-            if hang_ups:  # it may have read its files before the signal
+            if hang_ups:  # the front end may have read its files before the signal
                 frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
 
@@ -124,7 +124,7 @@ def _run(config: Config) -> int:
 
 
 def watch(engines: EngineGroup, tick: Tick) -> str:
-    """Wait until an engine has died that is not restarted. Returns the reason, after FAULT_GRACE_S. Raises exceptions
+    """Wait for the death of an engine that is not restarted. Returns the reason, after FAULT_GRACE_S. Raises exceptions
     of tick.
     """
     while not engines.lost:

@@ -1,1 +1,1 @@
-"""Checks of the scheduler, before and after serving."""
+"""Checks the scheduler, before and after serving."""

@@ -20,10 +20,10 @@ from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.metrics import Metrics
 
-RESERVED = 16  # one of this many slots is closed to a tenant that holds all others, so another tenant never waits for it
+RESERVED = 16  # 1/RESERVED of the slots stay free for other tenants: no single tenant may take the last ones
 QUANTUM = 4  # slots that a request of many choices gets at a time while others wait
 LOOK_S = 0.05  # interval of checks of the waiting queue: for deadlines, and for limits that other workers no longer exhaust
-MOST_REFUSED = 8  # requests in a turn of the event loop that have waited too long: each one's task ends in the next turn
+MOST_REFUSED = 8  # requests in a turn of the event loop that have waited too long: their tasks end in the next turn
 SETTLE_S = 0.05  # interval of charges to running requests: thousands of them take a millisecond
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -34,7 +34,7 @@ class Admission:
 
     free_slots: the number of free slots in the queue pair.
     places: names of the grammars and token rules in flight, and the engine's limit on different names.
-    slots: the slots of all queue pairs, free or not.
+    slots: total slots of all queue pairs, free and used.
 
     Raises ConfigError for keys that can't be used.
     """
@@ -48,20 +48,20 @@ class Admission:
         free_slots: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         places: Callable[[], tuple[set[int], int]] = lambda: (set(), 1 << 30),
-        slots: Callable[[], int] = lambda: 0,  # of all queue pairs, free or not
+        slots: Callable[[], int] = lambda: 0,  # total of all queue pairs
     ):
         self._options, self._keys, self.table = options, keys, table
         self._metrics, self._free_slots, self._clock = metrics, free_slots, clock
         self._places = places  # see `places` above
         self._slots, self._used_slots = slots, dict[str, int]()  # slots of each tenant in this worker
-        self._known: tuple[set[int], int] | None = None  # with admitted requests; for one pass over the queue
+        self._known: tuple[set[int], int] | None = None  # names of admitted requests, cached for one pass over the queue
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
-        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # set at admission or refusal; in the order of arrival
+        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # resolved at admission or refusal; in arrival order
         self._running: dict[Ticket, None] = {}
         self._numbers = self._reserved = self._best_effort = 0
         self._settled = -math.inf  # the last charge of all running requests, s
         self._somebody = asyncio.Event()  # waits
-        self._reading = asyncio.Lock()  # so that the keys read last are installed last
+        self._reading = asyncio.Lock()  # concurrent reloads must install keys in the order of their reads
         self._closed: ApiError | None = None
         self._install(keys.read())
 
@@ -83,7 +83,7 @@ class Admission:
                 self._buckets[tenant.name] = same
 
     def _bucket(self, tenant: Tenant, per_minute: int, now: float) -> TokenBucket:
-        """A tenant's token bucket, in the last state that any worker stored, even before a restart; otherwise full."""
+        """A tenant's token bucket, in the state that a worker stored last, also before a restart; full if no state is stored."""
         state = self.table.bucket(tenant.number, per_minute)
         level, seen = (float(per_minute), now) if state is None or state[1] > now else state
         return TokenBucket(per_minute, seen, self.table.total(tenant.number, "tokens"), level)
@@ -128,7 +128,7 @@ class Admission:
         If ticket.inside is False, call `wait` next; call `leave` in any case. An admitted request may have only some
         of its slots: the others follow one by one, through ticket.more.
 
-        Raises ApiError with status 400, and with 429 if a limit leaves the request no place in the queue.
+        Raises ApiError with status 400, and with 429 if a limit keeps the request out of the queue.
         """
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
@@ -186,7 +186,7 @@ class Admission:
         self.table.set_bucket(tenant.number, bucket.per_minute, bucket.level, now)
 
     def _find_place(self, ticket: Ticket, now: float) -> None:
-        """Raise ApiError if the request may not wait. A request above a whole limit may wait if no other request does."""
+        """Raise ApiError if the request may not wait. A request that alone exceeds a limit may wait if the queue is empty."""
         if self._closed is not None:
             raise self._closed.again()
         tenant = ticket.tenant
@@ -238,24 +238,24 @@ class Admission:
             self._charge(ticket, -ticket.charged)
         ticket.more = ticket.refuse = None
         if self._queue.requests:
-            self._queue.recall(None if ticket.names else ticket.tenant.name)  # places are free, or slots within its limits
+            self._queue.recall(None if ticket.names else ticket.tenant.name)  # its names or slots became free
             self.admit()
 
     # ---- the waiting queue --------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Give free slots to waiting requests in turn; to be called when slots may have become free."""
+        """Give free slots to waiting requests, in fair order. Call it when slots may have become free."""
         self._known = None
         if not self._queue.requests:
             return
         now = self._clock()
-        if self._queue.tenants > 1:  # with one tenant there is nothing to compare, and a charge costs time per request
+        if self._queue.tenants > 1:  # a charge costs time per request, and a single tenant needs no fairness
             self._settle(now)
         while (free := self._free()) > 0:
             ticket = self._queue.first(self._may_run, self._may_begin, (1,) if self._class_left() <= 0 else ())
             if ticket is None:
                 return
-            # If others wait too, a request of many slots takes turns with them.
+            # A request that needs many slots takes turns with other waiting requests.
             most = free if self._queue.requests == 1 else QUANTUM
             self._grant(ticket, min(free, most, self._allowed(ticket)), now)
 
@@ -274,16 +274,16 @@ class Admission:
         if first and not future.done():
             future.set_result(None)
         elif not first:
-            asyncio.get_running_loop().call_soon(_continue, ticket)  # not within the poll that freed the slot
+            asyncio.get_running_loop().call_soon(_continue, ticket)  # the poll that freed the slot must finish first
 
     def refuse_all(self, error: ApiError, permanent: bool = False) -> None:
-        """Refuse all waiting requests. permanent: later ones, too."""
+        """Refuse all waiting requests. permanent: also refuse later requests."""
         self._closed = error if permanent else self._closed
         for ticket in list(self._waiting):
             self._fail(ticket, error)
 
     def sweep(self) -> None:
-        """Charge for generated tokens; to be called about once a second."""
+        """Charge tenants for generated tokens. Call it about once a second."""
         for ticket in self._running:
             self._settle_one(ticket)
         now = self._clock()
@@ -297,13 +297,12 @@ class Admission:
         return self._allowed(ticket) > 0
 
     def _may_begin(self, tenant: Tenant, best_effort: int) -> bool:
-        """Whether the limits of a tenant and a class leave a slot to a request without slots."""
+        """Whether the limits of a tenant and a class permit a first slot."""
         tenant = self.tenants.get(tenant.name, tenant)
         return min(self._within_limits(tenant, best_effort), self._beyond_reserve(tenant)) > 0
 
     def _allowed(self, ticket: Ticket) -> int:
-        """The number of missing slots that the limits of tenant and class permit; 0 if its grammar has no place in the
-        engine."""
+        """How many more slots the limits of tenant and class permit this request; 0 if the engine can't store its grammar now."""
         tenant = self.tenants.get(ticket.tenant.name, ticket.tenant)
         missing, unreserved = ticket.slots - ticket.granted, self._beyond_reserve(tenant)
         if unreserved < missing:  # slots of ended choices are free
@@ -312,25 +311,25 @@ class Admission:
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
     def _class_left(self) -> float:
-        """Further slots of best effort within max_flex_requests."""
+        """How many more slots best effort may take under max_flex_requests."""
         most = self._options.max_flex_requests
         return most - self._best_effort if most else math.inf
 
     def _within_limits(self, tenant: Tenant, best_effort: int) -> float:
-        """Further slots within max_flex_requests and the tenant's own limit."""
+        """How many more slots max_flex_requests and the tenant's limit permit."""
         left = self._class_left() if best_effort else math.inf
         if tenant.requests is not None:
             left = min(left, tenant.requests - self.table.total(tenant.number, "requests_in_flight"))
         return left
 
     def _beyond_reserve(self, tenant: Tenant) -> float:
-        """Further slots of a tenant, if other tenants keep theirs."""
+        """How many more slots a tenant may take without using the reserve of other tenants."""
         slots = self._slots()
         reserve = slots // RESERVED if len(self.tenants) > 1 else 0
         return slots - reserve - self._used_slots.get(tenant.name, 0) if reserve else math.inf
 
     def _has_places(self, names: frozenset[int]) -> bool:
-        """Whether the engine has places for a grammar and token rules."""
+        """Whether the engine can store this grammar and these token rules now."""
         if self._known is None:
             known, most = self._places()
             known = known.union(*(ticket.names for ticket in self._running if ticket.reserved and ticket.names))
@@ -365,7 +364,7 @@ class Admission:
                 await asyncio.sleep(0)
 
     def _look(self) -> bool:
-        """Refuse some of the requests that have waited too long, and admit others. Returns whether to look again soon."""
+        """Refuse up to MOST_REFUSED requests that waited too long, and admit others. Returns whether to call it again soon."""
         deadline = self._clock() - self._options.max_waiting_s
         for refused in range(MOST_REFUSED + 1):
             ticket = next(iter(self._waiting), None)
@@ -376,7 +375,7 @@ class Admission:
             text = f"the request has waited {self._options.max_waiting_s} s for a slot"
             retry_s = self._rate.retry_s(self._clock(), self._queue.tokens)
             self._fail(ticket, self._refuse(ticket.tenant, "max_waiting_s", text, retry_s))
-        self._queue.recall()  # other workers may have freed limits
+        self._queue.recall()  # other workers may have ended requests of tenants at their limits
         self.admit()
         if not self._waiting:
             self._somebody.clear()
@@ -391,7 +390,7 @@ class Admission:
 
     def _fail(self, ticket: Ticket, error: ApiError) -> None:
         future = self._stop_waiting(ticket)
-        if ticket.inside:  # with some of its slots
+        if ticket.inside:  # it already has some slots
             if ticket.refuse is not None:
                 ticket.refuse(error)
             return
@@ -403,7 +402,7 @@ class Admission:
     # ---- accounts ----------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
-        """Charge all running requests for their generated tokens, unless that was done a moment ago."""
+        """Charge all running requests for their generated tokens, at most once per SETTLE_S."""
         if now - self._settled >= SETTLE_S:
             self._settled = now
             for ticket in self._running:
@@ -429,7 +428,7 @@ class Admission:
         self._metrics.gauge("waiting_tokens", self._queue.tokens)
 
     def _refuse(self, tenant: Tenant, limit: str, text: str, retry_s: int) -> ApiError:
-        """A 429, counted; its code is the name of the limit."""
+        """Count a refusal, and return its 429. The error's code is the limit's name."""
         self._metrics.count(f"refused_{limit}")
         self.table.add(tenant.number, "requests_refused", 1)
         return ApiError(429, f"The server is busy: {text} ({limit}).", code=limit, retry_s=retry_s)

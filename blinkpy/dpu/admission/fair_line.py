@@ -1,14 +1,13 @@
-"""A queue that is fair between owners, pure and without a clock.
+"""A fair queue over owners: pure, and without a clock.
 
 It is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), with the virtual time of weighted fair queueing (Demers,
 Keshav and Shenker, SIGCOMM 1989).
 
-Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least virtual time is
-next, with its oldest item.
-An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. That time advances by
-each charge divided by the weights of the owners that wait, so that new owners without end delay an earlier one by a round. Of two
-owners of equal weight that always have items, the charges differ by at most two items. Push and pop cost the logarithm of the
-number of owners.
+Each owner has a virtual time: the sum of its charges divided by its weight. `pop` takes the oldest item of the owner with the
+least virtual time. An owner that was idle restarts at the virtual time of the queue, so idle owners collect no credit. Each
+charge, divided by the total weight of the waiting owners, advances the queue's time. So any number of new owners delays an
+earlier owner by at most one round. The charges of two owners of equal weight that always have items differ by at most two items.
+Push and pop cost the logarithm of the number of owners.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
-MOST_IDLE = 1024  # owners that are remembered before those without items and debts are dropped
+MOST_IDLE = 1024  # number of owners at which those without items and debts are first dropped
 
 Item = TypeVar("Item")
 
@@ -25,32 +24,32 @@ Item = TypeVar("Item")
 class _Owner(Generic[Item]):
     weight: float
     finish: float = 0.0  # virtual time
-    size: float = 0.0  # of its items, in the unit of push()
+    size: float = 0.0  # total size of its items, in the unit of push()
     queued: bool = False  # whether it has an entry in the heap
-    newest_next: bool = True  # of a queue with both ends
+    newest_next: bool = True  # with both_ends: whether the next pop takes the newest item
     items: deque[tuple[Item, float]] = field(default_factory=deque)
 
 
 class FairLine(Generic[Item]):
     """Items of owners, by name.
 
-    both_ends: whether an owner's newest and its oldest item are next in turns, not the oldest alone. Then a new item does not
-    wait for a crowd, and newer items without end delay an item by no more than twice the owner's queue.
+    both_ends: pop an owner's newest and oldest items alternately, instead of always the oldest. So a new item need not wait for a
+    long queue, and any number of newer items at most doubles an item's wait.
     """
 
     def __init__(self, both_ends: bool = False) -> None:
         self._both_ends = both_ends
         self._owners: dict[str, _Owner[Item]] = {}
-        self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each queued owner, at most its finish
-        self._most = MOST_IDLE  # owners before the next search for those to drop; it doubles, so that searches are rare
-        self._now = self._latest = 0.0  # the queue's virtual time, and the greatest of any owner
+        self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry per queued owner; key: at most its finish
+        self._most = MOST_IDLE  # number of owners that starts the next search for idle ones; it doubles, so searches are rare
+        self._now = self._latest = 0.0  # virtual time of the queue, and the greatest virtual time of an owner
         self._pushed = self.count = 0
-        self.size = self._weights = 0.0  # of items; of the owners in the heap
+        self.size = self._weights = 0.0  # total size of items; total weight of owners in the heap
 
     def push(self, name: str, weight: float, item: Item, size: float = 0.0) -> None:
         """Append an item of an owner. size: in any unit, for `largest`."""
         if not self.count:
-            self._now = max(self._now, self._latest)  # without a queue, no owner has fallen behind
+            self._now = max(self._now, self._latest)  # an empty queue leaves no owner behind
         owner = self._owners.get(name)
         if owner is None:
             if len(self._owners) >= self._most:
@@ -119,7 +118,7 @@ class FairLine(Generic[Item]):
 
     @property
     def owners(self) -> int:
-        """The number of owners that have items, or had some until now."""
+        """The number of owners that have items, or that are not yet dropped."""
         return len(self._heap)
 
     def head(self, name: str) -> Item | None:

@@ -1,15 +1,15 @@
-"""Requests that wait for a slot, in an order that is fair between tenants: pure, and without a clock.
+"""The fair queue of requests that wait for a slot: pure, and without a clock.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a
-counter of its served tokens, divided by its weight. The tenant with the least counter is next, with its first request.
-A tenant that begins to wait starts at the lowest counter of the waiting tenants, so that no tenant saves up service.
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a counter of its
+served tokens, divided by its weight. The first request of the tenant with the least counter is next. A tenant that was idle
+restarts at the lowest counter of the waiting tenants, so idle tenants collect no credit.
 
 The counters of two tenants that always wait differ by at most (P + O) / w: P tokens of one prompt, O tokens of
-the concurrent outputs, w the smaller weight. This holds within a class: latency-sensitive requests precede best
-effort, except that one best-effort request follows MOST_AHEAD consecutive ones.
+the concurrent outputs, w the smaller weight. This holds within a class: latency-sensitive requests precede best effort, but one
+best-effort request follows each MOST_AHEAD consecutive latency-sensitive requests.
 
-Each operation costs the logarithm of the number of waiting tenants: heaps hold them by counter and by waiting tokens. A
-tenant whose requests may not run is set aside until `recall`.
+Each operation costs the logarithm of the number of waiting tenants: heaps hold them by counter and by waiting tokens. A tenant
+whose requests may not run is skipped until `recall`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from blinkpy.dpu.generation import Generation
 
 MOST_AHEAD = 7
 MOST_PASSED = 256  # requests at the head of a tenant's queue that are considered
-MOST_INVALID = 64  # entries of a heap that are no longer valid, in addition to one for each valid entry
+MOST_INVALID = 64  # maximum stale entries of a heap, beyond its number of valid entries
 CLASSES = (0, 1)  # latency-sensitive, best effort
 
 
@@ -34,7 +34,7 @@ CLASSES = (0, 1)  # latency-sensitive, best effort
 class Ticket:
     """One HTTP request in the queue, and later in slots; each choice takes one slot.
 
-    prompt_tokens: tokens of all its prompts. tokens: maximum number, including the outputs of all choices.
+    prompt_tokens: tokens of all its prompts. tokens: prompt_tokens plus the maximum output tokens of all choices.
     """
 
     tenant: Tenant
@@ -42,18 +42,18 @@ class Ticket:
     tokens: int
     slots: int
     priority: int = 0
-    number: int = 0  # in the order of arrival
+    number: int = 0  # arrival order
     since: float = 0.0  # arrival time, s
     waited: float = 0.0  # waiting time for the first slot, s
-    turn: asyncio.Future[None] | None = None  # if it has to wait: set when it is admitted or refused
+    turn: asyncio.Future[None] | None = None  # only if it must wait: resolved at admission or refusal
     refusal: ApiError | None = None
     inside: bool = False
     reserved: int = 0  # slots granted but not yet taken from the queue pair
-    charged: float = 0  # tokens charged to its tenant for it
+    charged: float = 0  # tokens charged to its tenant so far
     granted: int = 0  # slots granted, of `slots`
-    names: frozenset[int] = frozenset()  # names of its grammar and token rules, which take places of the engine
-    more: Callable[[], None] | None = None  # called when it gets further slots, after the first
-    refuse: Callable[[ApiError], None] | None = None  # called when it gets no further slots
+    names: frozenset[int] = frozenset()  # of its grammar and token rules, which occupy storage in the engine
+    more: Callable[[], None] | None = None  # called for each later grant of slots
+    refuse: Callable[[ApiError], None] | None = None  # called if its missing slots are refused
     generations: list[Generation] = field(default_factory=list)
     best_effort: int = 0  # its class, as in RequestParameters
 
@@ -64,18 +64,18 @@ class Ticket:
 
 
 class _LeastFirst:
-    """Names by keys, the least key first.
+    """A priority queue of names, least key first.
 
-    A key that has grown is corrected once its name would be first, so growing keys cost nothing. key: returns the key of a name.
+    Keys are lazy: a grown key is corrected only when its name reaches the top. key: returns the key of a name.
     """
 
     def __init__(self, key: Callable[[str], Any]):
         self._key = key
-        self._entries: list[tuple[Any, str]] = []  # a heap: at least the entry of each name, which is at most its key
+        self._entries: list[tuple[Any, str]] = []  # a heap with an entry for each name; an entry is at most the name's key
         self._keys: dict[str, Any] = {}  # key in the valid entry of each name
 
     def note(self, name: str) -> None:
-        """Add a name, or note that its key may have become smaller."""
+        """Add a name, or update it after its key may have decreased."""
         key = self._key(name)
         if name not in self._keys or key < self._keys[name]:
             self._keys[name] = key
@@ -85,11 +85,11 @@ class _LeastFirst:
                 heapify(self._entries)
 
     def drop(self, name: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name, if present."""
         self._keys.pop(name, None)
 
     def first(self) -> str | None:
-        """The name of the least key."""
+        """The name with the least key."""
         while self._entries:
             key, name = self._entries[0]
             if name not in self._keys or self._keys[name] != key:
@@ -107,11 +107,11 @@ class FairQueue:
         self._waiting: dict[str, list[Ticket]] = {}
         self._tokens: dict[str, int] = {}  # waiting tokens of each tenant
         self._served: dict[str, float] = {}  # the counters
-        self._last = 0.0  # the counter of the last served tenant, when the queue became empty
+        self._last = 0.0  # counter of the last served tenant when the queue became empty
         self._ahead = 0  # consecutive latency-sensitive requests admitted while a best-effort request waited
-        self.tokens = self.requests = self.best_effort = 0  # of all waiting requests; number of best-effort requests
+        self.tokens = self.requests = self.best_effort = 0  # totals over waiting requests; the last counts best-effort requests
         self.best_effort_tokens = 0
-        # Waiting tenants: by counter in each class, without those set aside; by counter; by waiting tokens, the most first.
+        # Heaps of waiting tenants: per class by counter, without skipped tenants; by counter; by waiting tokens, largest first.
         self._lines = tuple(_LeastFirst(partial(self._place_in, best_effort)) for best_effort in CLASSES)
         self._aside: tuple[set[str], ...] = tuple(set() for _ in CLASSES)
         self._least, self._largest = _LeastFirst(self._served.__getitem__), _LeastFirst(lambda name: -self._share(name))
@@ -137,7 +137,7 @@ class FairQueue:
         self._place(ticket)
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a request that was served, or gave up."""
+        """Remove a request that was served or cancelled."""
         name = ticket.tenant.name
         own = self._waiting[name]
         del own[bisect_left(own, ticket.order, key=lambda one: one.order)]
@@ -154,7 +154,7 @@ class FairQueue:
         self._place(ticket)
 
     def _place(self, ticket: Ticket) -> None:
-        """Update the heaps after a change of a request's line. If its tenant was set aside, it is looked at again."""
+        """Update the heaps after a change in a request's queue. A skipped tenant is considered again."""
         name, best_effort = ticket.tenant.name, ticket.best_effort
         self._aside[best_effort].discard(name)
         if name in self._waiting:
@@ -181,19 +181,19 @@ class FairQueue:
         return self._tokens[name] / self._waiting[name][0].tenant.weight
 
     def _hold(self, ticket: Ticket, sign: int) -> None:
-        """Add the tokens of a request without a slot, or subtract them."""
+        """Add (sign 1) or subtract (sign -1) the waiting tokens of a request."""
         self.tokens += sign * ticket.tokens
         self._tokens[ticket.tenant.name] += sign * ticket.tokens
         self.best_effort_tokens += sign * ticket.best_effort * ticket.tokens
 
     def admit(self, ticket: Ticket) -> None:
-        """Serve a request: it has all of its slots."""
+        """Serve a request that now has all its slots."""
         self.grant(ticket, ticket.slots - ticket.granted, ticket.number)
 
     def grant(self, ticket: Ticket, slots: int, number: int) -> None:
-        """Serve a request that has got some more of its slots. It waits for the rest after the waiting requests of its tenant.
+        """Serve a request that received some of its slots. It waits for its other slots behind the tenant's waiting requests.
 
-        number: its new place in the order of arrival.
+        number: its new arrival number.
         """
         if not ticket.granted:
             self._hold(ticket, -1)
@@ -217,15 +217,15 @@ class FairQueue:
         self.charge(ticket.tenant, ticket.prompt_tokens)
 
     def overflow(self, ticket: Ticket, most: int) -> list[Ticket]:
-        """The requests to drop, so that at most `most` tokens wait. `ticket` is already in the queue.
+        """The requests to drop so that at most `most` tokens wait. `ticket` is already in the queue.
 
-        The last requests of the tenant with the most waiting tokens relative to its weight are dropped, or `ticket`
-        itself if it is of that tenant. A single request may exceed `most`, and requests with some of their slots stay.
+        They are the newest requests of the tenant with the most waiting tokens per weight; `ticket` itself if it belongs to that
+        tenant. A single request may exceed `most`, and requests that already have slots stay.
         """
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
-        lost = list[tuple[float, str]]()  # a heap of tenants that lose requests, by their remaining share, the largest first
-        totals = dict[str, int]()  # remaining tokens of each of these
-        last = dict[str, Iterator[Ticket]]()  # their requests, the last first
+        lost = list[tuple[float, str]]()  # heap of tenants that lose requests, largest remaining share first
+        totals = dict[str, int]()  # remaining tokens of these tenants
+        last = dict[str, Iterator[Ticket]]()  # requests of these tenants, newest first
         try:
             while tokens > most and tokens > ticket.tokens:
                 name = self._largest.first()
@@ -256,16 +256,15 @@ class FairQueue:
         may_begin: Callable[[Tenant, int], bool],
         closed: Collection[int] = (),
     ) -> Ticket | None:
-        """The next request that may run: of each tenant, the first one of a class among its MOST_PASSED first
-        requests.
+        """The next request that may run. It searches the first MOST_PASSED requests of each tenant and class.
 
-        A request without a place for its grammar does not block requests without a grammar. A tenant of which no request
-        may run is set aside, unless one of these has slots already.
+        A request that waits for grammar storage does not block requests without a grammar. If no request of a tenant may run, the
+        tenant is skipped until `recall`, unless one of the requests already has slots.
 
         may_run: whether a request may get a slot.
-        may_begin: whether the limits of a tenant and a class leave a slot to a request without slots. If not, such
-        requests are skipped without a call of may_run, so a tenant at its limits costs little.
-        closed: classes of which no request may run.
+        may_begin: whether the limits of a tenant and a class permit a first slot. If not, requests without slots are skipped
+        without a call of may_run, so a tenant at its limits costs little.
+        closed: classes whose requests may not run now.
         """
         for best_effort in CLASSES if self._ahead < MOST_AHEAD else CLASSES[::-1]:
             line, passed, found = self._lines[best_effort], list[str](), None
@@ -283,7 +282,7 @@ class FairQueue:
     def _first_of(
         self, name: str, best_effort: int, may_run: Callable[[Ticket], bool], may_begin: Callable[[Tenant, int], bool]
     ) -> tuple[Ticket | None, bool]:
-        """The first request of a tenant that may run, and whether one of those passed over has slots."""
+        """The first request of a tenant that may run, and whether a skipped request has slots."""
         own, begun, begins_any = self._waiting[name], False, None
         begin = bisect_left(own, best_effort, key=lambda one: one.best_effort)
         for ticket in own[begin : begin + MOST_PASSED]:
@@ -297,7 +296,7 @@ class FairQueue:
         return None, begun
 
     def recall(self, name: str | None = None) -> None:
-        """Look again at a tenant that was set aside, or at all of them: something that stopped them may have changed."""
+        """Consider a skipped tenant again, or all of them, because a limit that blocked them may have changed."""
         for line, aside in zip(self._lines, self._aside, strict=True):
             for one in tuple(aside) if name is None else aside & {name}:
                 aside.discard(one)

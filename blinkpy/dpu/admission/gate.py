@@ -1,13 +1,12 @@
-"""The gate of a worker: all work that clients can cause passes it, on the event loop or in a pool.
+"""The gate of a worker schedules all work that clients can cause, on the event loop or in a pool.
 
-On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets get
-their turn. The order is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a
-key are one tenant, shared fairly between addresses. Their TLS handshakes are a separate tenant, so connections whose handshake
-has begun go first. The charge for work is its CPU time: among a thousand addresses, an owner that were charged for a moment
-without a core would wait for a minute.
+On the event loop, a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets run. The order
+is fair between tenants by weight, and by arrival within a tenant. Clients that have not shown a key are one tenant, shared fairly
+between addresses. Their TLS handshakes are a separate tenant, so connections whose handshake has begun go first. Work is charged
+by CPU time, not by wall time: an owner charged while its thread had no core could wait a minute behind a thousand addresses.
 
-A pool (`Places`) has the same rules for threads and processes: a number of places, a bounded queue that is fair
-between tenants, and cancellation when the client disconnects.
+A pool (`Places`) applies the same rules to threads and processes: a fixed number of places, a bounded queue, fair between
+tenants, and cancellation when the client disconnects.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from typing import NamedTuple, TypeVar
 from blinkpy.dpu.admission.fair_line import FairLine
 from blinkpy.dpu.metrics import Metrics
 
-TURN_S = 0.002  # of work in a turn of the event loop while streams run
+TURN_S = 0.002  # time for work per turn of the event loop while streams run
 IDLE_TURN_S = 0.01  # and without streams
-# Tenants of addresses, with their weights. A client that has left may still read the answer to its last bytes.
+# Tenants for clients without a key, with their weights. A client that closed its side may still read an answer.
 STRANGERS, LEFT = "clients without a key", "clients that have left"
-HANDSHAKES, KNOWN = "TLS handshakes", "TLS handshakes from tenants' addresses"  # at both ends in turns
+HANDSHAKES, KNOWN = "TLS handshakes", "TLS handshakes from tenants' addresses"  # newest and oldest item alternately
 GROUPS = {STRANGERS: 1.0, HANDSHAKES: 1.0, KNOWN: 1.0, LEFT: 1 / 16}
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -36,17 +35,17 @@ Result = TypeVar("Result")
 class Asker(NamedTuple):
     """The owner of a piece of work."""
 
-    name: str  # of its tenant; of a client without a key, its address
+    name: str  # the tenant's name, or the address of a client without a key
     weight: float = 1.0
-    group: str = ""  # one of GROUPS; STRANGERS and HANDSHAKES are clients without a key; "": a tenant
+    group: str = ""  # "" for a tenant, otherwise one of GROUPS; STRANGERS and HANDSHAKES have no key
 
 
-ACCEPTED, ACCEPTING = Asker("accepted connections"), 0.5  # whose work they are, and its weight for each owner that waits
+ACCEPTED, ACCEPTING = Asker("accepted connections"), 0.5  # owner of the work of accepting, and its weight per waiting owner
 
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """Work that waits for the event loop. run: None once it was cancelled."""
+    """Work that waits for the event loop. run: None after cancellation."""
 
     asker: Asker
     run: Callable[[], None] | None
@@ -54,7 +53,8 @@ class Ask:
 
 
 class Gate:
-    """Work on the event loop. lag_s: how long an owner's oldest work may wait before new requests of that owner are refused.
+    """Work on the event loop. lag_s: maximum wait of an owner's oldest work, in s; beyond it, the owner's new requests are
+    refused.
     streaming: whether streams run. cpu: CPU time of the thread, s."""
 
     def __init__(
@@ -92,7 +92,8 @@ class Gate:
         return ask
 
     async def run(self, asker: Asker, work: Callable[[], Result]) -> Result:
-        """The result of work in its turn. Cancelling the caller cancels the work. Raises what the work raises."""
+        """Run work in its turn, and return its result. Cancelling the caller cancels the work. Exceptions of the work
+        propagate."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         results, errors = list[Result](), list[Exception]()
 
@@ -116,7 +117,7 @@ class Gate:
             errors.clear()  # an error keeps this frame
 
     def cancel(self, ask: Ask) -> None:
-        """Take back work that waits."""
+        """Cancel waiting work."""
         ask.run = None
         name, _, group = ask.asker
         if not group:
@@ -125,8 +126,8 @@ class Gate:
             self._line.remove(group, None)
 
     def late(self, asker: Asker) -> bool:
-        """Whether the oldest work of an owner had waited for longer than lag_s at the end of the last turn. A pause of the
-        process does not count."""
+        """Whether, at the end of the last turn, an owner's oldest work had waited longer than lag_s. Pauses of the process do not
+        count."""
         ask = self._groups[asker.group].head(asker.name) if asker.group else self._line.head(asker.name)
         return ask is not None and self._turned - ask.since > self._lag_s
 
@@ -190,8 +191,8 @@ class _Waiter(NamedTuple):
 
 
 class Places:
-    """A pool of `count` places, of which one owner has at most `of_one` (0: all). At most most_waiting jobs wait or run, with
-    at most most_bytes; beyond that the newest of the owner with the most waiting bytes is dropped."""
+    """A pool of `count` places; one owner holds at most `of_one` (0: all). At most most_waiting jobs wait or run, with at most
+    most_bytes in total. Beyond that, the owner with the most waiting bytes loses its newest job."""
 
     def __init__(self, count: int, most_waiting: int, most_bytes: float = float("inf"), of_one: int = 0):
         self._count, self._of_one = count, of_one or count
@@ -199,22 +200,22 @@ class Places:
         self._line = FairLine[_Waiter]()
         self._places: dict[str, int] = {}  # places of each owner
         self.used = 0
-        self._bytes = 0.0  # of jobs that run
-        self._mean_s = 0.01  # of a job, which its owner is charged when it begins
+        self._bytes = 0.0  # total of running jobs
+        self._mean_s = 0.01  # mean duration of a job; charged to its owner at the start
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait or run."""
+        """Number of waiting and running jobs."""
         return self._line.count + self.used
 
     @property
     def bytes(self) -> float:
-        """Bytes of jobs that wait or run."""
+        """Bytes of waiting and running jobs."""
         return self._line.size + self._bytes
 
     @asynccontextmanager
     async def place(self, asker: Asker, size: int = 1) -> AsyncIterator[None]:
-        """A place for the block. size: bytes. Raises FullError."""
+        """Hold a place during the `with` block. size: bytes of the job. Raises FullError."""
         await self._enter(asker, size)
         self._bytes += size
         began, estimate = time.monotonic(), self._mean_s

@@ -1,4 +1,4 @@
-"""The file of --api-keys: a TOML table for each tenant. No error shows a key, or a text that may be a key.
+"""The file of --api-keys: a TOML table for each tenant. No error message shows a key, or text that may be a key.
 
     [research]
     key = "..."                     # or sha256 = "..."; a list while one key replaces another
@@ -39,7 +39,7 @@ class KeyRing:
     """The tenants and their keys. digests: tenants by the SHA-256 of a key."""
 
     def __init__(self, digests: Mapping[bytes, Tenant]):
-        self._secret = secrets.token_bytes(32)  # so that the time of a search reveals nothing about a key
+        self._secret = secrets.token_bytes(32)  # hides keys from timing attacks on the search
         self._tenants = {self._blind(digest): tenant for digest, tenant in digests.items()}
         self.tenants = {tenant.name: tenant for tenant in digests.values()}
 
@@ -52,7 +52,7 @@ class KeyRing:
 
 
 def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: bytes = b"") -> KeyRing:
-    """The keys of a file ("": no file), and api_key ("": no key), the key of a tenant without limits.
+    """The keys of a file ("": no file), and api_key ("": no key), which belongs to a tenant without limits.
 
     secret: the server's secret, for salts. Raises ConfigError with file, tenant and reason.
     """
@@ -69,9 +69,9 @@ def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: byt
             except ConfigError as error:
                 raise ConfigError(f"{path}: {name}: {error}") from None
     if api_key:
-        if not _ONE_KEY.fullmatch(api_key):  # such as a trailing line break: no client can send it
+        if not _ONE_KEY.fullmatch(api_key):  # no client can send it, such as a key with a trailing line break
             raise ConfigError("api_key must fit into a header: remove control characters, and spaces at its ends")
-        # The only key needs no salt: its prefixes can't be guessed by another tenant.
+        # A single key needs no salt, because no other tenant can probe its prefixes.
         salt = _salt(ONE_KEY, secret) if path and not share_prefixes else b""
         digest = hashlib.sha256(api_key.encode()).digest()
         if digest in digests:
@@ -101,7 +101,7 @@ def _tables(path: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        where = re.search(r"\(at [^)]*\)$", str(error))  # the rest of the message may quote the file
+        where = re.search(r"\(at [^)]*\)$", str(error))  # drop the rest of the message, which may quote the file
         raise ConfigError(f"{path} is not TOML {where[0] if where else ''}".rstrip()) from None
     if not 1 <= len(tables) <= MOST_TENANTS:
         raise ConfigError(f"{path} must have 1 to {MOST_TENANTS} tenants, not {len(tables)}")
@@ -261,7 +261,7 @@ def _table(content: dict[str, Any]) -> TenantTable:
 
 
 def _number(name: str) -> int:
-    """The number of a tenant without `number`: the same in all workers, and after each change of the file."""
+    """The default number of a tenant, derived from its name: equal in all workers, and stable when the file changes."""
     return zlib.crc32(name.encode()) % INT32_MAX + 1
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blinkpy.queues.request_parameters import INT32_RANGE, INT64_MAX
 
-# The classes of requests by the names that OpenAI has for them.
+# The classes of requests, by OpenAI's names.
 
 PRIORITY, FLEX = "priority", "flex"
 TIERS = {PRIORITY: 0, FLEX: 1}
@@ -32,15 +32,15 @@ class Tenant:
     """The owner of one or several keys. None: no limit.
 
     number: in submission entries, for policies; 0: no tenant.
-    weight: its share of the service, relative to other waiting tenants.
+    weight: share of the service, relative to other waiting tenants.
     requests: limit of choices in flight.
-    waiting_tokens: limit of prompt tokens and max_tokens of waiting requests; 0: none may wait.
+    waiting_tokens: limit of prompt tokens and max_tokens of waiting requests; 0: requests may not wait.
     tokens_per_minute: limit of prompt tokens and generated tokens.
-    priorities: range for its requests; None: only 0.
-    by_priority: priorities also order its own waiting requests.
-    service_tier: tier of requests that name no tier.
-    service_tiers: tiers that requests may name.
-    salt: secret of its part of the prefix cache; empty: it shares the common part.
+    priorities: permitted range; None: only 0.
+    by_priority: whether priorities also order the tenant's waiting requests.
+    service_tier: default tier.
+    service_tiers: permitted tiers.
+    salt: secret of the tenant's part of the prefix cache; empty: the shared part.
     """
 
     name: str = ""
@@ -58,7 +58,7 @@ class Tenant:
     def settle_priority(self, asked: int) -> int | None:
         """The priority of a request; None: the requested priority is not allowed.
 
-        0 is also the priority of a request without the field, so it becomes the nearest allowed value.
+        Requests without the field have priority 0, so 0 becomes the nearest allowed value.
         """
         if self.priorities is None:
             return None if asked else 0

@@ -1,5 +1,4 @@
-"""The usage of each tenant, in memory that all workers share: each writes its own block of float64, and reads the
-other blocks.
+"""The usage of each tenant, in memory shared by all workers. Each worker writes its own block of float64, and reads all blocks.
 
 So limits apply to the sum of all workers, and each worker can answer /metrics for all. Two workers that check a limit
 at the same moment may both admit a request, and together exceed the limit by one request each.
@@ -21,10 +20,10 @@ COUNTERS = {
     "requests": "Requests of a tenant that got their slots",
     "requests_refused": "Requests of a tenant that were answered 429, by its limit or the server's",
 }
-_COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: the row is free
-_BUCKET = len(_COLUMNS)  # the state of a token bucket: its limit, its level, and when that was, s of the monotonic clock
+_COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: a free row
+_BUCKET = len(_COLUMNS)  # a token bucket: limit, level, and time of that level in s of the monotonic clock
 WIDTH = _BUCKET + 3
-ROWS = 2 * MOST_TENANTS  # rows of removed tenants stay until none of their requests is left
+ROWS = 2 * MOST_TENANTS  # twice: rows of removed tenants stay while their requests run
 TABLE_BYTES = ROWS * WIDTH * 8  # of a worker
 
 
@@ -35,7 +34,7 @@ class TenantTable:
         self.workers, self._worker = workers, worker
         self._all = (memory if memory is not None else memoryview(bytearray(workers * TABLE_BYTES))).cast("B").cast("d")
         start = worker * ROWS * WIDTH
-        for row in range(start, start + ROWS * WIDTH, WIDTH):  # an earlier worker runs nothing; its counts stay
+        for row in range(start, start + ROWS * WIDTH, WIDTH):  # clear the gauges of an earlier worker, but keep its counters
             for column in range(1, 1 + len(GAUGES)):
                 self._all[row + column] = 0.0
         self._places: dict[tuple[int, int], int] = {}  # start of the row last found for (worker, number)
@@ -60,7 +59,7 @@ class TenantTable:
                 self._all[at] = number + 1
 
     def add(self, number: int, name: str, amount: float) -> None:
-        """Add to one of GAUGES or COUNTERS of a tenant of `keep`."""
+        """Add to a gauge or counter of a tenant that `keep` knows. name: one of GAUGES or COUNTERS."""
         words, at = self._all, self._places.get((self._worker, number), -1)
         if at < 0 or words[at] != number + 1:
             at = self._place(self._worker, number)

@@ -11,8 +11,8 @@ class TokenBucket:
     """A limit of tokens per minute: a request may enter while tokens are left. An excess is paid back before the next
     request enters.
 
-    So over any t seconds, the tenant takes at most per_minute * (1 + t / 60) tokens, plus those of the requests that run at
-    the end.
+    So over any t seconds, the tenant takes at most per_minute * (1 + t / 60) tokens, plus the tokens of requests that still run
+    at the end.
     """
 
     def __init__(self, per_minute: int, now: float, taken: float = 0.0, level: float | None = None):
@@ -20,18 +20,18 @@ class TokenBucket:
         self._level, self._seen, self._taken = float(per_minute) if level is None else level, now, taken
 
     def update(self, now: float, taken: float) -> None:
-        """taken: total of all workers since the start; not monotonic, and smaller after a restart of a worker."""
+        """taken: tokens of all workers since the start; it may decrease, for example when a worker restarts."""
         filled = self._level + max(0.0, now - self._seen) * self.per_minute / 60
         self._level = min(float(self.per_minute), min(float(self.per_minute), filled) - (taken - self._taken))
         self._seen, self._taken = now, taken
 
     @property
     def level(self) -> float:
-        """Tokens left as of the last update; 0 or less: none left."""
+        """Tokens left as of the last update; 0 or less: no token is left."""
         return self._level
 
     def retry_s(self) -> int:
-        """The time from the last update until a request may enter again, in s, within RETRY_S."""
+        """Time from the last update until a request may enter again, in s, clamped to RETRY_S."""
         low, high = RETRY_S
         return min(high, max(low, ceil((1 - self._level) * 60 / self.per_minute)))
 
@@ -54,7 +54,7 @@ class RecentRate:
         self._second = max(self._second, second)
 
     def retry_s(self, now: float, ahead: float) -> int:
-        """The time in which `ahead` tokens are served at this rate, in s, within RETRY_S."""
+        """Time to serve `ahead` tokens at this rate, in s, clamped to RETRY_S."""
         self._advance(now)
         low, high = RETRY_S
         tokens = sum(self._bins)

@@ -1,5 +1,4 @@
-"""The kinds of work that clients can cause in a worker. `make attack` draws from this table, so it attacks each
-kind here."""
+"""The kinds of work that clients can cause in a worker. `make attack` draws from this table, so it attacks every kind."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ class WorkKind(NamedTuple):
     """One kind of work, and a request that causes it."""
 
     name: str
-    resource: str  # that it takes most
+    resource: str  # the resource that it uses most
     how: str  # how to cause it
     needs_key: bool = True  # if the server has keys
     method: str = "POST"

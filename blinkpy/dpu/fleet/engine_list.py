@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def engine_configs(config: Config) -> dict[str, Config]:
-    """A config for the link to each engine, by the engine's label. Raises ConfigError."""
+    """The config of each engine's link, by the engine's label. Raises ConfigError."""
     file = config.extension(FleetOptions).engines_file
     if file:
         return {entry: one for entry, one in _link_configs(config, engines_in(Path(file)), f"{file}:").items() if _checked(one)}
@@ -77,7 +77,7 @@ def _checked(config: Config) -> bool:
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError if options of the transports don't match, or for an invalid placement. given: names
+    """Raise ConfigError if the transports' options contradict each other, or for an invalid placement. given: names
     of the options that the user set.
     """
     file = config.extension(FleetOptions).engines_file
@@ -101,8 +101,8 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
 class EnginesFile(Generic[T]):
     """The file of --engines-file: the engines of a front end, which may change while it runs.
 
-    The file is checked at most twice per second. Replace it by a rename: from a half-written file,
-    only complete lines are read until the next check.
+    The file is checked at most twice per second. Replace the file by a rename; of a half-written file, only the complete lines
+    are read.
     config: the front end's options, with the file's path.
     entry: makes an engine from its label and the config of its link.
     entries: the engines of the last valid list.
@@ -125,7 +125,7 @@ class EnginesFile(Generic[T]):
                 logger.info("%s: %d engines", self._path, len(self.entries))
             except ConfigError as error:
                 logger.error("%s; keeping the previous engines", error)
-                if isinstance(error.__cause__, OSError):  # perhaps no descriptor is free: the next look tries again
+                if isinstance(error.__cause__, OSError):  # perhaps no descriptor is free: the next check retries
                     self._seen = None
         return self.entries
 

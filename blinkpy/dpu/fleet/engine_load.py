@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.words import COUNTER, GAUGE
 
-LOAD_S = 0.01  # maximum age of an engine's words
+LOAD_S = 0.01  # maximum age of an engine's words before they are read again
 ACCEPTED = COUNTER["requests_accepted"]
 
 
@@ -16,10 +16,10 @@ class EngineLoad:
 
     index: int  # of the engine, from 0
     free_slots: int  # number of requests that this worker can send to it now
-    waiting_tokens: int  # prompt tokens that wait there, of all front ends; estimated from published words
+    waiting_tokens: int  # prompt tokens of all front ends that wait in the engine; estimated from published words
     running: int  # requests of all front ends that have pages, as published
     free_pages: int  # free pages, and cached pages without a holder
-    tokens_in_flight: int  # prompt tokens and max_tokens of this worker's requests there
+    tokens_in_flight: int  # prompt tokens and max_tokens of this worker's requests in the engine
     unseen_tokens: int  # prompt tokens that this worker sent since the engine last accepted a request: not yet published
     accepts: bool  # whether it accepts requests: true for each engine of the list
 
@@ -63,5 +63,5 @@ class LoadMeter:
         words = self.words
         free, running = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]], words[GAUGE["requests_running"]]
         prompts, accepted = words[COUNTER["prompt_tokens"]], words[ACCEPTED]
-        waiting = words[GAUGE["requests_waiting"]] * prompts // max(1, accepted)  # assumes prompts of average length
+        waiting = words[GAUGE["requests_waiting"]] * prompts // max(1, accepted)  # assumes waiting prompts of average length
         return EngineLoad(index, free_slots, waiting, running, free, self.outstanding, self.unseen, free_slots > 0)

@@ -1,12 +1,12 @@
-"""The engines of a worker, at least one. They own every stream, and have a link to each engine.
+"""A worker's engines, at least one. `Engines` owns every stream, and a link to each engine.
 
 A placement chooses the engine of each request. A link gives back the generations that it can't continue,
 because its engine was lost or accepts no more requests. They continue on another engine, or on the same one
-after its restart (blinkpy.dpu.fleet.moves); with a single engine they end with the error. Later completions
-of the old engine reach no stream: its queue pair is closed, and the pair's next owner has another epoch.
+after its restart (blinkpy.dpu.fleet.moves); with a single engine they end with the error. Late completions of the old engine
+reach no stream, because its queue pair is closed and the pair's next owner has another epoch.
 
-An engine that is no longer listed leaves: its link submits no more requests, and becomes vacant when its
-requests have ended or moved. The next new engine gets a vacant link.
+An engine that is no longer listed drains: its link submits no requests, and becomes vacant when its requests have ended or moved.
+The next new engine gets a vacant link.
 """
 
 import asyncio
@@ -43,17 +43,16 @@ Watch = Callable[[Callable[[Sequence[EngineEntry]], None]], Coroutine[Any, Any, 
 
 
 class Engines:
-    """Submits requests to engines, and passes completions to their generations. Owns its links.
+    """Submits requests to engines, and passes completions to generations. It owns the links.
 
-    engines: at the start.
-    several: there may be more than one engine, so requests may move between engines, and messages name the
-        engine.
+    engines: the initial engines.
+    several: whether there may be more than one engine. Then requests may move, and messages name the engine.
     thread: sends heartbeats for all links.
-    pieces: the bytes of each token, as for blinkpy.dpu.fleet.moves.
+    pieces: see blinkpy.dpu.fleet.moves.
     most_moves: maximum moves of a generation.
     move_timeout_s: maximum total time of a generation's pauses.
     rule: the placement rule.
-    watch: coroutine function that calls its argument with the listed engines repeatedly, until cancelled.
+    watch: coroutine function that repeatedly calls its argument with the listed engines, until cancelled.
     records_output: keep the token ids of each generation's output in its flight; always done with several
         engines.
     """
@@ -78,16 +77,14 @@ class Engines:
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # called when no engine is left
         self.moves = Moves(self._place, pieces, metrics, most_moves, move_timeout_s, self.slots_freed)
         self._gauges: dict[str, dict[int, float]] = {}
-        self._instances = [0] * len(engines)  # instance of each link's engine that the placement knows; 0: none
+        self._instances = [0] * len(engines)  # per link: the engine instance in the placement's record; 0: no record
         self._all = [EngineLink(self, index, entry) for index, entry in enumerate(engines)]
         self.links = list(self._all)  # links with an engine; always the same list
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
     def start(self, watched: WatchedTasks) -> None:
-        """Start to connect, on the running event loop. watched: gets unexpected exceptions, which end this
-        object's work.
-        """
+        """Start to connect, on the running event loop. watched: receives unexpected exceptions, which end this object's work."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
         self.moves.start(watched)
         self.thread.on_failure = self._thread_failed
@@ -99,11 +96,11 @@ class Engines:
             watched.start(WATCH, self._watch(self.set_engines))
 
     def _thread_failed(self, error: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._watched.failed, HEARTBEAT, error)
 
     def set_engines(self, entries: Sequence[EngineEntry]) -> None:
-        """Set the listed engines, by label. To be called regularly, because engines take time to leave."""
+        """Set the listed engines, by label. Call it regularly, because engines take time to drain."""
         listed = {entry.label for entry in entries}
         for link in self.links:
             link.removed = link.label not in listed
@@ -145,9 +142,7 @@ class Engines:
         return self.pair is not None
 
     def close(self) -> None:
-        """End all requests with an error, and release the queue pairs. The watched tasks must be closed
-        before.
-        """
+        """End all requests with an error, and release the queue pairs. Close the watched tasks first."""
         self.moves.close()
         self.moves.fail_all(shutting_down())
         for link in self.links:
@@ -158,7 +153,7 @@ class Engines:
 
     @property
     def pair(self) -> QueuePair | None:
-        """Any attached queue pair, or None. All queue pairs have the facts that request checks use."""
+        """Any attached queue pair, or None. Checks of requests use facts that all queue pairs share."""
         return next((link.pair for link in self.links if link.pair is not None), None)
 
     @property
@@ -168,7 +163,7 @@ class Engines:
 
     @property
     def starting(self) -> bool:
-        """Whether a first engine of this server is starting."""
+        """Whether this server's first engine is still starting."""
         return any(link.starting for link in self.links)
 
     def pairs(self) -> list[QueuePair]:
@@ -196,7 +191,7 @@ class Engines:
         return unavailable(problem, min((link.unavailable(problem).retry_s for link in self.links), default=1))
 
     def restarts(self) -> int | None:
-        """Restarts of engines; None if no process of this server restarts them."""
+        """Number of engine restarts; None if another process restarts engines."""
         counts = [count for link in self.links if (count := link.restarts()) is not None]
         return sum(counts) if counts else None
 
@@ -212,7 +207,7 @@ class Engines:
         return total
 
     def blocks(self) -> list[tuple[str, list[int] | None]]:
-        """Label and block of each of several engines; an unattached engine has no block (None)."""
+        """Label and block of each of several engines; an unattached engine has the block None."""
         return [(link.label, link.engine_words()) for link in self.links] if self.several else []
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -225,14 +220,14 @@ class Engines:
         raise self.unavailable(self.status() or "No engine serves.")
 
     def free_slots(self) -> int:
-        """Slots for which requests can be submitted now. Requests that lost their engine have priority."""
-        if not self.several:  # also while it drains: the next submit() raises the error
+        """Number of slots free for new requests. Requests that lost their engine have priority."""
+        if not self.several:  # also while the engine drains: the next submit() raises the error
             return self.links[0].free_slots()
         return max(0, sum(link.free_slots() for link in self.links if link.status() is None) - len(self.moves))
 
     def submit(self, work: list[Submission]) -> None:
-        """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt
-        go to one engine while it has slots. If the arenas of an engine are full, they wait in order.
+        """Submit all choices of a request, or raise. Choices with a leader follow the leader. Choices of one prompt go to one
+        engine while it has slots. If an engine's arenas are full, choices wait in order.
 
         Raises ApiError with status 429 or 503, and ValueError for a request that can never fit.
         """
@@ -270,7 +265,7 @@ class Engines:
             raise
 
     def cancel(self, generation: Generation) -> None:
-        """Ask its engine to end a generation. A closed generation without an engine does not move."""
+        """Ask its engine to end a generation. A closed generation without an engine is not moved."""
         engine = 0 if generation.flight is None else generation.flight.engine
         if engine >= 0:
             self._all[engine].cancel(generation)
@@ -331,8 +326,8 @@ class Engines:
         )
 
     def _place(self, work: Submission, grammar: ByteAutomaton | None) -> bool:
-        """Submit a request that continues a generation to an engine with free slots. Returns False without
-        such an engine. Used by Moves.
+        """Submit the request that continues a generation to an engine with free slots. Returns False if all engines are full. For
+        Moves.
         """
         generation, prompt, sampling = work
         loads = list(self._loads().values())
@@ -347,7 +342,7 @@ class Engines:
         # ---- for the links -----------------------------------------------------------------------------------------------
 
     def take_back(self, generations: Sequence[Generation], error: ApiError) -> None:
-        """See LinkOwner: let the generations move to another engine."""
+        """See LinkOwner: move the generations to another engine."""
         self.moves.add(generations, error)
 
     def slots_freed(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks that engines are interchangeable for clients, and refuses an engine that is not."""
+"""Checks that clients can't distinguish the engines, and refuses an engine that differs."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def tokenizer_digest(folder: Path) -> int:
 
 
 def identity(pair: QueuePair) -> Facts:
-    """The facts that must be equal in all engines, by the operator's names."""
+    """The facts that must be equal in all engines, by the names that operators know."""
     facts = pair.facts
     return {
         "model": facts.model_digest,

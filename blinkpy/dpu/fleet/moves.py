@@ -1,5 +1,4 @@
-"""Generations that lost their engine continue on another engine: prompt and output so far become the prompt of
-the next request.
+"""Moves a generation that lost its engine to another engine. Its prompt and its output so far become the prompt of a new request.
 
 A random draw depends only on the seed and the token's position in the sequence, so it is the same on both
 engines. State that depends on the output must be transferred. max_tokens and min_tokens are reduced, and a
@@ -80,13 +79,13 @@ class Move:
     """A generation that lost its engine."""
 
     generation: Generation
-    error: ApiError  # its end if no other engine continues it
+    error: ApiError  # ends the generation if no engine can continue it
     work: Submission | None = None  # the request that continues it
     grammar: ByteAutomaton | None = None  # of that request
 
 
 class Moves:
-    """The generations of a worker that are between two engines, in order.
+    """The generations of a worker that wait for another engine, in order.
 
     place: submits a request to an engine with free slots; returns False if all are full. Raises ApiError and
         ValueError.
@@ -115,12 +114,12 @@ class Moves:
         return len(self._waiting)
 
     def start(self, watched: WatchedTasks) -> None:
-        """Use the running event loop. watched: gets unexpected exceptions."""
+        """Use the running event loop. watched: receives unexpected exceptions."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
 
     def add(self, generations: Sequence[Generation], error: ApiError) -> None:
-        """Take generations that lost their engine. They continue later, because completions of the same poll
-        may still be pushed.
+        """Take generations that lost their engine. They continue in a later turn of the event loop, because the current poll may
+        still deliver completions.
         """
         now = time.monotonic()
         for generation in generations:
@@ -162,7 +161,7 @@ class Moves:
         self._on_end()
 
     def _settle(self, move: Move) -> bool:
-        """Try to continue a generation. Returns whether it has an engine or has ended."""
+        """Try to continue a generation. Returns whether the generation now has an engine or has ended."""
         flight = move.generation.flight
         assert flight is not None
         pause_s = time.monotonic() - flight.paused_at

@@ -13,13 +13,13 @@ from blinkpy.queues.words import Int32
 
 # Estimates the prefix caches of a fleet's engines from the prompts sent there, in one radix tree of pages.
 #
-# Each node knows which engines have its pages, so one walk finds the hits of all engines. Sending a prompt uses
-# its pages, the last page first. If an engine has too many pages, its least recently used page is evicted. So a
-# page is never evicted before the pages after it.
+# Each node knows which engines have its pages, so one walk finds the hits of all engines. Sending a prompt touches its pages,
+# last page first. If an engine has too many pages, its least recently used page is evicted. So a page is never evicted before the
+# pages that follow it.
 #
-# An edge is the text of one or several consecutive pages, as bytes. Comparing an edge is one call, and a prompt
-# of a thousand tokens takes two or three. The only hash is Python's keyed hash of bytes, followed by a
-# comparison: no client can construct a prompt that is mistaken for another.
+# An edge is the text of one or several consecutive pages, as bytes. Comparing an edge is one call; a prompt of a thousand
+# tokens takes two or three calls. The only hash is Python's keyed hash of bytes, followed by a comparison: no client can
+# construct a prompt that is mistaken for another prompt.
 
 TOKEN_BYTES = 4
 
@@ -32,7 +32,7 @@ class _Node:
     edge: their bytes.
     end: tokens from the prompt's start to their end.
     key: its key among the parent's children. The root is its own parent.
-    used: the last use by each engine that has these pages.
+    used: number of the last use, by engine that has these pages.
     """
 
     __slots__ = ("children", "edge", "end", "key", "parent", "used")
@@ -49,8 +49,8 @@ class PrefixRecord:
 
     engines: number of engines.
     page_size: tokens.
-    most_pages: maximum pages recorded per engine, at least 1. A page takes about 700 bytes if no prompts
-        share a prefix and each has one page, and 4 bytes per token if prompts are long.
+    most_pages: maximum pages recorded per engine, at least 1. A page takes about 700 bytes for unrelated prompts of one page, and
+    4 bytes per token for long prompts.
     """
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
@@ -60,7 +60,7 @@ class PrefixRecord:
         self._ends: list[OrderedDict[int, _Node]] = []  # by engine: the last node of each use, least recently used first
         self._tokens: list[int] = []  # by engine: tokens of its pages
         self._found: tuple[Int32, int, bytes, _Node, int] | None = (
-            None  # of the last match: prompt, salt, text; node and byte of its end
+            None  # the last match: prompt, salt, text; node and byte of its end
         )
         self.grow(engines)
 
@@ -75,9 +75,7 @@ class PrefixRecord:
         return self._tokens[engine]
 
     def match(self, prompt: Int32, salt: int) -> list[int]:
-        """For each engine, the tokens of whole pages at the start of a prompt that it has, without the
-        prompt's last token. Does not count as a use.
-        """
+        """For each engine, the hit in tokens: whole pages at the prompt's start, without its last token. It counts as no use."""
         text, page, at, node, known = prompt.tobytes(), self._page, 0, self._root, [0] * len(self._ends)
         child = node.children.get((salt, text[:page]))
         while child is not None:
@@ -125,8 +123,8 @@ class PrefixRecord:
         self._tokens[engine], self._found = 0, None
 
     def _common(self, edge: bytes, text: bytes, at: int) -> int:
-        """Bytes of the pages at the start of an edge that equal the text at a position: at least the key, and
-        not the whole edge.
+        """Length in bytes of the whole pages that an edge and the text at a position share. They share at least the key, and less
+        than the whole edge.
         """
         page = self._page
         equal, most = 1, len(edge) // page - 1
@@ -153,9 +151,7 @@ class PrefixRecord:
         return upper
 
     def _note(self, engine: int, node: _Node) -> None:
-        """Record that an engine uses all pages from the start to the end of a node. Merges nodes that no
-        longer need to be separate.
-        """
+        """Record that an engine uses all pages from the start to the end of a node. Merges nodes that no longer differ."""
         self._use += 1
         ends, below = self._ends[engine], None
         ends[self._use] = node
@@ -211,8 +207,7 @@ class Placement:
     rule: a function of placement_rules, or a user's.
     record_pages: pages recorded per engine; ideally as many as the engine has.
     seed: random seed of the draws.
-    on_fault: called if the rule raises or returns no engine that accepts requests; the least loaded engine is
-        then chosen.
+    on_fault: called if the rule raises, or returns no accepting engine. The least loaded engine is then chosen.
     faults: number of these calls.
     """
 

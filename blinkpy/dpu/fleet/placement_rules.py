@@ -29,7 +29,7 @@ class PlacedRequest:
     number: int  # number of requests that this worker placed before
     prompt_tokens: int  # tokens of the prompt
     cached: Sequence[int]  # by engine.index: tokens at its start that are probably in that engine's prefix cache for its key
-    salt: int  # of its key's part of the prefix caches; 0: the common part
+    salt: int  # of the tenant's part of the prefix caches; 0: the shared part
     draw: int  # a random integer of 32 bits
 
 
@@ -37,8 +37,8 @@ Rule = Callable[[PlacedRequest, Sequence[EngineLoad]], EngineLoad]
 
 
 def work(engine: EngineLoad) -> int:
-    """An engine's outstanding work in tokens. This worker's requests count immediately, those of other
-    workers after the engine has published them.
+    """An engine's outstanding work in tokens. This worker's requests count immediately; requests of other workers count once the
+    engine has published them.
     """
     return engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running
 
@@ -59,8 +59,8 @@ def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> Engin
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the longest part of the prompt in its prefix cache.
 
-    Chooses the least loaded engine instead if the other has EXTRA_TOKENS more work, or more waiting prompt
-    tokens than the hit saves. So a burst of requests with a common prefix is distributed.
+    Chooses the least loaded engine instead if the engine with the prefix has EXTRA_TOKENS more work, or more waiting prompt
+    tokens than the hit saves. So a burst of requests with a common prefix spreads over engines.
     """
     least, cached = least_loaded(request, engines), request.cached
     own = most = cached[least.index]
@@ -128,7 +128,7 @@ def _module_of(path: Path) -> dict[str, object]:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        # Without the import system, whose cached byte code may be stale within a second of a change.
+        # Not by an import: cached byte code may be stale within a second of a change.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except SyntaxError as error:
         raise ConfigError(f"placement file {path}, line {error.lineno}: {error.msg}") from error

@@ -6,12 +6,11 @@ same offset of the engine's region. A submission is one batch of at most four wr
 entry, words. A reliable connection keeps this order. The copy of a submission stays until the engine has
 consumed it, so a write needs no other buffer. Words are posted inline, because they change.
 
-No call waits for a round trip. Reading completions posts one RDMA read of the ring's next words and waits
-READ_SPIN_NS for it, which suffices on a fast network; otherwise the next call finds it. The read's window
-grows while all its words are new, and shrinks otherwise. If a word has HAS_LOGPROBS, the records are read
-next, and the words are held back until they arrive. The same holds for the hit words, before the first word
-of a request is returned. The engine's health and its words of the pair are read by health checks, several
-times per second, and when the submission ring or an arena may be full.
+No call waits for a round trip. To read completions, it posts one RDMA read of the ring's next words and waits READ_SPIN_NS for
+the result. On a slow network, the next call finds the result. The read's window grows while all its words are new, and shrinks
+otherwise. If a word has HAS_LOGPROBS, the records are read next, and the words are held back until they arrive. The same holds
+for the hit words, before the first word of a request is returned. The engine's health and its words of the pair are read by
+health checks, several times per second, and when the submission ring or an arena may be full.
 
 Each public call takes a lock: a second thread sends heartbeats and checks the engine, and only one thread at
 a time may use a queue pair's verbs. The lock is held for microseconds: for a batch of verbs, for finished
@@ -59,7 +58,7 @@ ENGINE_READ_WORDS = BLOCK_WORDS + W.CONTROL_FAULT + 1  # the engine's block, and
 DEPTH = 4096  # outstanding work requests: about 800 unacknowledged submissions
 HANDSHAKE_S = 2.0
 FIRST_LOOK_S = 2.0
-CLOSE_S = 0.05  # time for the last writes
+CLOSE_S = 0.05  # time limit for the last writes
 
 WRITES, LOOK, RECORDS, HITS, PAIR, HEALTH = range(6)  # tags of batches
 NOTHING = (0, 0)  # (position, words) without a read
@@ -117,7 +116,7 @@ class RdmaTransport:
         self._batch: list[WritePiece] = []  # writes of the submission that the next doorbell announces
         self._copy_key = int(end.register(self._copy.address, layout.front_region_bytes, 0).lkey)
 
-        # Buffers for reads: one for each kind, of which at most one is in flight.
+        # Read buffers: one per kind of read; at most one read of a kind is in flight.
         window = min(WINDOW_MOST, sizes.cq_entries)
         parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, HITS: sizes.slots * 8}
         parts |= {PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
@@ -135,7 +134,7 @@ class RdmaTransport:
         self._window = self._narrowest = min(WINDOW_LEAST, window)
         self._widest = window
         self._asked = NOTHING  # position and words of the read in flight
-        self._pending: CompletionRead | None = None  # waits for its records and hits
+        self._pending: CompletionRead | None = None  # words held back until their records and hits arrive
         self._missing: set[int] = set()  # RECORDS and HITS not yet read
         self._silent: set[int] = set()  # slots whose requests have no completion yet
         self._hits = [0] * sizes.slots
@@ -236,7 +235,7 @@ class RdmaTransport:
         return words
 
     def _ask(self, position: int) -> None:
-        """Post a read of the ring's next words, unless one is in progress."""
+        """Post a read of the ring's next words, unless a read is in flight."""
         if self._asked[1] or self._pending:
             return
         size = self.layout.sizes.cq_entries
@@ -316,7 +315,7 @@ class RdmaTransport:
             # While a claim is not granted (or not written yet), a caller waits for these words.
             if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
                 self._ask_pair()
-            # The epoch is from a read that had ended before the read of the other words.
+            # The epoch's read must have ended before the read of the other words began.
             return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], now[W.PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
@@ -380,7 +379,7 @@ class RdmaTransport:
             return
         self._closed = True
         deadline = time.monotonic() + CLOSE_S
-        with contextlib.suppress(TransportError):  # no engine is left to read these writes
+        with contextlib.suppress(TransportError):  # the engine is gone, so these writes have no reader
             while self.queue.done < self.queue.posted and time.monotonic() < deadline:
                 self._reap()
         self._end.close()

@@ -106,7 +106,7 @@ class ShmTransport:
         return self._words[self._fault]
 
     def lost(self) -> bool:
-        """Whether the engine died: its segment's name is gone or belongs to another, or its lock is free."""
+        """Whether the engine died: its segment's name is gone or names another segment, or its lock is free."""
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
                 return True
@@ -128,14 +128,14 @@ class ShmTransport:
         self._words.release()
         self._bytes.release()
         del self._prompt, self._hashes, self._records
-        with contextlib.suppress(BufferError):  # an array still uses it: unmapped later
+        with contextlib.suppress(BufferError):  # an array still uses the mapping, which is then unmapped later
             self._mapping.close()
 
 
 def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
     """Attach a queue pair of a running engine, waiting up to timeout_s for the engine and the pair.
 
-    or_another: if another front end has this pair, take the next free one.
+    or_another: if another front end has this pair, take the next free pair.
     Raises LayoutError, and TransportError if the engine or pair does not exist, the pair is in use, or the
     segment belongs to another user.
     """

@@ -1,5 +1,5 @@
-"""Places of automata and token rules at the end of the prompt arena. Each is written once for all requests
-that use it. This module uses no shared memory.
+"""Allocates automata and token rules at the end of the prompt arena. Each piece is written once and shared by all requests that
+use it. This module touches no shared memory.
 
 A piece is in use until the engine has consumed the last entry that refers to it; the engine then has its own
 copy. Unused pieces are evicted when space is needed, the least recently used first.
@@ -14,8 +14,8 @@ MOST_PIECES = 128  # limits the work of finding space
 class Piece(NamedTuple):
     """A piece of the prompt arena.
 
-    offset, words: its place.
-    after: the ring's position after the last entry that refers to it.
+    offset, words: its extent, in words.
+    after: ring position after the last entry that refers to it.
     """
 
     offset: int
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Places for one request's pieces, by name.
+    """The allocation of one request's pieces, by name.
 
     wanted: its pieces.
     missing: the pieces to write.
@@ -63,7 +63,7 @@ class GrammarArena:
             if not self._make_space(pieces, wanted, head):
                 if any(piece.after > head for piece in self._pieces.values()):
                     return None
-                pieces, missing = {}, tuple(wanted)  # one of the request's pieces blocked the other
+                pieces, missing = {}, tuple(wanted)  # the request's pieces block each other: start from an empty arena
                 if not self._make_space(pieces, wanted, head):
                     raise ValueError(f"{sum(wanted.values())} words exceed the arena of {self.size}")
         return Plan(tuple(wanted), missing, pieces)
@@ -75,7 +75,7 @@ class GrammarArena:
             self._pieces[name] = self._pieces.pop(name)._replace(after=after)
 
     def _make_space(self, pieces: dict[int, Piece], wanted: Mapping[int, int], head: int) -> bool:
-        """Place the wanted pieces that `pieces` lacks, and evict others from it. Returns whether they fit."""
+        """Allocate the wanted pieces that `pieces` lacks, and evict others. Returns whether they fit."""
         for name, words in wanted.items():
             if name in pieces:
                 continue
@@ -110,8 +110,8 @@ class Arena:
         self.head = self.tail = 0
 
     def take(self, count: int) -> int | None:
-        """Allocate `count` consecutive units. Returns their offset, or None if they are not free now. If
-        count <= size, they fit when everything is freed.
+        """Allocate `count` consecutive units. Returns their offset, or None if they are not free now. A count up to `size` always
+        fits an empty arena.
         """
         if not 0 <= count <= self.size:
             raise ValueError(f"{count} units exceed the arena of {self.size}")
@@ -134,5 +134,5 @@ class Arena:
         self.head = max(self.head, tail)
 
     def undo(self, tail: int) -> None:
-        """Undo allocations that no other party has seen. tail: the arena's tail before them."""
+        """Undo unpublished allocations. tail: the arena's tail before them."""
         self.tail = max(tail, self.head)

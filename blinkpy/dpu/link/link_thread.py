@@ -1,7 +1,6 @@
-"""The link thread of a worker: heartbeats and checks of its engines, which no work of the event loop can
-delay.
+"""The link thread of a worker: it sends heartbeats and checks the engines, independently of the event loop's work.
 
-It splits "the worker lives" into two words:
+It publishes two signs of life:
 - *alive*: this thread runs. The engine's lease depends on it (FRONT_HEARTBEAT). A worker whose event loop is
   blocked keeps its slots, and the completions of its requests wait in the ring.
 - *progress*: the event loop runs. /health and the supervisor use it. A loop blocked for longer than the stall
@@ -25,7 +24,7 @@ from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
 from blinkpy.kept_process import BeatWatch
 from blinkpy.transport.contract import TransportError
 
-CHECK_S = 0.1  # maximum time between two rounds; or a quarter of the shortest lease
+CHECK_S = 0.1  # maximum time between two rounds; a quarter of the shortest lease if that is less
 STALL_SHOWN_S = 5.0  # time after which the stack of a blocked event loop is logged
 STALL_LIMIT_S = 120  # the default of --worker-hang-s
 ALIVE, PROGRESS = range(2)  # int64 words of a worker: counts of the thread's and the event loop's rounds
@@ -42,14 +41,14 @@ class _Watched:
 
     pair: QueuePair
     on_loss: OnLoss
-    checked: float  # last time the engine was alive, s of the monotonic clock
+    checked: float  # when the engine was last seen alive, s of the monotonic clock
 
 
 class LinkThread:
     """Sends heartbeats for queue pairs and checks their engines, in a separate thread.
 
     words: WORDS_BYTES of shared memory, for the supervisor; None without a supervisor.
-    stall_limit_s: maximum time for which the event loop may be blocked before the leases end; 0: no limit.
+    stall_limit_s: the leases end if the event loop is blocked for longer; 0: no limit.
     on_failure: called in the link thread with an exception that ended it.
     """
 
@@ -74,7 +73,7 @@ class LinkThread:
     # ---- from the event loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; to be called in the event loop's thread. A second call has no effect."""
+        """Start the thread. Call it in the event loop's thread; a second call has no effect."""
         if self._thread is None:
             self._loop_thread = threading.get_ident()
             self.progress()
@@ -82,7 +81,7 @@ class LinkThread:
             self._thread.start()
 
     def progress(self) -> None:
-        """Report that the event loop runs; to be called several times per second."""
+        """Report that the event loop runs. Call it several times per second."""
         self.progressed = time.monotonic()
         self._words[PROGRESS] += 1
 
@@ -104,13 +103,13 @@ class LinkThread:
             self._pairs.pop(id(pair), None)
 
     def checked(self, pair: QueuePair) -> float:
-        """The last time its engine was alive, s of the monotonic clock; 0 after its loss."""
+        """When its engine was last seen alive, s of the monotonic clock; 0 after its loss."""
         watched = self._pairs.get(id(pair))
         return 0.0 if watched is None else watched.checked
 
     def problem_of(self, pair: QueuePair) -> str | None:
-        """A sentence about the problem if, for half a lease, the queue pair had no heartbeat or the event loop did not run; else
-        None.
+        """The problem, as a sentence, if for half a lease the queue pair had no heartbeat or the event loop did not run.
+        Otherwise None.
         """
         oldest = time.monotonic() - pair.facts.lease_ms / 2000
         if self.checked(pair) < oldest:

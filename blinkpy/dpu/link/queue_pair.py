@@ -2,9 +2,9 @@
 one thread; beat() and check() may run in a second one.
 
 Ring entries and arena space are allocated at submission, and freed when the engine has consumed the entry
-(PAIR_SQ_HEAD). The slot is freed when the request's final completion was read. A completion belongs to the
-request that has its slot; this is always right, because a slot is reused only after the final completion.
-Automata and token rules are written once, and stay for later requests (grammar_arena).
+(PAIR_SQ_HEAD). The slot is freed when the request's final completion was read. A completion belongs to the request in its slot.
+This is unambiguous, because a slot is reused only after the final completion. Automata and token rules are written once, and stay
+for later requests (grammar_arena).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from blinkpy.queues.words import (
 )
 from blinkpy.transport.contract import Transport, TransportError
 
-FIRST_WINDOW, WINDOW = 16, 256  # completions per read: for the first read, and for reads after it found some
+FIRST_WINDOW, WINDOW = 16, 256  # completions per read: for the first read of a poll, and for its later reads
 CLAIM_POLL_S = 0.0005
 REQUEST_LIMIT = 0xFFFFFFFE  # requests per epoch, because ids must not repeat
 
@@ -62,12 +62,11 @@ class InFlightRequest:
     owner: the caller's object.
     after: the ring's position after its entry.
     names: digests of its grammar and its token rules.
-    written: bytes of each of them that had to be written to the engine's memory.
-    records: log-probability records of its completions with HAS_LOGPROBS, in order; the reader of such a completion removes
-        one from the left.
-    cached_tokens: prompt tokens found in the prefix cache; known after the first completion, when it is no
-        longer `silent`.
-    waited_ns: time in the engine until it began to run; known after the first completion, before that -1.
+    written: bytes of each of them that were written to the engine's memory.
+    records: log-probability records of its completions with HAS_LOGPROBS, in order. The reader of such a completion pops one from
+    the left.
+    cached_tokens: prompt tokens found in the prefix cache; known after the first completion, when `silent` becomes False.
+    waited_ns: its wait in the engine before it ran; -1 until the first completion.
     """
 
     __slots__ = (
@@ -84,7 +83,7 @@ class InFlightRequest:
 
 # One completion: the request; a token id, or REJECT_* of a refused request; FINISH_*, HAS_TOKEN and
 # HAS_LOGPROBS.
-# A plain tuple, because there is one for every token.
+# A plain tuple, which is cheap: every token has one.
 CompletionEvent = tuple[InFlightRequest, int, int]
 
 
@@ -114,7 +113,7 @@ class QueuePair:
     def _reset(self, sq_tail: int = 0, cq_position: int = 0) -> None:
         sizes = self.sizes
         self._live: list[InFlightRequest | None] = [None] * sizes.slots
-        self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out, so that few slots stay in the caches
+        self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: so few slots are used, and stay cached
         self._prompts, self._hashes = Arena(self._arena_prompts), Arena(sizes.hash_entries)
         self._grammars = GrammarArena(self._arena_prompts, self.facts.grammar_arena)
         self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
@@ -151,7 +150,7 @@ class QueuePair:
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """beat() and refresh(), for a front end with one thread; at least once in half a lease."""
+        """beat() and refresh(), for a front end with one thread. Call it at least twice per lease."""
         self.beat()
         self.refresh()
 
@@ -178,8 +177,8 @@ class QueuePair:
         self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
-        """Raise EngineLostError if the engine is silent, stopped, faulted or replaced, or this epoch was
-        revoked. To be called a few times per second.
+        """Raise EngineLostError if the engine is silent, stopped, faulted or replaced, or if this epoch was revoked. Call it a
+        few times per second.
         """
         transport = self.transport
         words = transport.read_engine()
@@ -325,7 +324,7 @@ class QueuePair:
         return request
 
     def require_space(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
-        """Raise ValueError for a grammar or token rules that the engine can never take."""
+        """Raise ValueError for a grammar or token rules that can never fit into the engine."""
         most, share = min(self.facts.grammar_words, self._grammars.size), self.facts.grammar_share
         if share == 0 and (grammar is not None or rules is not None):
             raise ValueError(f"the engine does not support {'grammars' if rules is None else 'token rules'}")
@@ -343,11 +342,11 @@ class QueuePair:
                 raise ValueError(f"the grammar and the token rules take {words * 4} bytes, but the engine's limit is {limit}")
 
     def _has_place(self, names: Iterable[int]) -> bool:
-        """Whether this pair's share has space for a further request's grammar and token rules."""
+        """Whether this pair's share of the engine's storage has space for one more grammar and its token rules."""
         return len(self.names_in_flight().union(names)) <= self.facts.grammar_share
 
     def names_in_flight(self) -> set[int]:
-        """part_name of each grammar and token rules of the requests in flight."""
+        """The part_name of each grammar and of all token rules in flight."""
         return {name for request in self._live if request is not None for name in request.names}
 
     def _consume(self) -> None:
@@ -442,10 +441,10 @@ class QueuePair:
 
 
 def part_name(packed: ByteAutomaton | TokenRules) -> int:
-    """The name of a grammar or of token rules: from their content and kind."""
+    """The name of a grammar or of token rules, derived from content and kind."""
     return packed.digest << 1 | isinstance(packed, TokenRules)
 
 
 def _place(packed: ByteAutomaton | TokenRules | None, plan: Plan) -> ArenaPlace:
-    """The place of a grammar's or token rules' words in the prompt arena."""
+    """The extent of a grammar or of token rules in the prompt arena."""
     return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(part_name(packed)), len(packed.words()))

@@ -1,4 +1,4 @@
-"""Posting RDMA writes and reads, and taking their completions, without allocating an object for each.
+"""Posts RDMA writes and reads, and takes their completions, without an allocation per request.
 
 Work requests are posted in batches, and only the last one of a batch is signalled. A reliable connection
 executes them in order, so its completion implies those of all earlier ones. No call waits. After the first
@@ -76,7 +76,7 @@ class SendQueue:
         self._end()
 
     def _begin(self, count: int, tag: int) -> None:
-        """Begin a batch. All its work requests have the id of the last one, whose completion counts."""
+        """Begin a batch. All its work requests share one id; only the last one signals a completion."""
         if self.failure is not None:
             raise self.failure
         self.posted += count

@@ -6,18 +6,17 @@ of them.
   barrier is needed.
 - Other machines, such as Arm, call membarrier(2) with MEMBARRIER_CMD_GLOBAL_EXPEDITED in between. The kernel
   runs a full barrier (smp_mb, on arm64 `dmb ish`) on the calling CPU at the start and end of that call, with
-  or without registered receivers. With one online CPU it skips them, which has no visible effect. The engine
+  or without registered receivers. With one online CPU it skips the barriers, which are then not needed. The engine
   reads the doorbell with an acquire load. Python has no cheaper store barrier. The call takes about a
   microsecond per submission, and needs no privilege.
 
-This is O1 of docs/verification.md. tests/verified/memory_model/queue_protocol.py finds the protocol without
-this fence wrong on Arm, and only there.
+This is O1 of docs/verification.md. tests/verified/memory_model/queue_protocol.py shows that without this fence the protocol fails
+on Arm, and only there.
 
 The opposite direction needs no barrier. A completion is one word. A front end publishes positions (its
-completion head, the reuse of ring and arena space) that depend on loaded words. No machine moves a store
-before a load on which it depends (O4). Consecutive loads may be reordered. So there is a fence
-between a grant and the positions (O5), and on both sides of reading a record of log probabilities, on which
-no position depends (O8).
+completion head, the reuse of ring and arena space) that depend on loaded words. No machine moves a store before a load on which
+the store depends (O4). Consecutive loads may be reordered. So there is a fence between a grant and the positions (O5), and on
+both sides of reading a record of log probabilities, on which no position depends (O8).
 """
 
 import ctypes
@@ -61,11 +60,11 @@ def membarrier() -> None:
 
 
 def no_fence() -> None:
-    """The fence of a machine that keeps stores, and loads, in order."""
+    """The fence of a machine that reorders neither stores nor loads: no operation."""
 
 
 def store_fence(machine: str | None = None) -> Callable[[], None]:
-    """The fence for a machine type (default: this one). Checks that it works; raises FenceError otherwise."""
+    """The fence for a machine type (default: this machine). Checks that it works; raises FenceError otherwise."""
     name = (machine or platform.machine()).lower()
     if name in ORDERED_STORES:
         return no_fence

@@ -1,6 +1,4 @@
-"""After the end of each HTTP request: one log line, metrics, and optionally a trace. No token waits for
-them.
-"""
+"""Writes one log line, metrics and an optional trace after each HTTP request. They delay no token."""
 
 import json
 import logging
@@ -34,10 +32,10 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 
 
 class RequestPhases(NamedTuple):
-    """Durations in seconds; None for phases that were not reached or are unknown.
+    """Durations in s; None if a phase was not reached or is unknown.
 
-    front_end: time until the engine had the request, without its wait for a slot.
-    queue: its wait for a slot plus its wait in the engine.
+    front_end: until submission to the engine, without the wait for a slot.
+    queue: wait for a slot plus wait in the engine.
     prefill: until the first token.
     decode: until the last token.
     """
@@ -60,7 +58,7 @@ def phases_of(generation: Generation) -> RequestPhases:
     if waited < 0:
         return RequestPhases(front_end, decode=decode)
     in_engine = generation.first_event - generation.submitted
-    queue = min(waited / 1e9, in_engine)  # the clocks differ, and one has a resolution of 1 ms
+    queue = min(waited / 1e9, in_engine)  # two clocks, one with a resolution of 1 ms
     return RequestPhases(front_end, generation.waited + queue, in_engine - queue, decode)
 
 
@@ -70,7 +68,7 @@ def ending_of(generation: Generation) -> str:
 
 
 SHOWN_PATH = 200  # characters
-MOST_STRANGERS, SPAN_S = 600, 60.0  # lines for refused clients without a key, within a time
+MOST_STRANGERS, SPAN_S = 600, 60.0  # log lines for clients without a key, and their period
 
 logger = logging.getLogger(ACCESS)
 
@@ -131,8 +129,8 @@ class AccessLog:
             logger.log(level, "%s %s", request.method, path, extra={FIELDS: fields})
 
     def _is_too_much(self, now: float) -> bool:
-        """Count a line for a client without a key. Returns whether the period already has MOST_STRANGERS lines; the next period
-        logs how many were omitted.
+        """Count a line for a client without a key. Returns whether the period already has MOST_STRANGERS lines. The next period
+        logs the number of omitted lines.
         """
         since, lines = self._span
         if now - since >= SPAN_S:

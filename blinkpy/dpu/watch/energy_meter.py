@@ -10,7 +10,7 @@ from typing import Any
 from blinkpy.dpu.metrics import METERS, Metrics
 
 PERIOD_S = 1.0
-READINGS = 60  # the energy per token is averaged over these
+READINGS = 60  # readings over which the energy per token is averaged
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -22,7 +22,7 @@ def start_energy_meter(metrics: Metrics) -> "EnergyMeter | None":
         nvml.nvmlInit()
         meter = EnergyMeter(nvml, chosen_gpu(nvml, os.environ.get("CUDA_VISIBLE_DEVICES", "")), metrics)
         meter.read()
-    except Exception as error:  # NVML raises several kinds; metrics are optional
+    except Exception as error:  # NVML raises several kinds of exceptions, and these metrics are optional
         logger.info("energy metrics are disabled: %s", error)
         return None
     meter.start()

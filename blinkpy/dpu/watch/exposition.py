@@ -1,5 +1,5 @@
-"""The text of /metrics for Prometheus: metrics of the front end, and metrics of the engine, which are read from shared memory
-without its help.
+"""The text of /metrics for Prometheus: metrics of the front end, and of the engine, read from shared memory without the engine's
+help.
 
 Values with the same meaning in vLLM also appear under vLLM's names, which NAMES_OF_VLLM and `_of_vllm` list.
 """
@@ -47,7 +47,7 @@ class Exposition:
         """Render the exposition.
 
         engine: the words of the engine's block, or the sums over several engines; None without an engine.
-        restarts: number of the engine's restarts; None if another process starts it.
+        restarts: number of engine restarts; None if another process starts the engine.
         engines: (label, words) of each of several engines.
         """
         lines = [*self._of_engine(engine), *_of_engines(engines), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
@@ -149,7 +149,7 @@ class Exposition:
 
 
 def _of_engines(engines: Sequence[tuple[str, list[int] | None]]) -> Iterable[str]:
-    """Metrics of each engine, with a label; their sums are the families without a label."""
+    """Metrics of each engine, with a label. The families without a label are their sums."""
     if not engines:
         return
     yield from _family("blinkpy_each_engine_up", "gauge", "1 while this worker has a queue pair of this engine")

@@ -15,7 +15,7 @@ from typing import NoReturn
 from blinkpy.config import ConfigError
 from blinkpy.process_exit import exit_process
 
-WAITING_LINES = 4096  # lines that wait for their reader; further lines are dropped, and counted in the next line
+WAITING_LINES = 4096  # buffered lines; further lines are dropped, and counted in the next line
 END_S = 1.0  # time limit for writing the last lines
 MOST_LINES, SPAN_S = 60, 60.0  # limit of lines per log statement and period
 
@@ -65,7 +65,7 @@ class LineBound(logging.Filter):
     """Limits each log statement, also of libraries, to MOST_LINES per SPAN_S, so that clients can't fill the
     disk.
 
-    The last permitted line states that more are omitted, and the first line of the next period gives their number.
+    The last permitted line announces omissions, and the first line of the next period gives their number.
     The access log has no limit.
     clock: returns s.
     """
@@ -133,8 +133,7 @@ def start_logging(process: str, level: str, log_format: str) -> None:
     process: name of the process.
     level, log_format: options of these names.
     level, log_format: options of these names.
-    The process must end through end_process: otherwise a line without a reader would block the interpreter's
-    end.
+    The process must end through end_process: otherwise a blocked log reader would block the interpreter's exit.
     """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[log_format](process))

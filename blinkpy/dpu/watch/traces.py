@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span for each request with generations, with a child span for each phase of its
 first choice.
 
-Spans are made after the request has ended, from times that were recorded anyway. A thread of OpenTelemetry
+Spans are made after the request ends, from times that the access log also uses. A thread of OpenTelemetry
 sends them, and drops spans if its queue is full. The client's `traceparent` is the parent. Attribute names
 follow OpenTelemetry's conventions for generative AI.
 """
@@ -31,7 +31,7 @@ def make_tracer(options: WatchOptions, model: str) -> "RequestTracer | None":
 
 
 class RequestTracer:
-    """Makes the spans of ended requests. processor: OpenTelemetry's, which sends ended spans."""
+    """Makes the spans of ended requests. processor: OpenTelemetry's span processor, which sends them."""
 
     def __init__(self, processor: "SpanProcessor", model: str):
         from opentelemetry.propagate import extract

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blinkpy.models.weights.decoder_weights import Weights
 
 
-# The choice of the decoder on the CPU: NumPy's in float32, or torch's if it is installed.
+# Chooses the CPU decoder: NumPy's in float32, or torch's if torch is installed.
 
 TORCH = "pip install 'blinkpy-serve[torch]'"
 
@@ -32,7 +32,7 @@ TORCH = "pip install 'blinkpy-serve[torch]'"
 def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
     """The dtype in which torch computes a model; None: NumPy computes it in float32.
 
-    requested: value of --dtype; "auto": the checkpoint's with torch, float32 without.
+    requested: value of --dtype; "auto": the checkpoint's dtype with torch, otherwise float32.
 
     Raises ConfigError if the model needs torch and it is not installed.
     """
@@ -59,7 +59,7 @@ def lacking_without_torch(model: DecoderDescription) -> list[str]:
 
 @functools.cache
 def numpy_speed_once(threads: int, invariant: bool) -> float:
-    """numpy_speed of a number of threads, measured once in a process."""
+    """numpy_speed with this number of threads, measured once per process."""
     from blinkpy.models.cpu.numpy_products import ThreadTeam, numpy_speed
 
     return numpy_speed(ThreadTeam(threads), invariant=invariant)
@@ -67,19 +67,19 @@ def numpy_speed_once(threads: int, invariant: bool) -> float:
 
 @functools.cache
 def torch_speed_once(dtype: torch.dtype, threads: int, invariant: bool) -> float:
-    """torch_speed of a dtype, measured once in a process for each of torch's numbers of threads."""
+    """torch_speed with this dtype, measured once per process and number of torch threads."""
     from blinkpy.models.cpu.torch_progress import torch_speed
 
     return torch_speed(dtype, invariant=invariant)
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Total memory of this machine, bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-STEP_S = 1.0  # aimed duration of a full step, on an otherwise idle machine
-PIECE_S = 0.02  # duration of a piece of it; front ends see progress after each piece
+STEP_S = 1.0  # target duration of a full step on an idle machine
+PIECE_S = 0.02  # duration of one piece of a step; front ends see progress after each piece
 
 
 class CpuDevice(HostDevice):
@@ -131,13 +131,13 @@ class CpuDevice(HostDevice):
         return whole - rings
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
-        """The number of slots, so that recurrent states take at most a quarter of the machine's memory."""
+        """The most slots whose recurrent states take at most a quarter of the machine's memory."""
         from blinkpy.models.recurrent_states import settled_slots
 
         return settled_slots(config, model, 4, machine_memory() // 4)
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
-        """The number of snapshots, which take at most a sixteenth of the machine's memory."""
+        """The number of state snapshots, at most a sixteenth of the machine's memory in total."""
         from blinkpy.models.recurrent_states import settled_snapshots
 
         return settled_snapshots(config, model, 4, machine_memory() // 16)
@@ -165,9 +165,9 @@ class CpuDevice(HostDevice):
         from blinkpy.scheduler.starting_scheduler import start_scheduler
 
         state = setup.recorder.attach(setup.make_state(), share_inputs=True)
-        if setup.config.engine.check_integrity == "always":  # a check of each turn needs compiled code
+        if setup.config.engine.check_integrity == "always":  # checking every turn needs compiled code
             return HostLoop(setup, state, *self._step(setup, state))
-        scheduler = start_scheduler(setup.limits, state, setup.policy)  # a process compiles it while this one prepares the step
+        scheduler = start_scheduler(setup.limits, state, setup.policy)  # a child process compiles it meanwhile
         try:
             return HostLoop(setup, state, *self._step(setup, state), scheduler)
         except BaseException:

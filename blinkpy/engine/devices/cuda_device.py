@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blinkpy.engine")
 PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
-OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
+OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 tensor cores
 OLDEST_FP8 = (8, 9)  # FP8 conversions
-OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
-MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
+OLDEST_DRIVER = 12080  # the first with SWITCH conditional nodes (CUDA 12.8)
+MINIMUM_TOKENS = 2  # smallest useful KV cache, tokens
 
 
 def gpu_usable() -> bool:
-    """Whether torch sees a GPU and the packages that it needs are installed."""
+    """Whether torch sees a GPU and the GPU's packages are installed."""
     if not all(installed(name) for name in ("torch", *PACKAGES)):
         return False
     import torch
@@ -40,7 +40,7 @@ def gpu_usable() -> bool:
 
 
 def gpu_problem(control: str) -> str:
-    """Why no GPU can be used, or why the GPU or its driver is too old for --control; otherwise ""."""
+    """Why no GPU is usable, for example too old a GPU or driver for --control; "" if a GPU is usable."""
     import torch
     from cuda.bindings import runtime
 
@@ -62,7 +62,7 @@ def gpu_problem(control: str) -> str:
 
 
 def fp8_problem(kv_cache_dtype: str) -> str:
-    """Why this GPU does not support a KV cache of this --kv-cache-dtype; otherwise ""."""
+    """Why this GPU does not support this --kv-cache-dtype; "" if it does."""
     import torch
 
     capability = torch.cuda.get_device_capability()
@@ -86,7 +86,7 @@ def memory_bandwidth() -> float:
 
 
 def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
-    """Raise ConfigError for a target that no step can meet.
+    """Raise ConfigError if even the shortest step exceeds a target.
 
     name: name of the target's option.
     itemsize: bytes of a weight.
@@ -109,7 +109,7 @@ class CudaDevice:
     pdl: whether kernels are chained by programmatic dependent launch.
     loop: replaces GpuLoop.
     sample: replaces sample_tokens.
-    gpus: numbers of the GPUs that have a part of the model each; empty: the first --tensor-parallel-size ones.
+    gpus: numbers of the GPUs that share the model; empty: the first --tensor-parallel-size GPUs.
     """
 
     name, gpu, reads_weights, has_draft_layers = "cuda", True, True, True
@@ -175,7 +175,7 @@ class CudaDevice:
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         dtype = choose_dtype(model, config.model.dtype, "cuda")
-        # The kernels support two types. bfloat16 covers the range of float16.
+        # The kernels support two dtypes, and bfloat16 covers the range of float16.
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
@@ -189,7 +189,7 @@ class CudaDevice:
         return slots_that_fit(self._plan(config, model), config, self._part(config, model), self._dtype(config, model).itemsize)
 
     def _part(self, config: Config, model: DecoderDescription) -> DecoderDescription:
-        """The part of a model that each GPU has. Raises ConfigError if the model can't be split."""
+        """The part of the model on each GPU. Raises ConfigError if the model can't be split."""
         from blinkpy.models.description.split import Share
         from blinkpy.models.weights.rank_checkpoint import rank_description
 
@@ -212,7 +212,7 @@ class CudaDevice:
         require_kernels(part := self._part(config, model))
         free, total = min(map(torch.cuda.mem_get_info, gpus))
         asked, queue_memory = config.model.max_model_len, config.extension(RdmaOptions).queue_memory
-        in_host_memory = queue_memory == HOST and len(gpus) == 1  # ranks have a copy of the queues
+        in_host_memory = queue_memory == HOST and len(gpus) == 1  # several ranks each have a copy of the queues
         queues = 0 if in_host_memory else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
         itemsize, page_bytes = self._dtype(config, model).itemsize, self.page_bytes(config, model)
         return plan_memory(config, part, itemsize, page_bytes, free, total, queues, len(gpus))
@@ -237,7 +237,7 @@ class CudaDevice:
 
         try:
             yield
-        except torch.cuda.OutOfMemoryError as error:  # another process has allocated memory since the plan was made
+        except torch.cuda.OutOfMemoryError as error:  # another process allocated memory after the plan was made
             free, total = torch.cuda.mem_get_info()
             raise ConfigError(
                 f"out of GPU memory while {report.phase}: {gib(free)} of {gib(total)} are free; the plan was "
@@ -256,7 +256,7 @@ class CudaDevice:
             return RankLoops(setup, load_ranks(setup, how, gpus), self._trace_rows)
         parts = load_gpu(setup, how)
         if setup.config.engine.control != "host":
-            from blinkpy.engine.devices.gpu_loop import GpuLoop  # imported here: --control host works without numba-cuda
+            from blinkpy.engine.devices.gpu_loop import GpuLoop  # imported here, because --control host works without numba-cuda
 
             return (self._loop or GpuLoop)(setup, *parts, self._trace_rows)
         from blinkpy.engine.devices.host_loop import HostLoop

@@ -56,7 +56,7 @@ class Setup:
     """The settings of an engine when its device loads.
 
     folder: the folder of the model that `model` describes.
-    tokens: bytes of the model's tokens, if requests may have grammars.
+    tokens: bytes of each token, if requests may have grammars.
     report: callback for the phases of the start.
     """
 
@@ -107,7 +107,7 @@ class Setup:
 
 
 class Runner(Protocol):
-    """A loaded model with its scheduler: serves the queue pairs of one segment."""
+    """A loaded model and its scheduler, which serve the queue pairs of one segment."""
 
     faults: tuple[type[BaseException], ...]
     """Exceptions of run() after which no party writes the engine's words."""
@@ -118,15 +118,15 @@ class Runner(Protocol):
         """Prepare to serve a segment, including the remaining compilation. Raises ConfigError."""
 
     def run(self, budget_s: float) -> int:
-        """Serve until a control word ends it. Returns STOPPED or DRAINED, or another result after budget_s
-        seconds if budget_s is not 0.
+        """Serve until a control word ends it. Returns STOPPED or DRAINED, or another result when budget_s seconds are over.
+        budget_s 0: no limit.
         """
 
     def check(self) -> list[str]:
-        """Descriptions of the faults of the scheduler's state; empty without a fault. Not while it runs."""
+        """Descriptions of faults in the scheduler's state; empty if the state is valid. Call it only while run() does not run."""
 
     def close(self) -> None:
-        """Free all resources, after run() has ended or if it was never called."""
+        """Free all resources. Call it only while run() does not run."""
 
 
 class Device(Protocol):
@@ -143,20 +143,20 @@ class Device(Protocol):
     has_draft_layers: bool
 
     def auto_rank(self) -> int:
-        """--device auto takes the device with the highest rank; 0: never."""
+        """The rank for --device auto, which takes the highest; 0: never chosen."""
 
     def unusable(self, config: Config) -> str:
-        """Why it can't be used with these options on this machine; otherwise ""."""
+        """Why the device is unusable with these options on this machine; "" if it is usable."""
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
         """Default of --max-num-batched-tokens if steps have one size and no sequence needs more."""
 
     def slots(self, config: Config, model: DecoderDescription) -> int:
-        """Default of --slots. Each slot has a recurrent state, if the model has such layers."""
+        """Default of --slots. With recurrent layers, each slot holds a recurrent state."""
 
     def snapshots(self, config: Config, model: DecoderDescription) -> int:
-        """Number of snapshots of recurrent states: --state-snapshots, or its default. 0 if the model has no recurrent layers,
-        prefix caching is off, or no snapshot fits.
+        """Number of state snapshots: --state-snapshots or its default. 0 without recurrent layers or prefix caching, or if no
+        snapshot fits.
         """
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
@@ -166,13 +166,13 @@ class Device(Protocol):
         """Bytes available for the KV cache. Raises ConfigError if the model does not fit."""
 
     def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:
-        """A context that converts errors of a start to ConfigError if the user can correct them."""
+        """A context manager that converts errors during the start to ConfigError if the user can correct them."""
 
     def load(self, setup: Setup) -> Runner:
         """Load the model and make the scheduler's state. Raises ConfigError."""
 
     def near_cores(self) -> frozenset[int]:
-        """Cores of the NUMA node for the queue memory; empty if any node will do. After load()."""
+        """Cores of the NUMA node for the queue memory; empty if any node is suitable. Call it after load()."""
 
 
 class HostDevice:

@@ -1,6 +1,6 @@
-"""The loop on the GPU, for its engine. The host launches it, and checks a few times per second whether it
-still runs. The loop serves even while the host's process is stopped. If the GPU faults, run() raises
-CudaError, and only the host writes the queues' words.
+"""The loop on the GPU, for its engine. The host launches the loop, and checks a few times per second whether it still runs. The
+loop serves even while the host process is stopped. If the GPU faults, run() raises CudaError, and only the host writes the
+queues' words.
 """
 
 import time
@@ -33,7 +33,7 @@ class GpuLoop:
     """A device_contract.Runner whose loop runs on the GPU.
 
     state: the scheduler's state, on the host.
-    make_step: returns the captured step graphs for the state's batch, requests and grammars on the GPU.
+    make_step: captures step graphs for batch, requests and grammars on the GPU, and returns them.
     graph_of, trace_rows: see LoopGraph.
     """
 
@@ -68,7 +68,7 @@ class GpuLoop:
         self.loop = self.build_loop(self.placed_pairs.device)
 
     def build_loop(self, queues: EngineViews) -> LoopGraph | None:
-        """The loop over queues that the GPU sees, ready for its launch."""
+        """Build the loop over queues that the GPU can access, ready for launch."""
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(self.setup.policy, self.limits, kind, len(table), torch.cuda.get_device_capability())
         copies, recording, memory = None, self._recording, self.setup.recorder.memory
@@ -100,5 +100,5 @@ class GpuLoop:
                 if part is not None:
                     part.close()
         except CudaError:
-            pass  # after a fault every call fails; the driver frees everything when the process ends
+            pass  # after a GPU fault every call fails; the driver frees everything at process exit
         self.loop = self.placed_pairs = self._recording = None

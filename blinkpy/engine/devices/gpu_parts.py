@@ -36,7 +36,7 @@ class GpuOptions(NamedTuple):
 
 
 class GpuParts(NamedTuple):
-    """The parts of a loop. state: the scheduler's, on the host. make_step, graph_of: see GpuLoop."""
+    """The parts of a loop. state: the scheduler's state, on the host. make_step, graph_of: see GpuLoop."""
 
     state: State
     make_step: MakeStep
@@ -49,7 +49,7 @@ def shapes_of(setup: Setup) -> tuple[list[tuple[int, int]], list[StepShape], NDA
     config, limits = setup.config, setup.limits
     buckets = bucket_shapes(setup.sizes.max_num_seqs, config.scheduler.max_num_batched_tokens)
     cut = {"groups": limits.step_groups, "cut_tokens": limits.cut_tokens}
-    whole = config.engine.batch_invariant or setup.model.drafts_tokens  # which reads all tokens
+    whole = config.engine.batch_invariant or setup.model.drafts_tokens  # one graph that reads all tokens
     return buckets, *step_shapes(buckets, whole=whole, drafts=limits.draft_requests if limits.draft_tokens else 0, **cut)
 
 

@@ -1,7 +1,7 @@
 """A loop on the host: the scheduler compiled for the CPU, and the device's step.
 
-One thread runs both: a turn, then its step. Without work the loop sleeps, for twice as long each time up
-to a limit, so an idle engine uses no core.
+One thread runs both: a turn, then its step. Without work, the loop sleeps with exponential back-off up to a limit, so an idle
+engine uses no core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 IDLE_SPIN_NS = 200_000  # time for which the loop spins after work, before it sleeps
-IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: the first and the maximum pause
+IDLE_SLEEP_S = (20e-6, 1e-3)  # first and maximum sleep
 INTEGRITY_PERIOD_NS = 1_000_000_000  # while idle
 NO_DEADLINE_NS = 1 << 62
 
@@ -33,10 +33,10 @@ class HostLoop:
     """A device_contract.Runner whose loop runs on the host.
 
     state: the scheduler's state on the host, with its recorder.
-    step: run(batch, requests) writes keys and values of the batch's tokens, and batch.sampled for the emitting
-        rows. Without it, the creator sets `compute`.
-    progress: advances its word during a step.
-    scheduler: bound to `state`; without it, it is compiled first.
+    step: run(batch, requests) writes keys and values of the batch's tokens, and batch.sampled of rows that emit. If None, the
+    creator sets `compute`.
+    progress: word that advances during a step.
+    scheduler: bound to `state`; None: compile it first.
     """
 
     faults: tuple[type[BaseException], ...] = (BaseException,)
@@ -62,7 +62,7 @@ class HostLoop:
             self.progress.word = words[ENGINE_PROGRESS : ENGINE_PROGRESS + 1]
         self.scheduler.turn(time.monotonic_ns())  # the first call loads the compiled code
         if self._checks():
-            require_integrity(self.check())  # loads the compiled check, too, which would delay the loop later
+            require_integrity(self.check())  # also loads the compiled check now, which would delay the loop later
 
     def run(self, budget_s: float) -> int:
         counts, (shortest, longest) = self.state.counts, IDLE_SLEEP_S
@@ -81,7 +81,7 @@ class HostLoop:
             if self._checks() and now >= self._integrity_due:
                 self._integrity_due = now + INTEGRITY_PERIOD_NS
                 require_integrity(self.check())
-            due = int(self.state.pace[S.PACE_DUE_NS])  # of a delayed step
+            due = int(self.state.pace[S.PACE_DUE_NS])  # time at which a delayed step is due
             time.sleep(min(pause, max(0, due - now) / 1e9) if due else pause)
             spin_ns, pause = 0, min(2 * pause, longest)
         return S.NO_BATCH

@@ -10,7 +10,7 @@ from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 if TYPE_CHECKING:
     from blinkpy.models.description.decoder_description import DecoderDescription
 
-PAGE_BYTES = 1  # without keys and values
+PAGE_BYTES = 1  # the minimum: no keys and values are stored
 PAGES = 1 << 16
 
 
@@ -39,7 +39,7 @@ class NullDevice(HostDevice):
 
         setup.report("allocating queues and pages")
         loop = HostLoop(setup, setup.recorder.attach(setup.make_state(), share_inputs=True))
-        vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
+        vocab = setup.model.vocab_size  # in most vocabularies, special tokens (without text) come first
         loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
         return loop
 

@@ -32,7 +32,7 @@ def run_turns(
 ) -> int:
     """Run an attached scheduler: before_turn with the time, a turn, after_turn, and compute if there is a batch.
 
-    Returns NO_BATCH after idle_ns without work or when time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED.
+    Returns NO_BATCH after idle_ns without work or at deadline_ns of time.monotonic_ns(); otherwise STOPPED or DRAINED.
     """
     now = worked = time.monotonic_ns()
     while now < deadline_ns and now - worked <= idle_ns:
@@ -50,9 +50,7 @@ def run_turns(
 
 @device
 def synthetic_token(seed, position, low, high):
-    """A token in [low, high) for a position of a request, the same in every run. seed: the request's,
-    int64.
-    """
+    """A token in [low, high), determined by seed and position. seed: the request's seed, int64."""
     mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
     mixed = mixed * 48271 % HASH_MODULUS_1
     return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
@@ -63,7 +61,7 @@ def fill_sampled(state, low, high, even):
     """Write synthetic tokens for all rows of the batch, uniform in [low, high), with their log probabilities.
 
     If a grammar forbids a token, the next allowed token replaces it.
-    even: the log probability, in a record's entry for token 0.
+    even: a record entry for token 0 with the log probability of a uniform choice.
     """
     batch, requests, entry = state.batch, state.requests, state.requests.entry
     for row in range(batch.counts[S.ROWS]):
@@ -99,7 +97,7 @@ def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute
     counts = scheduler.state.batch.counts
 
     def compute(began_ns: int) -> None:
-        fill(state, low, high, even)  # in a cut step, the last group's tokens count
+        fill(state, low, high, even)  # in a cut step, only the last group's tokens count
         left_ns = began_ns + step_ns // int(counts[S.GROUPS]) - time.monotonic_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)

@@ -2,7 +2,7 @@
 
 The host launches the loops and checks a few times per second whether they still run, as for one GPU
 (gpu_loop.py). Only rank 0 has the queues of the front ends and the flight recorder. The protocol of the ranks
-is in scheduler/rank_exchange.py. A fault of any rank ends all ranks: they wait for it no longer than the exchange's deadline.
+is in scheduler/rank_exchange.py. A fault of any rank ends all ranks: the others stop waiting at the exchange's deadline.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from blinkpy.scheduler import rank_exchange as X
 from blinkpy.transport.segment import Segment
 
 WATCH_S = 0.05  # between two checks of the loops
-END_S = 5.0  # for the other loops to end after the first
+END_S = 5.0  # time for the other loops to end after the first
 OF_OTHERS = ("control", "front", "sq", "sq_long", "cancel", "hashes", "prompt")  # words of the queues that the scheduler reads
 UNKNOWN = 999  # cudaErrorUnknown
 
 
 @contextlib.contextmanager
 def on_gpu(number: int) -> Iterator[None]:
-    """Make a GPU the current one of this thread, for torch and for the runtime's own calls."""
+    """Make a GPU this thread's current device, for torch and for direct calls of the CUDA runtime."""
     before = torch.cuda.current_device()
     with torch.cuda.device(number):
         check_cuda(runtime.cudaSetDevice(number), f"select GPU {number}")
@@ -52,13 +52,13 @@ def on_gpu(number: int) -> Iterator[None]:
 
 
 def open_peer_access(gpus: Sequence[int]) -> None:
-    """Let the kernels of each GPU access the memory of all. Raises CudaError."""
+    """Let kernels on each GPU access the memory of all GPUs. Raises CudaError."""
     opened = runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
     for one in gpus:
         with on_gpu(one):
             for other in gpus:
                 if one != other:
-                    torch.zeros(1, device="cuda").copy_(torch.zeros(1, device=f"cuda:{other}"))  # torch opens it with a copy
+                    torch.zeros(1, device="cuda").copy_(torch.zeros(1, device=f"cuda:{other}"))  # a copy opens it
                     status = runtime.cudaDeviceEnablePeerAccess(other, 0)[0]
                     if status == opened:
                         runtime.cudaGetLastError()
@@ -76,7 +76,7 @@ class Rank:
         self.parts, self.peers, self.number, self.gpu = parts, peers, peers.rank, parts.stream.device.index
         self.loop: LoopGraph | None = None
         self.recording: GpuRecording | None = None
-        self.keep: object = None  # of the loop's table
+        self.keep: object = None  # keeps the owners of the loop table's addresses alive
         state = setup.recorder.attach(parts.state) if self.number == 0 else parts.state
         offsets, size = state_offsets(state)
         if self.number == 0 and setup.recorder.memory is not None:
@@ -90,7 +90,7 @@ class Rank:
         self.step = parts.make_step(self.state.batch, self.state.requests, self.state.grammars)
 
     def fault(self) -> tuple[int, int]:
-        """The fault of this rank (0: none) and the rank that it names. After the loop's end."""
+        """(fault of this rank or 0, the rank that it blames). Call it after the loop's end."""
         own, late_sum = self.own.tolist(), self.peers.fault.tolist()
         if own[X.FAULT]:
             return own[X.FAULT], own[X.FAULT_RANK]
@@ -126,7 +126,7 @@ class RankLoops:
         views, host = engine_views(segment.buffer, segment.layout), int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
 
         def in_memory_of(rank: Rank) -> EngineViews:
-            """Queues of the segment's sizes in a GPU's memory, which no front end sees."""
+            """Private queues in a GPU's memory, with the segment's sizes."""
             with on_gpu(rank.gpu):
                 memory = torch.zeros(len(segment.buffer), dtype=torch.uint8, device="cuda")
             return views_at(views, host, memory.data_ptr(), memory)
@@ -152,7 +152,7 @@ class RankLoops:
             return tuple(torch.zeros(size, dtype=torch.int64, device="cuda") for size in sizes)
 
     def _build_loop(self, rank: Rank, queues: EngineViews, source: EngineViews, exchange: X.Exchange) -> LoopGraph:
-        """The loop of a rank, ready for its launch. Its GPU is the current one."""
+        """Build a rank's loop, ready for launch, on the current GPU."""
         kind, table = device_arguments(self.setup.limits, queues, rank.state, (source, exchange))
         capability = torch.cuda.get_device_capability()
         code = loop_code(self.setup.policy, self.setup.limits, kind, len(table), capability, ranked=True)
@@ -187,7 +187,7 @@ class RankLoops:
         return loops
 
     def _running(self) -> list[bool]:
-        """Whether the loop of each rank runs. Raises CudaError if one ended with a fault of its GPU."""
+        """For each rank, whether its loop runs. Raises CudaError if a loop ended with a GPU fault."""
         found = []
         for rank, loop in zip(self.ranks, self._loops(), strict=True):
             with on_gpu(rank.gpu):
@@ -203,7 +203,7 @@ class RankLoops:
             time.sleep(WATCH_S / 10)
 
     def _require_no_fault(self) -> None:
-        """Raise CudaError with the fault of the ranks, if there is one."""
+        """Raise CudaError if any rank has a fault."""
         faults = [rank.fault() for rank in self.ranks]
         for fault, other in faults:
             if fault == X.STATES_DIFFER:
@@ -214,7 +214,7 @@ class RankLoops:
                 raise CudaError(UNKNOWN, "timeout", f"rank {other} did not answer rank {number} in time")
 
     def _differences(self, other: int) -> str:
-        """The first array and index in which a rank's state differs from rank 0's."""
+        """The first array and index at which a rank's state differs from rank 0's state."""
         first, second = (snapshot(self._host_state(number)) for number in (0, other))
         offsets, _ = state_offsets(self.ranks[0].parts.state)
         found = differences({name: first[name] for name in offsets}, second)

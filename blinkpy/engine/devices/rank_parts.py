@@ -1,4 +1,4 @@
-"""One model on several GPUs: whether this machine and these options support it, and loading each GPU's part."""
+"""One model on several GPUs: checks machine and options, and loads each GPU's part."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ OPTION = "--tensor-parallel-size"
 
 
 def ranks_problem(config: Config, gpus: Sequence[int]) -> str:
-    """Why these GPUs can't serve one model; otherwise ""."""
+    """Why these GPUs can't serve one model together; "" if they can."""
     ranks = len(gpus)
     if config.engine.control == "host":
         return f"{OPTION} {ranks} needs --control gpu: the host runs the steps of one GPU only"
@@ -36,10 +36,10 @@ def ranks_problem(config: Config, gpus: Sequence[int]) -> str:
 
 
 def gpus_problem(names: Sequence[str], ranks: int, lacking: Sequence[tuple[int, int]]) -> str:
-    """Why the GPUs of this machine can't share a model; otherwise "".
+    """Why this machine's GPUs can't share a model; "" if they can.
 
     names: names of the GPUs.
-    lacking: pairs of which the first can't access the other's memory.
+    lacking: pairs (a, b) of GPUs; a can't access b's memory.
     """
     if len(names) < ranks:
         return f"{OPTION} {ranks} needs {ranks} GPUs, but CUDA shows {len(names)} (CUDA_VISIBLE_DEVICES selects them)"

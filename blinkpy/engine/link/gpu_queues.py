@@ -2,16 +2,15 @@
 writes to them.
 
 The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU. The
-host accesses them without a call of the driver, even after a fault of the GPU. The segment's own
-memory of the pairs is not used then.
+host accesses them without a call of the driver, even after a fault of the GPU. The segment's memory for the pairs then stays
+unused.
 
 Correctness. All accesses to an NVIDIA GPU's memory go through its L2: a card's writes over PCIe arrive
 there, and its reads are served from there. The loop reads words of other parties by ld.acquire.sys, and
-publishes its own by st.release.sys (device/cuda_primitives.py), which both go to L2. Plain loads after
+publishes its words by st.release.sys (device/cuda_primitives.py), which both go to L2. Plain loads after
 such an acquire load see the data written before the word, as in host memory. This requires that the
-card's writes arrive in order. PCIe keeps posted writes in order; whether the GPU does so too is an
-attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING), without which
-blinkpy.engine.link.pair_placement refuses to start.
+card's writes arrive in order. PCIe keeps posted writes in order; a driver attribute (GPU_DIRECT_RDMA_WRITES_ORDERING) reports
+whether the GPU also does. Otherwise blinkpy.engine.link.pair_placement refuses to start.
 """
 
 import os
@@ -65,7 +64,7 @@ class GpuQueues:
         return self._descriptor
 
     def read_word(self, offset: int) -> int:
-        """A copy of one word, also while the loop runs. Raises CudaError."""
+        """Read one word, even while the loop runs. Raises CudaError."""
         kind, stream = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, self._stream
         check_cuda(
             runtime.cudaMemcpyAsync(self._word.ctypes.data, self.address + offset, 8, kind, stream), "read a word of the queues"
@@ -74,7 +73,7 @@ class GpuQueues:
         return int(self._word[0])
 
     def close(self) -> None:
-        if self._descriptor >= 0:  # regions made from it remain until they are deregistered
+        if self._descriptor >= 0:  # registered regions outlive the descriptor
             os.close(self._descriptor)
             self._descriptor = -1
         if self.address:
@@ -85,7 +84,7 @@ class GpuQueues:
 
 
 def views_at(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
-    """Views of memory at address `host`, as the GPU sees it from address `device` on."""
+    """Views of memory at host address `host`, translated to GPU address `device`."""
     return map_arrays(lambda array: array_at(array, host, device, keep), views)
 
 

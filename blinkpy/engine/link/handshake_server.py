@@ -1,8 +1,7 @@
-"""The TCP port at which front ends on other machines ask for a queue pair: concurrent handshakes, each with
-a deadline.
+"""The TCP server at which front ends on other machines request a queue pair. Handshakes run concurrently, each with a deadline.
 
-Until the front end has proved that it has the key, if one is required, a handshake costs only a connection. Beyond
-the limit of connections, per address and in total, the oldest one is closed. So silent clients can't lock out others, whose
+If a key is required, a handshake costs only a connection until the front end has proved possession of the key. Beyond the limits
+of connections, per address and in total, the oldest connection is closed. So silent clients can't lock out other clients, whose
 handshakes take only milliseconds.
 """
 
@@ -39,7 +38,7 @@ class HandshakeServer:
 
     listening: a bound socket; close() closes it.
     give: grants a queue pair to one front end at a time. Its exceptions become refusals.
-    watch: called between them every WATCH_S seconds.
+    watch: called every WATCH_S seconds, between handshakes.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class HandshakeServer:
         self._give = give
         self._watch = watch
         self._key = key
-        self._running: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, the oldest first
+        self._running: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, oldest first
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
@@ -62,7 +61,7 @@ class HandshakeServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End all handshakes and stop listening. A second call does nothing."""
+        """End all handshakes and stop listening. A second call has no effect."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()
@@ -90,7 +89,7 @@ class HandshakeServer:
     def _look(self) -> None:
         try:
             self._watch()
-        # A full network card or a fault of the GPU: later handshakes are refused with the reason.
+        # The network card is full or the GPU has a fault: refuse later handshakes with this reason.
         except Exception as error:
             logger.warning("could not check for lost front ends: %s", error)
 
@@ -109,7 +108,7 @@ class HandshakeServer:
             answer = refusal(f"the handshake took longer than {HANDSHAKE_S:g} s")
             logger.warning("refused the front end at %s: no handshake within the time limit", peer)
         except Exception as error:
-            # Invalid messages or a full network card: refuse this front end and continue.
+            # An invalid message or a full network card: refuse this front end and continue.
             logger.warning("refused the front end at %s: %s", peer, error)
             answer = refusal(str(error))
         self._running.pop(own, None)
@@ -117,7 +116,7 @@ class HandshakeServer:
         writer.close()
 
     def _limit(self, peer: str) -> None:
-        """End the oldest handshake of an address that has reached its limit, or of all addresses."""
+        """End the oldest handshake of an address at its limit, or of all addresses at the total limit."""
         same = [task for task, address in self._running.items() if address == peer]
         crowd = same if len(same) >= MOST_OF_ADDRESS else list(self._running) if len(self._running) >= MOST_HANDSHAKES else []
         for oldest in crowd[:1]:

@@ -1,14 +1,14 @@
-"""The engine's listener for front ends on other machines: a TCP port that grants each a queue pair.
+"""The engine's listener for front ends on other machines: a TCP port that grants a queue pair to each.
 
 Every front-end worker has its own protection domain with three memory regions. They are the engine's
 words (read only), the front-end region of its pair (write only), and the engine's region of its pair
-(read only). It can reach no other memory, and no other front end can use its keys. After the handshake no
-code runs for it: the network card serves its reads and writes, even while this process is stopped.
+(read only). A worker can reach no other memory, and no other front end can use its keys. After the handshake, the network card
+serves the worker's reads and writes without any code of this process, even while the process is stopped.
 
-A pair belongs to its owner, a random number that a worker passes to its successors. It loses the pair if
-the engine has revoked it and another worker asks, or if it stays silent for ABSENT_LEASES more leases. A
-worker that does not claim its pair keeps it for one lease, however often it asks. The old RDMA queue pair
-is destroyed before a pair is granted again, so the network card refuses late writes of the last owner.
+A pair belongs to its owner, a random number that a worker passes to its successors. The owner loses a revoked pair when another
+worker requests a pair, or after ABSENT_LEASES more silent leases. A worker that does not claim its pair keeps it for one lease,
+however often it requests it. The old RDMA queue pair is destroyed before a pair is granted again, so the network card refuses
+late writes of the previous owner.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Grant:
 
     since: time of the grant, s of the monotonic clock.
     epoch: the pair's epoch at the grant.
-    attached_at: last time at which it was attached, s of the monotonic clock.
+    attached_at: when the pair was last seen attached, s of the monotonic clock.
     """
 
     owner: int
@@ -57,7 +57,7 @@ class RdmaListener:
 
     host, port: address on which it listens.
     device, gid_index: see blinkpy.transport.verbs.Port.
-    key: the key that front ends must have, if any.
+    key: the link key that front ends must prove; optional.
     Raises ConfigError if it can't listen on the address, and TransportError without a usable RDMA device.
     """
 
@@ -87,14 +87,14 @@ class RdmaListener:
         """See blinkpy.engine.link.listeners.Listener. Raises TransportError if the card can't access the
         pairs.
         """
-        segment.lock_pairs()  # front ends on this machine must not share pairs with others
+        segment.lock_pairs()  # front ends on this machine must not take pairs of remote front ends
         self._segment, self._layout = segment, segment.layout
         self._header = bytes(segment.buffer[: HEADER.itemsize])
         self._lease_s = segment.facts.lease_ms / 1000
         mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
         self._words = HostMemory(mapped)
         self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
-        # Register once now, so that an unsupported machine is an error at the start.
+        # Register once now, so that an unsupported machine fails at the start.
         with contextlib.closing(QueuePairEnd(self.rdma_port)) as end:
             self._register_pair(end, 0)
         self._handshakes.start()
@@ -106,7 +106,7 @@ class RdmaListener:
         if before is not None:
             before.end.close()
             if (before.owner, before.epoch) == (hello.owner, epoch):
-                since = before.since  # it has not claimed the pair yet
+                since = before.since  # the owner has not claimed the pair yet
         end = QueuePairEnd(self.rdma_port)
         try:
             words = self._layout.engine_words, 2 * BLOCK_WORDS * 8
@@ -135,7 +135,7 @@ class RdmaListener:
         return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
 
     def _free_absent(self) -> None:
-        """Close the connections of lost front ends, to free resources of the card."""
+        """Close the connections of lost front ends, to free the network card's resources."""
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):
@@ -146,9 +146,7 @@ class RdmaListener:
                 logger.info("queue pair %d: released, its front end disconnected", pair)
 
     def _choose(self, owner: int) -> int:
-        """The pair to grant: the owner's own, a free pair, or the earliest granted pair whose lease has
-        ended.
-        """
+        """The pair to grant: the owner's current pair, else a free pair, else the earliest granted pair whose lease has ended."""
         grants = self._grants
         for pair, grant in grants.items():
             if grant.owner == owner:

@@ -1,4 +1,4 @@
-"""The engine's end for front ends on its own machine. They map the segment by its name, so the engine has nothing to do."""
+"""The engine's end for front ends on the same machine: no operation, because they map the segment by name."""
 
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory

@@ -18,11 +18,11 @@ from blinkpy.transport.handshake import Region
 from blinkpy.transport.verbs import QueuePairEnd, module, reported
 
 HOST, DMABUF, PEERMEM = "host", "dmabuf", "peermem"  # values of --queue-memory
-WRITES_ORDERED = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
+WRITES_ORDERED = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in order
 
 ReadWord = Callable[[int], int]  # offset -> the 8-byte word
 
-# Error numbers of the kernel for an unsupported method. Others are different errors.
+# The kernel's error numbers for an unsupported method. Any other number is a different error.
 NO_DMABUF = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPROTONOSUPPORT})
 NO_PEER_MEMORY = frozenset({errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP})
 
@@ -38,11 +38,11 @@ class QueueMemory(Protocol):
         """
 
     def read_word(self, offset: int) -> int:
-        """An 8-byte word. Slow; the host seldom needs it."""
+        """Read an 8-byte word. Slow; the host rarely needs it."""
 
 
 class HostMemory:
-    """Host memory from an address on. Its owner keeps it mapped until all ends are closed."""
+    """Host memory that starts at an address. Its owner keeps it mapped until all ends are closed."""
 
     def __init__(self, address: int):
         self._address = address
@@ -58,7 +58,7 @@ class HostMemory:
 class DmaBufMemory:
     """GPU memory as a dma-buf.
 
-    descriptor: file descriptor of a dma-buf that starts at the memory. Its owner closes it after the last use.
+    descriptor: file descriptor of a dma-buf that starts at the memory; its owner closes it after the last use.
     """
 
     def __init__(self, descriptor: int, read_word: ReadWord):
@@ -77,7 +77,7 @@ class DmaBufMemory:
 
 
 class PeerMemory:
-    """GPU memory from an address on, registered through the peer-memory module."""
+    """GPU memory that starts at an address, registered through the peer-memory module."""
 
     def __init__(self, address: int, read_word: ReadWord):
         self._address, self.read_word = address, read_word

@@ -1,4 +1,4 @@
-"""--queue-memory of an engine on a GPU: the memory of its queue pairs, and whether this machine supports it."""
+"""--queue-memory of an engine on a GPU: places the queue pairs, and checks whether this machine supports the placement."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ PlacedPairs = MappedSegment | GpuQueues
 
 
 def placement_problem(queue_memory: str) -> str:
-    """Why this GPU's memory can't hold queues; otherwise "". Call it before the model is loaded. Raises
+    """Why this GPU's memory can't hold queues; "" if it can. Call it before the model is loaded. Raises
     CudaError.
     """
     if queue_memory == HOST:
@@ -40,7 +40,7 @@ def placement_problem(queue_memory: str) -> str:
 
 
 def pair_memory_problem(queue_memory: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
-    """Why queues can't be in GPU memory by this method; otherwise "".
+    """Why this method can't place queues in GPU memory; "" if it can.
 
     rdma, dmabuf, ordering: attributes of the driver.
     peer_memory: whether nvidia-peermem is loaded.
@@ -57,8 +57,8 @@ def pair_memory_problem(queue_memory: str, *, rdma: int, dmabuf: int, ordering: 
 
 
 def place_pairs(segment: Segment, queue_memory: str) -> tuple[PlacedPairs, QueueMemory | None]:
-    """(Queue pairs in the memory of --queue-memory, their registration for network cards if it is not the
-    segment). Raises ConfigError if the driver can't export them.
+    """(queue pairs in the memory of --queue-memory, their registration with network cards or None for the segment). Raises
+    ConfigError if the driver can't export them.
     """
     if queue_memory == HOST:
         return MappedSegment(segment.buffer, segment.layout), None

@@ -9,9 +9,7 @@ from blinkpy.verify.oracle.snapshot_rules import start_from, usable_hits
 
 
 def stall(state: OracleState) -> None:
-    """R9: mark as stalled each running request without a free entry in its completion ring; earlier requests
-    take entries first.
-    """
+    """R9: mark each running request without a free entry in its completion ring as stalled. Earlier requests go first."""
     for pair in state.pairs:
         pair.unclaimed = state.free_entries(pair)
     for request in state.movable():
@@ -22,9 +20,7 @@ def stall(state: OracleState) -> None:
 
 
 def grow(state: OracleState) -> None:
-    """R10: give a page to each decoding request that lacks one; preempt requests while there are too few
-    pages.
-    """
+    """R10: give a page to each decoding request that lacks a page; preempt requests while pages are short."""
     while best_effort_exceeds(state, lacking_a_page(state)):
         preempt(state, max((r for r in state.movable() if r.best_effort), key=urgency))
     while len(lacking_a_page(state)) > state.pool.available:
@@ -37,7 +33,7 @@ def lacking_a_page(state: OracleState) -> list[Request]:
 
 
 def preempt(state: OracleState, request: Request) -> None:
-    """Release a running request's pages; it waits, and its tokens are computed again later."""
+    """Preempt a running request: release its pages, and let it wait. Its tokens are recomputed later."""
     state.remove(request)
     request.computed = request.indexed = 0
     request.canonical, request.orphaned = None, False
@@ -47,7 +43,7 @@ def preempt(state: OracleState, request: Request) -> None:
 
 
 def urgency(request: Request) -> tuple[bool, int, int]:
-    """R10: the running request with the greatest key is preempted."""
+    """R10: the sort key for preemption; the running request with the greatest key is preempted."""
     return request.stalled, 0 if request.stalled else request.rank, request.arrival
 
 
@@ -61,13 +57,13 @@ def best_effort_exceeds(state: OracleState, growing: list[Request]) -> bool:
 
 
 def best_effort_tokens(state: OracleState) -> int:
-    """R19: the number of tokens that best-effort prompts may have in the next step."""
+    """R19: the maximum tokens of best-effort prompts in the next step."""
     decoding = sum(r.missing == 1 for r in state.active())
     return state.limits.best_effort_step_tokens - decoding
 
 
 def begin_yield(state: OracleState) -> bool:
-    """R16: whether best-effort prompts yield to latency-sensitive ones in this turn."""
+    """R16: whether best-effort prompts yield to latency-sensitive prompts in this turn."""
     space = len(state.running) < state.limits.rows
     urgent = any(not r.best_effort for r in state.prompts()) or (space and enters_next(state) is not None)
     flexible = any(r.best_effort for r in state.running + state.waiting + state.unranked)
@@ -125,9 +121,7 @@ def admit_sensitive(state: OracleState, budget: int) -> None:
 
 
 def starts_if_it_fits(state: OracleState, request: Request) -> bool:
-    """R12: begin to run a waiting request if it fits, after preempting stalled requests if necessary; return
-    whether it runs.
-    """
+    """R12: run a waiting request if it fits, preempting stalled requests if necessary. Returns whether it runs."""
     while (hits := fits(state, request)) is None:
         stalled = [r for r in state.running if r.stalled]
         if not stalled:
@@ -138,7 +132,7 @@ def starts_if_it_fits(state: OracleState, request: Request) -> bool:
 
 
 def fits(state: OracleState, request: Request) -> list[Page] | None:
-    """R12: the hit pages of a waiting request that fits, or None if it does not fit."""
+    """R12: the hit pages of a waiting request, or None if the request does not fit."""
     available = state.pool.available - min(len(state.running), state.limits.pages // 8)
     if len(state.running) == state.limits.rows or available <= 0:
         return None
@@ -182,16 +176,14 @@ def start(state: OracleState, request: Request, hits: list[Page]) -> None:
 
 
 def ahead(state: OracleState, request: Request) -> list[Request]:
-    """R12: the requests whose missing tokens use the budget before `request` does, while best-effort prompts
-    yield.
-    """
+    """R12: the requests whose missing tokens take precedence over `request` in the budget, while best-effort prompts yield."""
     active = state.active()
     return [r for r in active if r.missing == 1 or (not r.best_effort and r.order() < request.order())]
 
 
 def best_effort_fits(state: OracleState, request: Request) -> bool:
-    """R20: whether the pages of a waiting best-effort request fit into best effort's limit. Preempts stalled
-    best-effort requests until they do.
+    """R20: whether the pages of a waiting best-effort request fit into best effort's limit, after preempting stalled best-effort
+    requests if necessary.
     """
     most = state.limits.best_effort_pages
     while most < state.limits.pages and (runs := [r for r in state.running if r.best_effort]):
@@ -208,7 +200,7 @@ def judge(state: OracleState, pair: Pair, words: list[int], now_ns: int, ends: b
     """R1: decide whether a queue pair is revoked or granted in this turn.
 
     words: the front end's words, by W.FRONT_*.
-    ends: no step is cut, or its last group has run (R23).
+    ends: whether no step is cut, or the last group of the cut step has run (R23).
     """
     heartbeat, claim = words[W.FRONT_HEARTBEAT], words[W.FRONT_CLAIM]
     expired = broken = False

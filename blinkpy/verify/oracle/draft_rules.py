@@ -9,7 +9,7 @@ from blinkpy.verify.oracle.oracle_state import OracleState, Request, Row
 
 
 def decode_rows(state: OracleState) -> list[Row]:
-    """R15, R25: rows of the requests that lack one token, those with drafts last."""
+    """R15, R25: rows of the requests that lack one token; requests with drafts come last."""
     decoding = [r for r in state.active() if r.missing == 1]
     drafts = choose_drafts(state, decoding)
     rows = [Row(r, 1, True) for r in decoding if r not in drafts]
@@ -21,7 +21,7 @@ def decode_rows(state: OracleState) -> list[Row]:
 
 
 def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, list[int]]:
-    """R25: the drafts of each request that has any; takes their pages."""
+    """R25: the drafts of each request that has drafts. Allocates their pages."""
     size, limits = state.limits.page_size, state.limits
     rows = limits.rows - len(decoding)
     if not limits.draft_tokens or state.prompts() or state.suspended or not rows:
@@ -50,7 +50,7 @@ def choose_drafts(state: OracleState, decoding: list[Request]) -> dict[Request, 
 
 
 def wanted(state: OracleState, request: Request) -> int:
-    """R25: the number of drafts that a request can use. SecondOpinion checks the place that they follow."""
+    """R25: the number of drafts that a request can use. SecondOpinion checks the place from which the drafts continue."""
     source, tokens, most = int(state.sources[request.slot]), request.tokens, request.most_drafts
     if state.limits.step_drafts:
         most = min(most, len(request.returned))
@@ -139,7 +139,7 @@ def step_tokens(state: OracleState) -> Iterator[tuple[Request, int, int]]:
 
 
 def learn(state: OracleState, request: Request, given: int, right: int) -> None:
-    """R25: adapt the number of drafts to the request's own acceptance."""
+    """R25: adapt the number of drafts to the request's acceptance."""
     if right == given:
         request.most_drafts = min(state.limits.draft_tokens, 2 * request.most_drafts)
     elif right:

@@ -20,7 +20,7 @@ def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bo
 
 
 def ends_later(request: Request, before: int) -> bool:
-    """R6: whether the next token of an output at this position in its grammar need not lead to an end."""
+    """R6: whether, at this grammar position, the next token is legal at any distance from an end."""
     grammar, made = request.grammar, len(request.tokens) + 1 - request.prompt_length
     assert grammar is not None
     if request.ruled or not grammar.closes:
@@ -30,8 +30,8 @@ def ends_later(request: Request, before: int) -> bool:
 
 
 def can_end(request: Request, position: int, tokens: int) -> bool:
-    """R6: whether bytes, at most as many as the tokens left after some more, lead from a position in the request's grammar to an
-    accepting position. The search is breadth first.
+    """R6: whether an accepting position is reachable from a grammar position within as many bytes as tokens remain after `tokens`
+    more. The search is breadth first.
     """
     grammar = request.grammar
     assert grammar is not None
@@ -46,7 +46,7 @@ def can_end(request: Request, position: int, tokens: int) -> bool:
 
 
 def positions_after(state: OracleState, request: Request, drafts: list[int]) -> list[int]:
-    """R25: the position of a request's grammar after each draft, up to the first that it refuses."""
+    """R25: the grammar position after each draft, up to the first draft that the grammar refuses."""
     assert request.grammar is not None
     position, positions = request.grammar_state, list[int]()
     for piece in (state.pieces[draft] for draft in drafts):

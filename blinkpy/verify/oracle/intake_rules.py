@@ -47,7 +47,7 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
 
 
 def refusal(limits: Limits, entry: Any, epoch: int) -> int:
-    """The REJECT_* code of an entry that the engine refuses whatever its tokens are, or 0."""
+    """The REJECT_* code of an entry that the engine refuses regardless of its tokens, or 0."""
     length, start, hashes, first = (int(entry[f]) for f in ("prompt_length", "prompt_offset", "hash_count", "hash_offset"))
     sequence, predicted = length + int(entry["max_tokens"]), int(entry["predicted_tokens"])
     unhashed = hashes == 0 and (not limits.prefix_caching or entry["flags"] & SUBMIT_NO_PREFIX_CACHE)
@@ -60,7 +60,7 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
         return C.REJECT_PARAMETER
     if sequence > limits.max_model_len or length + predicted > limits.max_model_len:
         return C.REJECT_LENGTH
-    if sequence - 1 > limits.pages * limits.page_size:  # the last token is not cached
+    if sequence - 1 > limits.pages * limits.page_size:  # the last token needs no cache slot
         return C.REJECT_PAGES
     if not (hashes == length // limits.page_size or unhashed) or first < 0 or first + hashes > limits.hash_entries:
         return C.REJECT_HASHES
@@ -112,7 +112,7 @@ def charge(state: OracleState, request: Request) -> None:
 
 
 def settle(state: OracleState, request: Request, ran: bool) -> None:
-    """R18: replace a request's charge by its real cost when it ends. ran: it has run at least once."""
+    """R18: replace a request's charge by its real cost when it ends. ran: whether the request has run at least once."""
     account = state.accounts[request.place]
     if account is None or (account.tenant, account.best_effort) != (request.tenant, request.best_effort):
         return
@@ -123,7 +123,7 @@ def settle(state: OracleState, request: Request, ran: bool) -> None:
 
 
 def cost(state: OracleState, request: Request, output: int) -> int:
-    """R18: the cost in thousandths of a token, divided by the weight in hundredths."""
+    """R18: the cost of a request in thousandths of a token, divided by its weight in hundredths."""
     return (request.prompt_length + 2 * output) * 100_000 // request.weight
 
 

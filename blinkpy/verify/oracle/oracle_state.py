@@ -21,7 +21,7 @@ Place = tuple["Page | None", int, tuple[int, ...]]  # previous page, salt, token
 class Page:
     """A page of the pool, from its allocation until it is free again.
 
-    number: its number in the pool; -1 until it is seen in a page table, because any free page is correct.
+    number: its number in the pool; -1 until the page appears in a page table, because any free page is a correct choice.
     place: its key in the index; None if it is not indexed.
     """
 
@@ -33,7 +33,7 @@ class Page:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A place for a snapshot of a recurrent state.
+    """A slot for a snapshot of a recurrent state.
 
     page: the page at whose end the state was copied.
     used: turn of its last use.
@@ -45,13 +45,13 @@ class Snapshot:
 
 
 class PagePool:
-    """Counts free pages, and keeps the cached and indexed ones. A page is free, held by requests, or cached
+    """Counts free pages, and stores cached and indexed pages. A page is free, held by requests, or cached
     (indexed, without a holder).
     """
 
     def __init__(self, pages: int) -> None:
         self.free = pages
-        self.cached: dict[Page, None] = {}  # in the order of eviction
+        self.cached: dict[Page, None] = {}  # in eviction order
         self.index: dict[Place, Page] = {}
         self.named: dict[int, Page] = {}
         self.evictions = 0
@@ -119,7 +119,7 @@ class Pair:
     cq_head: int = 0
     cq_tail: int = 0
     unclaimed: int = 0  # free entries of the completion ring that no running request has reserved
-    # Key: epoch, digest, and whether they are token rules. Least recently used first.
+    # Key: epoch, digest, whether it is token rules. Least recently used first.
     grammars: dict[GrammarKey, ByteAutomaton | TokenRules] = field(default_factory=dict)
 
 
@@ -137,7 +137,7 @@ class Account:
     tenant: int
     best_effort: int
     service: int = 0
-    expected: int = 256  # tokens of the tenant's next output
+    expected: int = 256  # expected tokens of the tenant's next output
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class Request:
     place: int = 0  # index of its tenant's account
     salt: int = 0
     logprobs: bool = False
-    cacheable: bool = False  # it may hit indexed pages and add its own
+    cacheable: bool = False  # whether it may hit indexed pages and add pages to the index
     hashed: int = 0  # pages whose hash is known
     arrival: int = 0
     arrival_us: int = 0
@@ -172,25 +172,25 @@ class Request:
     rank: int = 0
     computed: int = 0
     pages: list[Page] = field(default_factory=list)
-    indexed: int = 0  # leading pages in the index, its own pages or equal ones
+    indexed: int = 0  # number of leading pages in the index (its pages, or equal pages)
     canonical: Page | None = None  # the last indexed page
-    orphaned: bool = False  # `canonical` was evicted: the request adds no more pages to the index
+    orphaned: bool = False  # whether `canonical` was evicted; then the request indexes no more pages
     stalled: bool = False
-    in_flight: bool = False  # it has a row in a cut step
+    in_flight: bool = False  # whether it has a row in a cut step
     preemptions: int = 0
     hit_tokens: int = 0
     grammar: ByteAutomaton | None = None
     grammar_keys: list[GrammarKey] = field(default_factory=list)  # keys of its grammar and of its token rules
     grammar_state: int = 0  # position in it
-    ruled: bool = False  # it has token rules
-    most_drafts: int = 0  # in the next step
-    rests_until: int = 0  # length below which it has no drafts
+    ruled: bool = False  # whether it has token rules
+    most_drafts: int = 0  # maximum drafts in the next step
+    rests_until: int = 0  # it has no drafts while its length is below this
     returned: list[int] = field(default_factory=list)  # drafts from the step that this turn commits
     predicted: list[int] = field(default_factory=list)  # its prediction
-    follows: bool = False  # its last drafts came from the prediction
-    source: Snapshot | None = None  # from which its first step starts
-    target: Snapshot | None = None  # which the planned step writes
-    branch: int = 0  # end of the pages that it found and could not use
+    follows: bool = False  # whether its last drafts came from the prediction
+    source: Snapshot | None = None  # snapshot from which its first step starts
+    target: Snapshot | None = None  # snapshot that the planned step writes
+    branch: int = 0  # end of the pages that it found but could not use
 
     @property
     def length(self) -> int:
@@ -207,7 +207,7 @@ class Request:
 
     @property
     def has_no_part(self) -> int:
-        """The value that Requests.stalled must have."""
+        """The expected value of Requests.stalled."""
         return 2 if self.in_flight else int(self.stalled)
 
     def needs(self, page_size: int) -> int:
@@ -215,7 +215,7 @@ class Request:
         return -(-len(self.tokens) // page_size) - len(self.pages)
 
     def unpin(self) -> None:
-        """R27: release the snapshot from which the request started, or was to start."""
+        """R27: unpin the snapshot from which the request started, or would have started."""
         if self.source is not None:
             self.source.pins -= 1
         self.source = None
@@ -226,7 +226,7 @@ class Request:
 
 
 class Row(NamedTuple):
-    """A request's next `tokens` tokens in a step. emits: the last of them yields a sampled token.
+    """A row of a step: a request's next `tokens` tokens. emits: whether the last of them yields a sampled token.
 
     ahead: a draft's number after the request's row, from 1; draft: its token.
     """
@@ -244,7 +244,7 @@ class OracleState:
     queues: views of the segment.
     sampled: State.batch.sampled.
     drafted: State.batch.drafted.
-    sources: State.drafts.source: the earlier place of each slot's last tokens, because any such place is correct.
+    sources: State.drafts.source: the earlier place of each slot's last tokens, because any such place is a correct choice.
     buckets: (tokens, rows) of each bucket.
     pieces: the bytes of each token, or [] without grammars.
     """
@@ -278,13 +278,13 @@ class OracleState:
         self.finishing: list[Request] = []
         self.rows: list[Row] = []
         self.suspended: list[Row] = []
-        self.group, self.groups = 0, 1  # group that runs next, and number of groups, of `rows`
+        self.group, self.groups = 0, 1  # next group, and number of groups, of the step `rows`
         self.suspended_group, self.interruptions = 0, 0
         self.bucket = S.NO_BATCH
         self.completions: list[tuple[int, int]] = []  # (queue pair, word) of the last turn
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
-        self.policy_fault: tuple[Any, str] | None = None  # place and text of the latest
+        self.policy_fault: tuple[Any, str] | None = None  # source position and text of the last fault
         self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = self.passed = 0
         self.step_ns = self.tokens_ns = self.delayed_since = 0
         self.accounts: list[Account | None] = [None] * limits.slots
@@ -329,7 +329,7 @@ class OracleState:
         pair.cq_tail += 1
 
     def accounts_by_place(self) -> list[tuple[int, int, int, int]]:
-        """(tenant, class, service, expected output) of each account; (-1, 1, -1, 0) for an unused one."""
+        """(tenant, class, service, expected output) of each account; (-1, 1, -1, 0) for an unused account."""
         return [(-1, 1, -1, 0) if a is None else (a.tenant, a.best_effort, a.service, a.expected) for a in self.accounts]
 
     def ends_next(self, request: Request) -> bool:

@@ -1,7 +1,6 @@
-"""The rank of a request by its policy's source, evaluated line by line with Python's numbers. It is slow, and
-compiles nothing.
+"""Ranks a request by interpreting the policy's source line by line, with Python's numbers. It is slow, and compiles nothing.
 
-policy_language must have accepted the policy. This module shares no code with it.
+policy_language must have accepted the policy. This module shares no code with policy_language.
 """
 
 import ast
@@ -45,7 +44,7 @@ NEGATIVE_COUNT = (ast.LShift, ast.RShift, ast.Pow)
 
 
 class FaultError(Exception):
-    """A call without a result. kind, place: kind and place of the fault."""
+    """A call without a result. kind, place: kind and source position of the fault."""
 
     def __init__(self, kind: int, place: P.Place):
         super().__init__(P.FAULT_TEXTS[kind])
@@ -68,7 +67,7 @@ def rank_by_rules(policy: Policy, request: RequestFields, rounds: int = 0) -> tu
     """Evaluate a policy. Returns the request's rank and, if the policy has no result, the fault; the rank is
     then the worst.
 
-    rounds: rounds of loops to count as already used.
+    rounds: loop rounds already used.
     """
     code = policy.__code__
     try:

@@ -50,7 +50,7 @@ def holds(state: OracleState, command: int) -> bool:
     able = [r for r in state.running if not r.stalled]
     delayed = bool(state.step_ns and able) and command == W.COMMAND_RUN and not state.waiting
     delayed = delayed and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
-    ends = state.now_ns + state.step_ns  # of a step that began now
+    ends = state.now_ns + state.step_ns  # when a step that began now would end
     for r in able if delayed else []:
         pace = state.limits.best_effort_pace_ns if r.best_effort else state.limits.pace_ns
         due = r.first_token_ns + pace * (len(r.tokens) - r.prompt_length)
@@ -78,9 +78,7 @@ def step_budget(state: OracleState, yields: bool) -> int:
 
 
 def plan(state: OracleState, budget: int, yields: bool) -> int:
-    """R15: fill the batch with the decoding rows, then with prompt chunks while the budget lasts. Returns the
-    bucket.
-    """
+    """R15: fill the batch with decoding rows, then with prompt chunks while the budget lasts. Returns the bucket."""
     state.rows = decode_rows(state)
     left, space, prompts = budget - len(state.rows), best_effort_tokens(state), state.prompts()
     if state.suspended or (yields and not all(r.best_effort for r in prompts)):
@@ -161,7 +159,7 @@ def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any
     """R4: offer at most `most` full pages of a request to the index.
 
     listed: keys offered in this step.
-    offers: the pages to index, appended to.
+    offers: receives the pages to index.
     Returns the number of pages examined.
     """
     size = state.limits.page_size
@@ -185,7 +183,7 @@ def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any
 
 
 def take_pages_early(state: OracleState) -> None:
-    """R5: allocate pages for the tokens that the step samples, if there are enough for all."""
+    """R5: allocate pages for the tokens that the step samples, if pages suffice for all."""
     emitting = [row.request for row in state.rows if row.emits and not row.ahead and not state.ends_next(row.request)]
     growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * state.limits.page_size]
     if len(growing) <= state.pool.available and not (growing and best_effort_exceeds(state, growing)):
@@ -258,7 +256,7 @@ class Oracle(OracleState):
         """Apply the rules to one turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as
         the scheduler must.
 
-        To be called after the scheduler's turn at `now_ns`, before any word of the segment changes.
+        Call it after the scheduler's turn at `now_ns`, before any word of the segment changes.
         """
         inside = self.group + 1 < self.groups
         if not inside:

@@ -36,8 +36,7 @@ class SecondOpinion:
     """Runs an Oracle next to a scheduler, from its first turn.
 
     state, queues: NumPy arrays over the scheduler's memory.
-    Raises ValueError for hashes that collide by design: the rules do not determine which pages such an index
-    misses.
+    Raises ValueError if hashes collide by design, because the rules do not determine which pages such an index misses.
     """
 
     def __init__(self, limits: Limits, policy: Policy, state: State, queues: EngineViews) -> None:
@@ -57,15 +56,14 @@ class SecondOpinion:
             tokens.pieces() if limits.grammar_share else [],
         )
         self._tails = [0] * limits.pairs
-        self._views = as_memoryviews(state)  # faster than NumPy at single integers
+        self._views = as_memoryviews(state)  # faster than NumPy for single integers
         self._columns = [getattr(self._views.requests, name) for name in FIELDS]
 
     def difference(self, now_ns: int, bucket: int) -> str:
-        """Compare a turn that the scheduler made at `now_ns` with the oracle's. Returns the first difference,
-        or "".
+        """Compare the scheduler's turn at `now_ns` with the oracle's turn. Returns the first difference, or "".
 
         bucket: the turn's result.
-        To be called after each turn, before any word of the segment changes.
+        Call it after each turn, before any word of the segment changes.
         """
         expected = self.oracle.turn(now_ns)
         for what, own, by_rules in (("bucket", bucket, expected), *self._decisions(), *self._requests(), *self._pages()):
@@ -184,7 +182,7 @@ class SecondOpinion:
             yield keys, list(pair.grammars)
 
     def _accounts(self) -> list[tuple[int, int, int, int]]:
-        """(tenant, class, service, expected output) of each account; an unused one has tenant -1."""
+        """(tenant, class, service, expected output) of each account; an unused account has tenant -1."""
         tenants = self._views.tenants
         columns = (column.tolist() for column in (tenants.key, tenants.service, tenants.expected))
         return [(key >> 1, key & 1, service, expected) for key, service, expected in zip(*columns, strict=True)]
@@ -193,7 +191,7 @@ class SecondOpinion:
         return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None
 
     def _gauges(self) -> list[int]:
-        """The gauges by the oracle, in the order of GAUGE_NAMES."""
+        """The oracle's gauges, in the order of GAUGE_NAMES."""
         oracle, pool = self.oracle, self.oracle.pool
         held = oracle.limits.pages - pool.available
         tokens = sum([row.tokens for row in oracle.rows])

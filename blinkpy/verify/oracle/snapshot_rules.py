@@ -25,7 +25,7 @@ def snapshot_at(state: OracleState, page: Page) -> Snapshot | None:
 
 
 def usable_hits(state: OracleState, request: Request, found: list[Page]) -> list[Page]:
-    """R27: the found pages from whose end the request can start."""
+    """R27: the found pages that end at a usable snapshot."""
     if not state.limits.snapshots:
         return found
     size, hits = state.limits.page_size, list(found)
@@ -57,7 +57,7 @@ def reserve(state: OracleState) -> None:
 
 
 def settle_copies(state: OracleState) -> None:
-    """R27, R28: the copies of the step that ended are complete."""
+    """R27, R28: complete the snapshot copies of the step that ended."""
     for request, *_ in state.rows:
         request.unpin()
         target, page = request.target, request.canonical

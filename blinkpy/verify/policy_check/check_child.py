@@ -1,6 +1,4 @@
-"""The process of `blinkpy check` that runs the user's code, with time limits: the trial and the later
-checks.
-"""
+"""The child process of `blinkpy check`, which runs the user's code with time limits: the trial, then the other checks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -78,9 +76,7 @@ class Check(Trial):
 
 
 def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
-    """Run the simulator of docs/verification.md: crashes, cancels, slow readers, late writes, too few
-    pages.
-    """
+    """Run the simulator of docs/verification.md, with crashes, cancels, slow readers, late writes, and page shortage."""
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
@@ -113,9 +109,7 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
 
 
 def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
-    """The effect of classes under a policy: bounded precedence, and the time for which best-effort prompts
-    yield.
-    """
+    """The effect of classes under a policy: bounded precedence, and how long best-effort prompts yield."""
     findings: list[Finding] = []
     level: Level = "warning" if options.allow_starvation else "error"
     for waits in (1, 0):
@@ -144,8 +138,8 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
-    """Whether tenants are served by weight. If not, the finding is an error for a policy that reads the service of tenants,
-    and otherwise a note.
+    """Whether tenants are served by weight. If not, the finding is an error for a policy that reads tenants' service, and a note
+    for other policies.
     """
     more = [request._replace(tenant_service=request.tenant_service + MUCH_SERVICE) for request in requests]
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()

@@ -1,4 +1,4 @@
-"""`blinkpy check`: run the checks and report the results, on the terminal, as a plot and as JSON."""
+"""`blinkpy check`: runs the checks, and reports results on the terminal, as a plot and as JSON."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from blinkpy.verify.policy_check.check_workload import load_workload
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
 CHECK = "blinkpy.verify.policy_check.check_child"  # module of the process that runs the policy
 PLOT_TYPES = (".png", ".svg", ".pdf")
-FLOOR_S = 1e-3  # start of the plot's logarithmic axis; shorter times are drawn at it
+FLOOR_S = 1e-3  # start of the plot's logarithmic axis; shorter times are clamped to it
 COLUMNS = (
     ("waiting P50", "waiting_s", "p50"),
     ("P90", "waiting_s", "p90"),

@@ -12,7 +12,7 @@ from blinkpy.config import ConfigError
 
 AZURE = Path(__file__).parent / "workloads" / "azure_conversations.csv"
 TOKENS = (1, 1 << 20)
-COLUMNS = {  # lowest and highest value of each
+COLUMNS = {  # lowest and highest value of each column
     "arrival_s": (0, 10**8),
     "prompt_tokens": TOKENS,
     "generated_tokens": TOKENS,
@@ -29,7 +29,7 @@ class Workload:
 
     arrival_ns: int64, since the first arrival.
     prompt, output: tokens.
-    max_tokens: the client's limit; policies see it, but not the output's length.
+    max_tokens: the client's limit, visible to policies; the output's length is not.
     priority: the request's priority.
     """
 
@@ -64,7 +64,7 @@ def load_workload(name: str) -> Workload:
     """Load a workload: 'azure', or a CSV file with `#` comments, a header, and the columns REQUIRED and
     optionally the other COLUMNS.
 
-    The default of max_tokens is the next power of two of the output, at least SMALLEST_LIMIT. Raises
+    The default of max_tokens is the output's length rounded up to a power of two, at least SMALLEST_LIMIT. Raises
     ConfigError with the line for invalid input.
     """
     path = AZURE if name == "azure" else Path(name)

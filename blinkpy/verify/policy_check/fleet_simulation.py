@@ -16,7 +16,7 @@ from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.timed_server import IDLE_NS, NEVER, OTHER, STOP, VOCAB, ServerModel, StuckError, TimedSimulation
 
 NONE = -1
-QUESTION = (16, 512)  # range of the tokens after a common prefix
+QUESTION = (16, 512)  # range of the number of tokens after a common prefix
 GROUPS, GROUP_TOKENS, ZIPF = 192, (512, 2560), 0.9  # system prompts
 CHAT_TURNS, CHAT_SYSTEMS, CHAT_SYSTEM_TOKENS, PAUSE_S, MOST_ANSWER = (2, 9), 8, 600, 12.0, 400
 BURST_EVERY_S, BURST_REQUESTS, BURST_TOKENS, BURST_LASTS_S, BURST_SHARE = 10.0, 12, 1500, 0.2, 0.3
@@ -28,8 +28,7 @@ class FleetWorkload:
 
     requests: in the order of their numbers.
     prompts: int32, of each request.
-    follows: int64 [n]: request i arrives pause_ns[i] after the end of request follows[i], or at its own time
-        if NONE.
+    follows: int64 [n]: request i arrives pause_ns[i] after the end of request follows[i]; if NONE, at its arrival time.
     """
 
     requests: Workload
@@ -51,7 +50,7 @@ def azure(count: int, rate: float, engines: int, rng: np.random.Generator) -> Fl
 
 
 def shared_prefix(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """One of many system prompts, chosen by Zipf's law, and a question."""
+    """Prompts of a system prompt, drawn from many by Zipf's law, and a question."""
     groups = GROUPS * engines // 4 + 1
     systems = [_tokens(int(n), rng) for n in rng.integers(*GROUP_TOKENS, groups)]
     weights = 1 / np.arange(1, groups + 1) ** ZIPF
@@ -61,8 +60,8 @@ def shared_prefix(count: int, rate: float, engines: int, rng: np.random.Generato
 
 
 def chats(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """Chats of several turns. A turn's prompt contains all previous turns and answers, and arrives after its
-    user has read and written.
+    """Chats of several turns. A turn's prompt contains all previous turns and answers. It arrives after the user's time to read
+    and write.
     """
     lengths = _lengths(count, rng)
     output = np.minimum(lengths.output, MOST_ANSWER)
@@ -135,7 +134,7 @@ def _open_loop(arrival: Int64, prompts: list[Int32], lengths: Workload) -> Fleet
 
 
 SLOTS = 256  # of each engine
-MOST_IDLE = 1000  # consecutive idle turns of an engine with requests
+MOST_IDLE = 1000  # consecutive idle turns after which an engine with requests counts as stuck
 
 
 @dataclass
@@ -240,7 +239,7 @@ class FleetSimulation:
         return int(requests.prompt[number] + requests.max_tokens[number])
 
     def _load(self, index: int) -> EngineLoad:
-        """The load as a worker knows it: the engine's last published values, and requests in flight."""
+        """An engine's load as a worker knows it: last published values, and requests in flight."""
         server = self._servers[index]
         prompts, accepted = server.counter("prompt_tokens"), server.counter("requests_accepted")
         if accepted != self._accepted[index]:
@@ -251,7 +250,7 @@ class FleetSimulation:
         return EngineLoad(index, *loads, self._in_flight[index], self._unseen[index], bool(server.free))
 
     def _note(self, server: TimedSimulation) -> int:
-        """Count the requests that ended in an engine's last turn, and schedule their followers."""
+        """Count the requests that ended in an engine's last turn, and schedule the requests that follow them."""
         index, workload = self._servers.index(server), self._workload
         for number in server.over:
             self._in_flight[index] -= self._size(number)

@@ -1,8 +1,6 @@
-"""A server in simulated time: the scheduler itself, compiled with the policy, a queue pair, and a model of
-step durations.
+"""A server in simulated time: the real scheduler, compiled with the policy, with one queue pair and a model of step durations.
 
-Order, batches, chunks and preemptions are therefore those of an engine with these limits. Only the clock is
-simulated.
+So order, batches, chunks and preemptions equal those of an engine with these limits. Only the clock is simulated.
 """
 
 from bisect import bisect_left, insort
@@ -40,8 +38,8 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.policy_check.check_workload import Workload
 
-MOST_SLOTS = 4096  # maximum requests in the engine; others wait in front of it, in order of arrival
-COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
+MOST_SLOTS = 4096  # maximum requests in the engine; further requests wait outside, in arrival order
+COMPLETIONS = 1 << 14  # size of the completion ring: more than the rows of two steps
 IDLE_NS = 1_000_000  # advance of the clock when no request can run or arrives
 STOP, OTHER = 1, 0  # tokens
 VOCAB = 1 << 16  # of prompts
@@ -60,8 +58,8 @@ class Work(NamedTuple):
     tokens: tokens of its bucket, including padding.
     decoding: rows.
     prefill: tokens of prompt chunks.
-    decode_context: sum over the decoding rows of the tokens that they attend to.
-    prefill_context: the same sum over all prompt tokens.
+    decode_context: total tokens that the decoding rows attend to.
+    prefill_context: total tokens that the prompt tokens attend to.
     """
 
     tokens: int
@@ -79,10 +77,10 @@ class ServerModel(BatchOptions):
 
     page_size: int  # tokens
     num_pages: int
-    step_us: float  # of an empty step
-    row_us: float  # for each decoding row
-    token_us: float  # for each token of a prompt
-    border_us: float = 0.0  # of the turn between two groups of a cut step
+    step_us: float  # duration of an empty step
+    row_us: float  # more per decoding row
+    token_us: float  # more per prompt token
+    border_us: float = 0.0  # duration of the turn between two groups of a cut step
 
     @classmethod
     def of(cls, options: Any) -> "ServerModel":
@@ -111,7 +109,7 @@ class ServerOutcome:
     """
 
     arrival: NDArray[np.int64]
-    started: NDArray[np.int64]  # start of its first step
+    started: NDArray[np.int64]  # start of the request's first step
     first_token: NDArray[np.int64]
     ended: NDArray[np.int64]
     preemptions: NDArray[np.int64]
@@ -147,12 +145,12 @@ class TimedSimulation:
     prompts: int32 tokens in [0, VOCAB) of each request, for a server with a prefix cache; otherwise prompts
         have only a length.
     most_slots: maximum requests in the server.
-    due: arrival of each request, ns; in a closed loop, set when a previous request ends.
-    over: requests that had ended when the last turn began, at read_ns.
+    due: arrival of each request, ns; in a closed loop, known once a previous request ends.
+    over: requests that ended before the last turn began, at read_ns.
     generated: tokens of each request, including those of the running step.
     free: slots without a request.
     durations: duration of each step so far, or layer group of a cut step, ns.
-    decoding: each step's rows that got a token after their first.
+    decoding: per step, the rows that got a token other than their first.
     """
 
     def __init__(
@@ -229,9 +227,7 @@ class TimedSimulation:
         return int(self._state.counts[S.YIELDED_TURNS])
 
     def _write_prompt(self, prompt: Int32) -> None:
-        """Write tokens and page hashes to the arenas, which have space for all slots, and their offsets to
-        the entry.
-        """
+        """Write tokens and page hashes to the arenas, and their offsets to the entry. The arenas have space for all slots."""
         page, arena, hashes = self.machine.page_size, self._views.prompt, self._views.hashes
         taken = -(-len(prompt) // page) * page
         if self._offset + taken > arena.shape[1]:
@@ -281,7 +277,7 @@ class TimedSimulation:
         batch = self._state.batch
         contexts = batch.context_lengths[:rows]
         lengths = np.diff(batch.query_starts[: rows + 1])[decoding:].astype(np.int64)
-        last = contexts[decoding:].astype(np.int64)  # context of each chunk's last token; each earlier token has one less
+        last = contexts[decoding:].astype(np.int64)  # context of each chunk's last token; it shrinks by one per earlier token
         return Work(
             tokens=int(self._state.buckets.tokens[bucket]),
             decoding=decoding,

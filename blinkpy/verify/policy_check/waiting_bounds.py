@@ -1,10 +1,9 @@
-"""How long can a policy let a request wait? The answer follows from its ranks, and is then demonstrated on the scheduler.
+"""Finds how long a policy can let a request wait, from the policy's ranks, and demonstrates the result on the scheduler.
 
-A request's rank is fixed while it waits, so under endless load it is served only if new requests have greater
-ranks. The *overtaking window* is the longest time after which a new request can still get a lower rank than a
-waiting one. It is 0 for first come, first served; bounded if ranks grow with arrival or arrival_us; unbounded
-if a request may starve. The search uses ordinary requests and arrivals up to a day apart, so its result is
-evidence, not a proof.
+A request's rank is fixed while it waits, so under endless load the request is served only if new requests get greater ranks. The
+*overtaking window* is the longest time after which a new request can still get a lower rank than a waiting request. The window is
+0 for first come, first served. It is bounded if ranks grow with arrival or arrival_us, and unbounded if a request may starve. The
+search uses ordinary requests and arrivals up to a day apart, so its result is evidence, not a proof.
 """
 
 import random
@@ -86,16 +85,16 @@ def compile_for_gpu(function: Policy) -> Finding:
     return Finding("fine", "compiles", "for the CPU, and for a GPU (sm_90)")
 
 
-KINDS = 512  # number of requests that are compared pairwise
+KINDS = 512  # number of requests to compare pairwise
 BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the waiting request arrives
 LATER_S = (0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86_400)
 REFINEMENTS = 6  # halvings of the interval in which the window ends
 ARRIVALS_PER_S = 20
-SERVICE_PER_S = 1_000_000  # of a tenant that is always served: 1,000 prompt tokens
+SERVICE_PER_S = 1_000_000  # service of a tenant that always runs: 1,000 prompt tokens/s
 
 FLOOD_TOKENS = 8192  # longest sequence in the demonstration
 FLOOD_ROWS = 4
-FLOOD_OUTPUT = 4  # tokens of each request that overtakes
+FLOOD_OUTPUT = 4  # output tokens of each overtaking request
 FLOOD_QUEUE = 4 * FLOOD_ROWS  # requests in the server at any time
 FLOOD_REQUESTS = 2000
 
@@ -146,12 +145,12 @@ def longest_time(overtakes: Callable[[float], bool]) -> float:
 
 
 def arriving(requests: list[RequestFields], at_s: float) -> list[RequestFields]:
-    """Copies of the requests with an arrival at at_s seconds."""
+    """Copies of the requests that arrive at at_s seconds."""
     return [
         r._replace(
             arrival=int(at_s * ARRIVALS_PER_S) + 1,
             arrival_us=int(at_s * 1e6),
-            tenant_service=int(at_s * SERVICE_PER_S) + r.tenant_service,  # the old value is its tenant's lead
+            tenant_service=int(at_s * SERVICE_PER_S) + r.tenant_service,  # the drawn value is the tenant's lead
         )
         for r in requests
     ]
@@ -166,16 +165,14 @@ def _ranked(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> 
 class Flood(NamedTuple):
     """The outcome of one request under a load of overtaking requests."""
 
-    waited_s: float  # until it started, or until the end of the demonstration
+    waited_s: float  # until the request started or the demonstration ended
     started: bool
     overtaken_by: int
     last_arrived_s: float  # between its arrival and that of the last overtaking request
 
 
 def flood(policy: Policy, worst: Overtaking) -> Flood:
-    """Keep a small server full of overtaking requests, and submit the waiting request among the first of
-    them.
-    """
+    """Keep a small server full of overtaking requests, and submit the waiting request near the start."""
     n, victim = FLOOD_REQUESTS, FLOOD_QUEUE
     prompt, limit, priority = (
         np.where(np.arange(n) == victim, getattr(worst.waits, name), getattr(worst.overtakes, name))
@@ -222,9 +219,7 @@ def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
 
 
 def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestFields], beginning: float) -> Overtaking:
-    """The widest window between request i of `own`, which waits since `beginning`, and request i of
-    `others`.
-    """
+    """The widest window between request i of `own`, waiting since `beginning`, and request i of `others`."""
     first = arriving(own, beginning)
     ranks = rank_many(np.array(first, np.int64))
 
@@ -237,10 +232,10 @@ def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestF
 
 
 class YieldOutcome(NamedTuple):
-    """The outcome of a running best-effort prompt under a stream of latency-sensitive ones."""
+    """The outcome of a running best-effort prompt under a stream of latency-sensitive prompts."""
 
-    most_turns: int  # consecutive turns in which it yielded
-    turns: int  # to its first token, or of the demonstration
+    most_turns: int  # most consecutive turns in which the prompt yielded
+    turns: int  # turns to its first token, or until the end of the demonstration
     ended: bool
 
 
@@ -274,7 +269,7 @@ MOST_REQUESTS = 6000
 
 
 class TenantLoad(NamedTuple):
-    """One tenant's requests. depth: its requests in the engine at any time, more than can run."""
+    """One tenant's load. depth: number of its requests in the engine at any time, more than can run."""
 
     weight: float
     prompt: int  # tokens
@@ -325,7 +320,7 @@ def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, tur
     for _ in range(turns):
         taken = [list(islice(requests, count)) for requests, count in zip(coming, missing, strict=True)]
         if list(map(len, taken)) != missing:
-            break  # a tenant without a waiting request would distort the comparison
+            break  # stop: a tenant without a waiting request would distort the comparison
         for number in chain(*taken):
             server.submit(number)
         server.turn()

@@ -23,7 +23,7 @@ from blinkpy.verify.replay.request_events import EventTracer
 
 # A picture of a recording as SVG or HTML: one line per request, coloured by its state.
 
-MOST_DIFFERENCES = 10  # maximum turns shown with their differences; others are counted
+MOST_DIFFERENCES = 10  # maximum turns shown with differences; further turns are only counted
 
 
 def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool]]:
@@ -182,8 +182,7 @@ HEAD = "arrival_s,prompt_tokens,generated_tokens,max_tokens,priority"
 class Seen:
     """A recorded request.
 
-    generated: tokens so far. If the request ended and its slot was reused in the same turn, the last token is
-        missing.
+    generated: tokens so far. The last token is missing if the slot was reused in the turn in which the request ended.
     """
 
     arrival: int  # arrival number
@@ -195,9 +194,7 @@ class Seen:
 
 
 class RecordedRequests:
-    """Collects the accepted requests of a replay: call `take` after each turn. state: before the first
-    turn.
-    """
+    """Collects the accepted requests of a replay: call `take` after each turn. state: the state before the first turn."""
 
     def __init__(self, state: State) -> None:
         self._first = state.counts[S.ARRIVALS]
@@ -214,7 +211,7 @@ class RecordedRequests:
                 self._seen[key].generated = max(0, int(r.length[slot] - r.prompt_length[slot]))
 
     def write(self, path: Path) -> int:
-        """Write the CSV file, without requests that have no token. Returns their number. Raises OSError."""
+        """Write the CSV file, omitting requests without a token. Returns their number. Raises OSError."""
         chosen = sorted(seen for seen in self._seen.values() if seen.generated > 0)
         lines = [HEAD]
         for seen in chosen:
@@ -224,11 +221,11 @@ class RecordedRequests:
         return len(chosen)
 
 
-SHOWN = ("--host", "--port", "--served-model-name")  # options in which servers differ
+SHOWN = ("--host", "--port", "--served-model-name")  # options that distinguish servers
 
 
 def _described(name: str) -> str:
-    """An engine's name, with the model and the port of the command that started it, if that still runs."""
+    """An engine's name, with model and port from its start command if that process still runs."""
     from blinkpy.recording.recording_layout import LINK_PREFIX
 
     found = re.match(r"serve-(\d+)-", name)

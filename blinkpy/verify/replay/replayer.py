@@ -1,7 +1,7 @@
 """Replays a recording: the scheduler's source, as plain Python or compiled, on the recorded state and inputs.
 
-Every turn must make the recorded decisions: bucket, rows with their tokens, and free pages. Its own recorder
-must write an identical record.
+Every turn must make the recorded decisions: bucket, rows with their tokens, and free pages. The replay's recorder must write an
+identical record.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class Turn:
     planned: int64 [rows, 2], slot and tokens of each row.
     bucket: -1 without a new batch.
     words: int64, its record.
-    cancel_words: int64 [S], only of an unfinished turn (not `ended`), whose decisions are unknown.
+    cancel_words: int64 [S], only for an unfinished turn (not `ended`), whose decisions are unknown.
     group: the layer group with which a cut step continues; 0 if a step begins.
     groups: number of groups of the cut step.
     suspended: whether another step is suspended.
@@ -108,8 +108,8 @@ def parse_turns(words: Int64, pairs: int, step_drafts: int) -> Iterator[Turn]:
 
 
 def ring_words(ring: Int64, begin: int, end: int) -> Int64:
-    """The words of a recorder's ring, int64 [2 ** n], between two positions, whose distance is at most its
-    length; possibly a view.
+    """The words between two positions of a recorder's ring, int64 [2 ** n]; possibly a view. The positions differ by at most the
+    ring's length.
     """
     first, last = begin & (len(ring) - 1), end & (len(ring) - 1)
     return ring[first:last] if first <= last and end - begin < len(ring) else np.concatenate([ring[first:], ring[:last]])
@@ -170,14 +170,14 @@ def _entry(note: Int64) -> Entry:
     return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, *words)
 
 
-INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # in the order of a record
+INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # in record order
 
 
 class Replay:
     """A recording, replayed turn by turn.
 
-    limits, state: after the last turn.
-    failed: the last turn raised an exception.
+    limits, state: the scheduler's limits, and its state after the last turn.
+    failed: whether the last turn raised an exception.
     policy: the policy of the recording.
     mode: "python" interprets the source; "njit" compiles it first, and is about a hundred times faster.
     Raises RecordingError for a recording of another version.
@@ -207,8 +207,8 @@ class Replay:
 
     def run(self) -> Iterator[tuple[Turn, list[str]]]:
         """Yield each turn after its replay, with its differences from the recording. The last turn also has
-        the faults of the final state. Stops if a turn raises an exception. An unfinished turn gets the rows
-        planned here.
+        the faults of the final state. Stops if a turn raises an exception. For an unfinished turn, the rows planned here are
+        filled in.
         """
         for turn in self.turns:
             differences = self.repeat(turn)
@@ -224,23 +224,23 @@ class Replay:
         begin = int(self.state.recorder.cursor[S.POSITION])
         try:
             self._scheduler.turn(turn.now_ns)
-        except Exception as error:  # a failed `expect`, or the exception that stopped the engine
+        except Exception as error:  # a failed `expect`, or the exception that also stopped the engine
             self.failed = True
             return [f"it fails: {type(error).__name__}: {error}"]
         return self._differences(turn, begin) if turn.ended else []
 
     def _set_inputs(self, turn: Turn) -> None:
         state, views = self.state, self.views
-        state.counts[S.TURNS] = turn.number  # turns without news were not recorded
+        state.counts[S.TURNS] = turn.number  # turns without an event were not recorded
         views.control[CONTROL_COMMAND] = turn.command
         views.front[:, INBOX_WORDS] = turn.inbox
-        views.cancel[:] = 0  # an old word would cancel a later request with the same id (of a faulty front end)
+        views.cancel[:] = 0  # a stale word would cancel a later request with the same id (of a faulty front end)
         for slot in turn.cancelled:
             pair, local = divmod(slot, self.limits.slots_per_pair)
             views.cancel[pair, local] = state.requests.request_id[slot]
         if not turn.ended:
             views.cancel[:] = turn.cancel_words.reshape(views.cancel.shape)
-            views.sq[:] = 0  # entries that the turn did not reach are unknown; epoch 0 makes them stale
+            views.sq[:] = 0  # entries beyond the turn are unknown; epoch 0 marks them as stale
         heads = state.pairs.sq_head.tolist()
         for entry in turn.entries:
             views.sq[entry.pair, heads[entry.pair] & (self.limits.sq_entries - 1)] = entry.words
@@ -256,7 +256,7 @@ class Replay:
         state.batch.drafted[: len(turn.drafted), : self.limits.step_drafts] = turn.drafted
 
     def _planned(self) -> Int64:
-        """Turn.planned of the last turn, as it was replayed."""
+        """Turn.planned of the last replayed turn."""
         batch = self.state.batch
         rows = int(batch.counts[S.ROWS]) if batch.counts[S.GROUP] == 0 else 0
         planned = np.empty((rows, 2), np.int64)

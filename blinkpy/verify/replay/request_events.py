@@ -1,4 +1,4 @@
-"""The events of each request and their reasons, from the states before and after a turn."""
+"""Derives each request's events, and their reasons, from the states before and after a turn."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class EventTracer:
     # ---- one phase each -------------------------------------------------------------------------------------------------
 
     def _same(self, slot: int) -> bool:
-        """Whether the slot still belongs to the request that it had before the turn."""
+        """Whether the slot still holds the same request as before the turn."""
         return bool(self.state.requests.request_id[slot] == self._id[slot])
 
     def _ends(self) -> Iterator[Event]:
@@ -90,9 +90,7 @@ class EventTracer:
                 yield Event(request, "finished", self._finish(slot, same))
 
     def _finish(self, slot: int, same: bool) -> str:
-        """Why the last step ended the request, by the rules of append_token(). If the slot already has a new
-        request, only the length is known.
-        """
+        """Why the last step ended the request, by the rules of append_token(). In a reused slot, only the length is known."""
         requests, limits = self.state.requests, self.limits
         if not same:
             return f"after {int(self._length[slot]) + 1} tokens, prompt and output"
@@ -207,7 +205,7 @@ class EventTracer:
         """Yield the reason of each waiting request if it changed."""
         state = self.state
         requests, counts = state.requests, state.counts
-        blocker, of_class = -1, -1  # the request to serve first, and the best-effort request to serve first
+        blocker, of_class = -1, -1  # the first request in order, and the first best-effort request
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
             if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
@@ -224,9 +222,7 @@ class EventTracer:
                 yield Event(request, "waits", reason)
 
     def _class_shortage(self, slot: int) -> str:
-        """The resource of its class that a best-effort request lacks, or "" if it waits for another
-        reason.
-        """
+        """The class resource that a best-effort request lacks; "" if it waits for another reason."""
         state, limits = self.state, self.limits
         entry, bound, share = state.requests.entry, limits.best_effort_pages, limits.best_effort_step_tokens
         if not entry[slot, WORD_BEST_EFFORT]:

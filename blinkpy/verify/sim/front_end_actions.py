@@ -90,10 +90,10 @@ def take(limits, queues, fronts, pair, place):
     return 0 if finish == fronts.finish[slot] else ENDS_OTHERWISE
 
 
-FAST, SLOW, STUCK, PACES = range(4)  # Fronts.pace: the reader's speed
+FAST, SLOW, STUCK, PACES = range(4)  # values of Fronts.pace, the reader's speed
 LONGEST_SILENCE = 60  # turns; a lease is 20
 FAR_OFF = 5000
-LATE_WORDS = 5  # the four FRONT_* words, and a cancel
+LATE_WORDS = 5  # words that may arrive late: the four FRONT_* words, and a cancel
 
 
 @device
@@ -131,7 +131,7 @@ def front_turn(limits, queues, sim, turn, pair, command):
     if fronts.epoch[pair] > 0 and wire_space(fronts, pair) > 16:
         if not muted:
             act(limits, queues, sim, turn, pair)
-        elif calm and command != words.COMMAND_RUN:  # it does not know of the drain or stop yet
+        elif calm and command != words.COMMAND_RUN:  # the front end does not know of the drain or stop yet
             submit(limits, queues, sim, turn, pair)
         if fronts.alive[pair] == 0:
             return 0
@@ -170,7 +170,7 @@ def act(limits, queues, sim, turn, pair):
 
 @device
 def crash(limits, queues, sim, turn, pair):
-    """Kill the front end between two of its writes; the writes before that point arrive."""
+    """Kill the front end between two of its writes; only the earlier writes arrive."""
     fronts = sim.fronts
     note(sim, turn, pair, EVENT_CRASH, 0, 0)
     deliver(limits, queues, sim, pair, draw(sim.draws, fronts.wire_tail[pair] - fronts.wire_head[pair] + 1))
@@ -181,7 +181,7 @@ def crash(limits, queues, sim, turn, pair):
 
 @device
 def late_write(limits, queues, sim, turn, pair):
-    """Deliver a word that was written under an earlier epoch."""
+    """Deliver a word written under an earlier epoch."""
     draws = sim.draws
     epoch = queues.pair[pair, words.PAIR_EPOCH]
     if epoch == 0:
@@ -201,8 +201,8 @@ def late_write(limits, queues, sim, turn, pair):
 
 @device
 def break_protocol(limits, sim, turn, pair):
-    """Write an impossible doorbell or completion head. The engine must revoke this queue pair, and no other
-    party may notice.
+    """Write an impossible doorbell or completion head. The engine must revoke this queue pair, without an effect on other front
+    ends.
     """
     fronts = sim.fronts
     note(sim, turn, pair, EVENT_BREAK, 0, 0)

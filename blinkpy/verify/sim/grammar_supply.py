@@ -1,5 +1,5 @@
-"""Grammars of a simulated world: small random automata over a vocabulary of a few bytes, half of them with a counted
-string, some of them damaged.
+"""Grammars of a simulated world: small random automata over a few bytes. Half of them have a counted string, and some are
+damaged.
 
 Front ends look up the position after a token in a table, which NumPy fills from the automata without counts. The
 scheduler and the model walk the packed automata byte by byte.
@@ -49,25 +49,25 @@ from blinkpy.queues.words import Int32, Int64
 
 ALPHABET = b"ab{"
 LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
-MOST_CHARACTERS, MOST_LOOP = 4, 3  # of a counted string, and its states
+MOST_CHARACTERS, MOST_LOOP = 4, 3  # of a counted string: maximum characters, and states of its loop
 MOST_POSITIONS = MOST_STATES + MOST_LOOP * MOST_CHARACTERS
 GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES, MOST_LOOP), 144)  # the token rules below need 144
-DEAD_SHARE = 0.3  # of the bytes of a state
-MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
-OPEN = 3  # of four automata, the one whose outputs need not lead to an end
-FAR = 1000  # more than all positions
-DAMAGES = 10  # damaged automata, after the good automata
+DEAD_SHARE = 0.3  # share of a state's bytes that lead nowhere
+MORE_THAN_SHARE = 2  # automata in excess of a queue pair's share, to cause evictions
+OPEN = 3  # index, of every four automata, whose outputs need not lead to an end
+FAR = 1000  # greater than any distance
+DAMAGES = 10  # number of damaged automata; they follow the valid automata
 
 
 class GrammarSupply(NamedTuple):
-    """A automata, of which the last DAMAGES are damaged; V tokens."""
+    """A automata, the last DAMAGES of them damaged; V tokens."""
 
     words: Int32  # [A, GRAMMAR_WORDS] packed
     length: Int64  # [A] words of each
     digest: Int64  # [A] digests that front ends send; their assignment differs between pairs and epochs
     following: Int32  # [A - DAMAGES, MOST_POSITIONS, V] number of the next position by token, DEAD; the start has number 0
     accepting: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if the output may end here
-    ending: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if it must end here
+    ending: Int32  # [A - DAMAGES, MOST_POSITIONS] 1 if the output must end here
     distance: Int32  # [A - DAMAGES, MOST_POSITIONS] bytes to an accepting state, or FAR; 0 if outputs need not end
 
 
@@ -80,7 +80,7 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
     """Random automata: a few more than a queue pair's share, or one if the share is 0.
 
     dead_ends: no byte continues the last state of each.
-    dead: share of dead bytes among the bytes that need not continue a string.
+    dead: share of dead bytes among bytes that need not continue a string.
     """
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
@@ -107,7 +107,7 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
         supply.following[i, : len(table)] = np.where(place[:, 1] > 0, at, DEAD)
         supply.accepting[i, : len(table)] = accepting
         supply.distance[i, : len(table)][accepting] = 0
-        for _ in range(len(table)):  # no way to an end is longer
+        for _ in range(len(table)):  # no path to an end is longer
             for before, class_ in np.argwhere(table != DEAD).tolist():
                 target = table[before, class_]
                 supply.distance[i, before] = min(supply.distance[i, before], 1 + supply.distance[i, target])
@@ -123,8 +123,8 @@ def random_supply(seed: int, share: int, pieces: list[bytes], dead_ends: bool = 
 
 
 class WrittenOut(NamedTuple):
-    """An automaton without counts: a state for each of P positions that the start leads to. The start has number 0. If a string
-    has no maximum length, all counts above its minimum are one position.
+    """An automaton with counts expanded: a state for each of P reachable positions. The start is state 0. If a string has no
+    maximum length, all counts above its minimum share one position.
     """
 
     table: Int32  # [P, classes] number of the next position, DEAD
@@ -139,7 +139,7 @@ def written_out(automaton: ByteAutomaton) -> WrittenOut:
     next_state = automaton.next_state.tolist()
 
     def after(state: int, target: int, count: int) -> int:
-        """The count after a step, or -1 if the step would violate the minimum or maximum length of a string."""
+        """The count after a step; -1 if the step violates a string's minimum or maximum length."""
         if state not in lengths:
             return 0
         least, most = lengths[state]
@@ -170,7 +170,7 @@ def written_out(automaton: ByteAutomaton) -> WrittenOut:
 
 
 def _random_automaton(draw: np.random.Generator, dead_end: bool, dead: float) -> ByteAutomaton:
-    loop = int(draw.integers(1, MOST_LOOP + 1)) if draw.random() < 0.5 else 0  # states of a counted string
+    loop = int(draw.integers(1, MOST_LOOP + 1)) if draw.random() < 0.5 else 0  # number of states in a counted string
     states, classes = int(draw.integers(1, MOST_STATES + 1 - loop)), int(draw.integers(2 if loop else 1, MOST_CLASSES + 1))
     table = np.where(draw.random((states, classes)) < dead, DEAD, draw.integers(0, states, (states, classes)))
     chain = np.arange(states - 1)
@@ -189,9 +189,7 @@ def _random_automaton(draw: np.random.Generator, dead_end: bool, dead: float) ->
 def with_a_string(
     draw: np.random.Generator, class_of: NDArray[np.uint8], table: Int64, accepting: NDArray[np.bool_], loop: int
 ) -> ByteAutomaton:
-    """The automaton with a counted string of `loop` states, which begins after a random state; half of the time, the automaton
-    starts within the string.
-    """
+    """Add a counted string of `loop` states after a random state. Half of the time, the automaton starts within the string."""
     (states, classes), inside = table.shape, np.full((loop, table.shape[1]), DEAD)
     hub = states + loop - 1
     for body in range(loop - 1):
@@ -201,7 +199,7 @@ def with_a_string(
     inside[-1] = np.where(draw.random(classes) < 0.5, DEAD, states + draw.integers(0, loop, classes))
     again, out = draw.choice(classes, 2, replace=False)
     inside[-1, again], inside[-1, out] = hub, draw.integers(0, states)
-    begins = int(draw.integers(states - 1)) if states > 1 else 0  # the last state may have to be an end
+    begins = int(draw.integers(states - 1)) if states > 1 else 0  # the last state may be required as an end
     free = [class_ for class_ in range(classes) if table[begins, class_] != begins + 1] or [0]
     if states > 1 or not (table == DEAD).all():
         table[begins, free[int(draw.integers(len(free)))]] = hub
@@ -216,7 +214,7 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
     """Make the i-th automaton invalid, in one of DAMAGES ways."""
     words = supply.words[i]
     if kind == 0:
-        words[CELLS_WORD] = int(words[STATES_WORD]) << CELL_BITS  # leads to a state after the last state
+        words[CELLS_WORD] = int(words[STATES_WORD]) << CELL_BITS  # a target beyond the last state
     elif kind == 1:
         words[CLASS_OF_WORD + BYTES // 4 - 1] = int(words[CLASSES_WORD]) << 24
     elif kind == 2:
@@ -238,12 +236,12 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
 
 
 RULES = 4  # valid token rules
-MOST = 6  # biases, and banned sequences, in each of them
-RULE_DAMAGES = 7  # damaged token rules, after the valid ones
+MOST = 6  # maximum biases, and maximum banned sequences, of a set
+RULE_DAMAGES = 7  # number of damaged sets; they follow the valid sets
 
 
 class RuleSupply(NamedTuple):
-    """A token rules, of which the last RULE_DAMAGES are damaged; V tokens; N words of the longest."""
+    """A sets of token rules, the last RULE_DAMAGES of them damaged; V tokens; N words in the longest."""
 
     words: Int32  # [A, N] packed
     length: Int64  # [A] words of each

@@ -1,10 +1,8 @@
-"""A front end that ignores the protocol and writes random words into its own queue pair in every turn, as
-device code.
+"""A hostile front end, as device code: it ignores the protocol and writes random words into its queue pair in every turn.
 
-The last front end of a world is hostile if Sim.hostile is set. In some stretches of turns it claims the queue
-pair repeatedly. In others it announces entries that are nearly valid, so that random words reach every check.
-It knows the page hashes of other front ends, and guesses their request ids. After the storm it falls silent,
-and loses its queue pair.
+The last front end of a world is hostile if Sim.hostile is set. In some periods it claims the queue pair repeatedly. In other
+periods it announces nearly valid entries, so that random words reach every check. It knows the page hashes of other front ends,
+and guesses their request ids. After the storm it falls silent, and loses its queue pair.
 """
 
 from blinkpy.device.portable import device
@@ -54,9 +52,7 @@ def deliver(limits, queues, sim, pair, writes):
 
 @device
 def deliver_prompt(limits, queues, sim, pair, place, slot):
-    """Copy a request's prompt, prediction, automaton, token rules and page hashes to the arenas, at the part that belongs
-    to the ring's entry `place`.
-    """
+    """Copy a request's prompt, prediction, automaton, token rules and page hashes to the arenas, at ring entry `place`'s part."""
     fronts, own, rules = sim.fronts, sim.fronts.grammar[slot], sim.fronts.rules[slot]
     offset, length = prompt_place(limits, place), fronts.prompt_length[slot]
     for i in range(length):
@@ -74,8 +70,8 @@ def deliver_prompt(limits, queues, sim, pair, place, slot):
 
 @device
 def prompt_place(limits, place):
-    """Offset in the prompt arena of a ring entry's part: the prompt, then the automaton (after max_model_len
-    words), then the token rules.
+    """Prompt-arena offset of a ring entry's part. The part has the prompt, the automaton (after max_model_len words), then the
+    token rules.
     """
     return place * (limits.max_model_len + 2 * limits.grammar_words)
 
@@ -85,10 +81,10 @@ def hashes_per_entry(limits):
     return (limits.max_model_len >> limits.page_shift) + 1
 
 
-MOOD_SHIFT = 6  # turns of a stretch, log2
+MOOD_SHIFT = 6  # log2 of the turns in a period
 CLAIMING, ANNOUNCING, ANYTHING, MOODS = range(4)
-IDS = 8  # request ids of an epoch that it reuses
-LENGTH_LIMIT = 16  # tokens of most prompts
+IDS = 8  # number of request ids that it reuses in an epoch
+LENGTH_LIMIT = 16  # maximum length of most prompts, tokens
 PIECE = 24  # words of an arena written per turn
 
 
@@ -111,7 +107,7 @@ def any_int32(draws):
 
 @device
 def hostile_turn(limits, queues, sim, turn, pair):
-    """Write random words for one turn; nothing in the calm."""
+    """Write random words for one turn; no word in the calm."""
     if turn >= sim.turns or sim.muted[turn, pair] != 0:
         return
     draws, front, mood = sim.draws, queues.front, (turn >> MOOD_SHIFT) % MOODS
@@ -137,7 +133,7 @@ def hostile_turn(limits, queues, sim, turn, pair):
 
 @device
 def odd(draws, mood):
-    """Whether to make a word impossible."""
+    """Whether to write an impossible word."""
     return mood == ANYTHING and draw(draws, 8) == 0
 
 
@@ -149,9 +145,7 @@ def any_position(draws, epoch):
 
 @device
 def write_arenas(limits, queues, sim, pair):
-    """Write a piece of the prompt arena and a piece of the hash arena: tokens and hashes of other requests,
-    and random words.
-    """
+    """Fill a piece of the prompt arena and a piece of the hash arena with other requests' tokens and hashes, and random words."""
     draws, start = sim.draws, draw(sim.draws, limits.prompt_tokens)
     stem, wild = draw(draws, STEMS), draw(draws, 8) == 0
     for i in range(min(PIECE, limits.prompt_tokens - start)):
@@ -165,7 +159,7 @@ def write_arenas(limits, queues, sim, pair):
 
 @device
 def write_entry(limits, queues, sim, pair, epoch):
-    """Write an entry at a random place of the ring: random words, or a valid entry with some random words."""
+    """Write an entry at a random position of the ring: random words, or a valid entry with some random words."""
     draws, entry, place = sim.draws, sim.entry, draw(sim.draws, limits.sq_entries)
     spoilt = draw(draws, 4)
     if spoilt == 0:
@@ -175,7 +169,7 @@ def write_entry(limits, queues, sim, pair, epoch):
         fill_entry(limits, queues, sim, pair, epoch)
     for _ in range(draw(draws, 3) if spoilt == 1 else 0):
         word = draw(draws, E.SQ_ENTRY_WORDS)
-        # Keep the flags, so that no page is shared unless that is allowed, and the salt, which the model
+        # Keep the flags, so that pages are shared only if allowed, and the salt, which the model
         # limits.
         if word != E.WORD_FLAGS and word != E.WORD_CACHE_SALT + 1:
             entry[word] = any_int32(draws)
@@ -213,7 +207,7 @@ def fill_entry(limits, queues, sim, pair, epoch):
 
 @device
 def write_automaton(limits, queues, sim, pair):
-    """Write a valid or damaged automaton to the arena, often with a wrong word, and name it in Sim.entry."""
+    """Write a valid or damaged automaton to the arena, often with a wrong word, and refer to it in Sim.entry."""
     draws, entry = sim.draws, sim.entry
     own = draw(draws, limits.grammar_share + MORE_THAN_SHARE + DAMAGES)
     length = sim.grammars.length[own]

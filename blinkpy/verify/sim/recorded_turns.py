@@ -1,4 +1,4 @@
-"""The recorder of a simulation: each record is replayed next to the scheduler that wrote it."""
+"""Replays each record of a simulation next to the scheduler that wrote it."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -43,9 +43,9 @@ class RecordedTurns:
         self._read = 0
 
     def difference(self) -> str:
-        """Replay the last turn from its record. Returns the first difference from the turn itself, or "".
+        """Replay the last turn from its record. Returns the first difference from the original turn, or "".
 
-        To be called after each turn of the scheduler.
+        Call it after each turn of the scheduler.
         """
         for what, ours, theirs in self._compared():
             if ours != theirs:

@@ -1,4 +1,4 @@
-"""Simulation of many seeds, up to a number of turns or a time, in one or several processes."""
+"""Simulates many seeds, up to a number of turns or a time limit, in one or several processes."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ from blinkpy.verify.sim.simulation import Act, Failure, Mode, Outcome, Simulatio
 from blinkpy.verify.sim.world import make_world
 
 ROUNDS = 4000  # stormy turns of one world
-BLOCK = 4  # worlds that a process simulates per task
+BLOCK = 4  # worlds per task of a process
 STUCK_S = 600.0  # time limit of a block of worlds
 STUCK = fault_code("one of the {} worlds that begin with this seed does not end")
 
@@ -29,9 +29,9 @@ class RunReport:
 
     calls: turns of the scheduler.
     seconds: wall-clock time without compilation.
-    failures: each with its policy.
-    judged: worlds checked by the oracle.
-    in_lanes: worlds with several lanes.
+    failures: the failures, each with its policy.
+    judged: number of worlds that the oracle checked.
+    in_lanes: number of worlds with several lanes.
     cpu_seconds: CPU time of all processes.
     """
 
@@ -43,8 +43,8 @@ class RunReport:
     judged: int = 0
     in_lanes: int = 0
     cpu_seconds: float = 0.0
-    claims: int = 0  # of hostile front ends
-    entries: int = 0  # of hostile front ends, consumed
+    claims: int = 0  # claims of hostile front ends
+    entries: int = 0  # consumed entries of hostile front ends
 
     def __str__(self) -> str:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
@@ -58,11 +58,11 @@ class RunReport:
 
 
 def lanes_of(seed: int, policies: int, lanes: int, lanes_every: int) -> int:
-    """The number of lanes of a world; `lanes_every` is explained in Storm."""
+    """The number of lanes of a world; see Storm for `lanes_every`."""
     return 1 if seed // policies % lanes_every else lanes
 
 
-Block = tuple[float, list[tuple[int, Outcome]]]  # CPU seconds of some worlds, and (seed, outcome) of each
+Block = tuple[float, list[tuple[int, Outcome]]]  # (CPU seconds, (seed, outcome) of each world)
 
 
 class Storm(NamedTuple):
@@ -70,7 +70,7 @@ class Storm(NamedTuple):
 
     policies: used in rotation.
     turns: stormy turns of each world.
-    lanes: number of lanes of each `lanes_every`-th world of a policy; other worlds have one.
+    lanes: number of lanes in every `lanes_every`-th world of a policy; other worlds have one lane.
     options: further options of Simulation.
     """
 
@@ -120,7 +120,7 @@ def run(
     turns: stormy turns of each world.
     mode: execution mode of the scheduler and the checks.
     oracle, records, lanes, hostile: options of Simulation.
-    lanes_every: one in this many worlds of a policy runs in `lanes` lanes.
+    lanes_every: every `lanes_every`-th world of a policy has `lanes` lanes.
     processes: number of processes that share the worlds.
     progress: called after every block of worlds.
     """
@@ -160,9 +160,7 @@ def _in_one_process(storm: Storm, seed: int, continues: Callable[[], bool]) -> I
 
 
 def _in_processes(storm: Storm, report: RunReport, continues: Callable[[], bool], processes: int) -> Iterator[Block]:
-    """Simulate in forked processes, which inherit compiled code and policies that can't be pickled. A failure
-    ends all of them.
-    """
+    """Simulate in forked processes, which inherit compiled code and unpicklable policies. A failure ends all processes."""
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _inherit, (storm,))
     seed, in_progress = report.first_seed, dict[Future[Block], int]()
     try:
@@ -178,7 +176,7 @@ def _in_processes(storm: Storm, report: RunReport, continues: Callable[[], bool]
                 del in_progress[future]
                 yield future.result()
     finally:
-        if in_progress:  # their results are not needed
+        if in_progress:  # the remaining results are not needed
             for child in multiprocessing.active_children():
                 child.kill()
         pool.shutdown(cancel_futures=True)
@@ -195,7 +193,7 @@ def _inherited_block(first_seed: int, worlds: int) -> Block:
     return _inherited[0].block(first_seed, worlds)
 
 
-# A failure as a scenario: shrunk, saved, and repeated in plain Python turn by turn.
+# A failure becomes a scenario, which is shrunk, saved, and repeated in plain Python turn by turn.
 
 STATUS_NAMES = ("empty", "waiting", "running", "finishing")
 RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "drained"}
@@ -203,11 +201,11 @@ RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "d
 
 @dataclass(frozen=True)
 class Scenario:
-    """A repeatable run: the world of a seed, in which only some actors act in some turns.
+    """A repeatable run: a seed's world in which only the listed acts happen.
 
     turns: length of the stormy part.
     policy: name for load_policy.
-    keep: (turn, actor) of each act, in order. The world is the actor after the last front end.
+    keep: (turn, actor) of each act that happens, in order. The actor after the last front end is the world.
     lanes: number of the scheduler's lanes.
     hostile: whether the last front end is hostile.
     """
@@ -246,7 +244,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
     """
 
     def needed(keep: list[Act]) -> list[Act] | None:
-        """The acts of `keep` up to the fault, or None if they don't cause it."""
+        """The acts of `keep` up to the fault; None if these acts don't cause the fault."""
         found = simulate(failure.seed, failure.turns, policy, keep=keep, **options).failure
         if found is None or found.code & CODE_MASK != failure.code & CODE_MASK:
             return None
@@ -257,7 +255,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
     actors = make_world(failure.seed, 1, hostile=int(kind[1])).limits.pairs + 1
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = needed([act for act in everything if act[0] <= failure.turn])
-    if keep is None:  # the fault needs an omitted act, because the calm began at another moment
+    if keep is None:  # the fault needs an omitted act, because the calm now begins at another moment
         return Scenario(failure.seed, failure.turns, policy_name, everything, *kind)
     size = max(1, len(keep) // 2)
     while size and time.monotonic() < deadline:

@@ -1,7 +1,6 @@
 """A simulation: a seed determines a world, a storm of events, and a calm in which every request must end.
 
-The scheduler and the simulation are each compiled (njit) or plain Python, in any combination, with identical
-runs.
+Scheduler and simulation each run compiled (njit) or as plain Python; all combinations give identical runs.
 """
 
 import random
@@ -81,9 +80,9 @@ def poison(limits, state, sim, turn):
 def play_round(limits, queues, state, sim, turn, bucket, command):
     """Check the previous turn, which returned `bucket`, and prepare the next one.
 
-    turn: its number, from 0. The bucket before turn 0 is ignored.
+    turn: number of the next turn, from 0. For turn 0, `bucket` is ignored.
     command: COMMAND_* of the host.
-    Returns the time of the turn in ns, or the negative fault.
+    Returns the next turn's time in ns, or the negative fault.
     """
     if turn > 0:
         fault = check_round(limits, queues, state, sim, turn, bucket)
@@ -108,7 +107,7 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
 
 
 Mode = Literal["njit", "python"]
-Act = tuple[int, int]  # (turn, actor) of an actor's random actions in a turn; the last actor is the world
+Act = tuple[int, int]  # (turn, actor): an actor's random actions in a turn; the last actor is the world
 
 ENDLESS = fault_code("requests are left after the calm, although all front ends behaved")
 NOT_DRAINED = fault_code("the engine did not drain or stop")
@@ -119,8 +118,8 @@ RECORD_WRONG = fault_code("the replay of a turn's record differs from the turn")
 LANES_PARTED = fault_code("several lanes leave a different state than one lane")
 COUNTERS_WRONG = fault_code("the number of accepted requests differs from finished plus cancelled requests")
 ONLY_IN_PYTHON = (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError)  # checked by Python only
-CALM_SHARE = 40  # turns of the calm for each slot, in addition to those for its tokens
-QUIET_EVERY = 16  # turns between two checks for the end
+CALM_SHARE = 40  # turns of the calm per slot, in addition to those for its tokens
+QUIET_EVERY = 16  # turns between two checks whether the calm has ended
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The run of one seed. calls: turns of the scheduler. judged: the oracle checked it."""
+    """The outcome of one seed. calls: turns of the scheduler. judged: whether the oracle checked the run."""
 
     calls: int
     failure: Failure | None
     judged: bool = False
-    claims: int = 0  # by a hostile front end
-    entries: int = 0  # of a hostile front end, consumed
+    claims: int = 0  # claims by a hostile front end
+    entries: int = 0  # consumed entries of a hostile front end
 
 
 class Simulation:
@@ -156,16 +155,16 @@ class Simulation:
     checks: mode of front ends, model and checks.
     check_every: turns between two checks of the state's integrity.
     keep: the acts to perform; None for all.
-    scheduler: a turn in plain Python to use instead, (limits, queues, state, now, lane, lanes) -> bucket.
-    overlapped: the shipped scheduler in plain Python runs its overlap before the model's step, as on a GPU.
+    scheduler: replacement for the scheduler in plain Python: (limits, queues, state, now, lane, lanes) -> bucket.
+    overlapped: whether the shipped scheduler in plain Python runs `overlap` before the model's step, as on a GPU.
     world: a world of make_world with the same seed and turns, used instead of a new one. Not with several
         lanes.
-    checked: the compiled scheduler checks the `expect` conditions of its phases, as plain Python always does.
-    oracle: compare each turn's decisions with the rules, in worlds whose hashes don't collide by design.
-    records: replay each record of the recorder, and compare decisions and record.
-    lanes: number of the scheduler's lanes. Several lanes run in plain Python, in random order; a race is a fault, and so is
-        a state or queue that differs from one lane's.
-    hostile: the last front end is hostile. With the oracle, which trusts hashes, it shares no pages.
+    checked: whether the compiled scheduler checks the phases' `expect` conditions, as plain Python always does.
+    oracle: whether to compare each turn's decisions with the rules, in worlds whose hashes don't collide by design.
+    records: whether to replay each record, and compare decisions and record.
+    lanes: number of the scheduler's lanes. Several lanes run in plain Python, in random order. A race is a fault; so is a state
+    or queue that differs from the result of one lane.
+    hostile: whether the last front end is hostile. With the oracle, which trusts hashes, the hostile front end shares no pages.
     """
 
     def __init__(
@@ -225,7 +224,7 @@ class Simulation:
         else:
             self._step = lambda now: scheduler(limits, views, arrays, now, 0, 1)
         self._play, self._compute, self._arguments = _bind(self.world, checks)
-        # The end is random too: most runs serve every request, some drain or stop before that.
+        # The end is random, too: most runs serve every request, some drain or stop earlier.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
         self.turn = 0
         self.bucket = S.NO_BATCH
@@ -234,7 +233,7 @@ class Simulation:
         self._accepted = 0  # accepted requests at the start of the calm
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
-        """Run one round: front ends act, the model computes the planned step, the scheduler makes its turn.
+        """Run one round: front ends act, the model computes the planned step, the scheduler runs a turn.
         Returns False after a fault; `code` and `detail` describe it.
         """
         now = self._play(*self._arguments, self.turn, self.bucket, command)
@@ -247,7 +246,7 @@ class Simulation:
                 self.code = self._compute(*self._arguments)
             if self.code == 0:
                 self.bucket = self._step(now)
-                fault = self.world.state.fault  # set by an `expect` of the compiled scheduler
+                fault = self.world.state.fault  # a failed `expect` of the compiled scheduler
                 self.code = 0 if isinstance(fault, NoFaultWord) else int(fault[0])
             if self.code == 0 and self._opinion:
                 self.detail = self._opinion.difference(now, self.bucket)
@@ -266,7 +265,7 @@ class Simulation:
         return True
 
     def _parted(self, command: int) -> int:
-        """A fault if several lanes left a different state than one lane, or 0."""
+        """The fault if several lanes left another state than one lane, or 0."""
         if self._one_lane is None:
             return 0
         if not self._one_lane.advance(command):
@@ -281,7 +280,7 @@ class Simulation:
             if not self.advance():
                 return self._outcome()
             if self.ending != COMMAND_RUN and self.turn > self.turns // 2 and self.world.state.suspended.counts[S.ROWS] > 0:
-                break  # so that the engine drains or stops while a step is suspended
+                break  # let the engine drain or stop while a step is suspended
         return self.calm()
 
     def calm(self) -> Outcome:
@@ -323,7 +322,7 @@ class Simulation:
         return Outcome(self.turn, failure, self._opinion is not None, *self.world.sim.garbage.tolist())
 
     def events(self, since: int) -> list[tuple[int, int, str]]:
-        """(turn, actor, text) of the events after the first `since`, as far as the log still has them."""
+        """(turn, actor, text) of the events after the first `since`, if the log still has them."""
         log, count = np.asarray(self.world.sim.log), int(self.world.sim.logged[0])
         listed = []
         for i in range(max(since, count - LOG), count):

@@ -34,7 +34,7 @@ from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
 
 @device
 def owns(queues, pair, epoch):
-    """Whether the engine's words give the pair to `epoch`."""
+    """Whether the engine's words grant the pair to `epoch`."""
     return epoch > 0 and queues.pair[pair, words.PAIR_EPOCH] == epoch and queues.pair[pair, words.PAIR_ATTACHED] == 1
 
 
@@ -59,7 +59,7 @@ def claim_pair(limits, queues, sim, turn, pair):
 
 @device
 def settle(limits, queues, sim, turn, pair):
-    """Take over a granted pair; claim again if another epoch was granted."""
+    """Take a granted pair; claim again if another epoch was granted."""
     fronts = sim.fronts
     claim = fronts.claim[pair]
     if owns(queues, pair, claim):
@@ -71,9 +71,7 @@ def settle(limits, queues, sim, turn, pair):
 
 @device
 def beat(fronts, pair):
-    """Write the heartbeat, and repeat doorbell and completion head (or the claim), because a late write may
-    have overwritten them.
-    """
+    """Write the heartbeat. Repeat doorbell and completion head (or the claim), which a late write may have overwritten."""
     fronts.beat[pair] += 1
     send(fronts, pair, WIRE_WORD, words.FRONT_HEARTBEAT, fronts.beat[pair])
     if fronts.epoch[pair] > 0:
@@ -99,7 +97,7 @@ BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(8, 11)
 BAD_SILENT = BAD_EPOCH
 
 SALT = 9
-PREDICTION, EDITS = 7919, 8  # an offset of seeds; a prediction differs at 0 to 8 of 8 tokens
+PREDICTION, EDITS = 7919, 8  # seed offset; a prediction has edits at 0 to 8 of every 8 tokens
 REASON_SHIFT = 8
 
 
@@ -124,7 +122,7 @@ def draw_prompt(limits, sim, slot):
     repeats = chance(draws, sim.odds.repeat)
     own = 0 if repeats else draw(draws, min(4, length))
     stem, after = draw(draws, STEMS), draw(draws, STEMS)
-    # After `cut` it equals another stem, so that pages look alike.
+    # After `cut` the prompt equals another stem, so that pages look alike.
     cut = draw(draws, length) if not repeats and draw(draws, 3) == 0 else length
     for i in range(length):
         token = sim.stems[stem if i < cut else after, i]
@@ -134,8 +132,8 @@ def draw_prompt(limits, sim, slot):
 
 @device
 def in_flight(fronts, ids, first, count, wanted):
-    """Whether one of the `count` slots from `first` has a request with this grammar or token rules. ids:
-    index of each slot's.
+    """Whether one of the `count` slots from `first` has a request with this grammar or token rules. ids: index of each slot's
+    grammar or rules.
     """
     found = False
     for slot in range(first, first + count):
@@ -157,12 +155,12 @@ def share_left(limits, fronts, pair):
 
 @device
 def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
-    """Give a slot's request a valid or damaged grammar or token rules, or neither.
+    """Choose a valid or damaged grammar (or token rules), or none, for a slot's request.
 
     ids: the number chosen for each slot (of a grammar or of token rules), set here.
-    good, damaged: numbers of valid grammars (or token rules), and of the damaged ones after them.
+    good, damaged: number of valid grammars (or token rules), and of damaged ones, which follow them.
     left: unused part of the share.
-    Returns (whether the choice is damaged, the unused part of the share now).
+    Returns (whether the choice is damaged, unused part of the share after it).
     """
     wanted, first = draw(sim.draws, good), pair * limits.slots_per_pair
     spoiled = chance(sim.draws, sim.odds.bad)
@@ -207,8 +205,8 @@ def leads_to_an_end(sim, slot, entry, state, generated):
 
 @device
 def allowed(sim, slot, entry, state, token, generated):
-    """Whether the grammar of a slot's request allows a token in `state`, or its token rules if it has no
-    grammar. generated: tokens before it.
+    """Whether the grammar of a slot's request allows a token in `state`; without a grammar, whether its token rules do.
+    generated: number of earlier output tokens.
     """
     stops = is_stop(entry, token, generated + 1)
     own, rules = sim.fronts.grammar[slot], sim.fronts.rules[slot]
@@ -232,9 +230,7 @@ def is_stop(entry, token, generated):
 
 @device
 def expected_end(limits, sim, slot, entry):
-    """Compute the request's expected output: its tokens (after the prompt in Fronts.tokens), their number,
-    and the reason of its end.
-    """
+    """Compute the request's expected output: tokens (after the prompt in Fronts.tokens), their number, and the finish reason."""
     fronts, grammars, own, state = sim.fronts, sim.grammars, sim.fronts.grammar[slot], 0
     length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
     most = min(entry[submission.WORD_MAX_TOKENS], limits.max_model_len - length)
@@ -282,7 +278,7 @@ def draw_prediction(limits, sim, slot):
         if place < expected and not edit:
             token = fronts.tokens[slot, length + place]
         fronts.prediction[slot, i] = token
-        place += 1 if not edit else (drawn >> 24) % 3  # an additional token, another token, or another for two
+        place += 1 if not edit else (drawn >> 24) % 3  # an inserted token, a changed token, or one token for two
     fronts.predicted[slot] = count
     sim.entry[submission.WORD_PREDICTED_TOKENS] = count
 
@@ -328,7 +324,7 @@ def fill_entry(limits, sim, pair, place, slot):
         entry[submission.WORD_BEST_EFFORT] = fronts.seed[slot] & 1
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     if entry[submission.WORD_FLAGS] != 0 and fronts.seed[slot] & 2 != 0:
-        entry[submission.WORD_HASH_COUNT] = 0  # nothing to look up or to index
+        entry[submission.WORD_HASH_COUNT] = 0  # no page to look up or index
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
     entry[submission.WORD_FLAGS] |= submission.SUBMIT_SCORE_PROMPT if fronts.scored[slot] > 0 else 0
     fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
@@ -340,7 +336,7 @@ def fill_entry(limits, sim, pair, place, slot):
 
 @device
 def spoil(limits, sim, slot):
-    """Damage the valid entry in Sim.entry. Returns the kind of damage."""
+    """Damage the valid entry in Sim.entry. Returns the kind of the damage."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
     kind = draw(draws, BAD_KINDS)
     fronts.expected[slot], reason = 0, completion.REJECT_PROMPT
@@ -348,7 +344,7 @@ def spoil(limits, sim, slot):
         entry[submission.WORD_PROMPT_LENGTH] = -draw(draws, 2)
     elif kind == BAD_PARAMETER:
         bad = draw(draws, BAD_WORDS + 1)
-        if fronts.seed[slot] & 3 == 0:  # a prediction with a negative length, or for an engine that takes none
+        if fronts.seed[slot] & 3 == 0:  # a prediction of negative length, or for an engine without predictions
             entry[submission.WORD_PREDICTED_TOKENS] = -1 if takes_predictions(limits) else 1
         elif bad < BAD_WORDS:
             entry[sim.bad[bad, 0]] = sim.bad[bad, 1]

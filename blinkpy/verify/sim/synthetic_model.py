@@ -1,4 +1,4 @@
-"""A synthetic model that makes mistakes of the scheduler visible.
+"""A synthetic model that exposes mistakes of the scheduler.
 
 The "keys and values" of a token are one number, computed from the previous token's number and written to the
 token's cache slot. The next token is a hash of the request's seed and of all numbers that the page table
@@ -9,10 +9,10 @@ The first group of a cut step writes marks to the cache, and the last group repl
 mark was overwritten, another step wrote to the cache meanwhile; a step that read a mark computes wrong
 tokens. Every group must see the same input.
 
-In a world with snapshots of recurrent states, the previous token's number comes from the request slot's state instead. A step
-copies it from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group. A state never
-includes a draft of the step. The numbers of drafts are kept separately, and the request's next step takes that of the last
-correct draft (blinkpy.models.recurrent_states).
+In a world with snapshots of recurrent states, the slot's state provides the previous token's number instead. A step copies states
+from and to snapshots as the scheduler orders. The copies from snapshots are part of the first group. A state never includes a
+draft of the step. The numbers of drafts are kept separately; the request's next step takes the number of the last correct draft
+(blinkpy.models.recurrent_states).
 """
 
 from blinkpy.device.expect import fault_code
@@ -100,8 +100,8 @@ def note(sim, turn, actor, event, first, second):
 
 MODULUS = 1_000_003
 PRIME = (1 << 31) - 1
-MORE_DRAFTS = 8  # valid drafts of each token for an invalid number
-UNWRITTEN = -77  # in rows that don't emit; the scheduler must not read it
+MORE_DRAFTS = 8  # occurrences of each valid token per invalid number, in drafts
+UNWRITTEN = -77  # result of rows that don't emit, which the scheduler must not read
 
 BUCKET_WRONG = fault_code("the bucket is not the smallest that fits the batch")
 PADDING_WRONG = fault_code("the batch's padding differs from the description of Batch")
@@ -110,20 +110,20 @@ GROUP_WRONG = fault_code("a step continues with a wrong group of layers")
 INPUT_CHANGED = fault_code("the input of a step changed between two of its groups")
 CACHE_CHANGED = fault_code("the cache of a step changed between two of its groups")
 NEXT_GROUP, INPUT_SUM = range(2)  # Sim.flight
-MARK = -(1 << 40)  # in the cache, minus the position
+MARK = -(1 << 40)  # mark in the cache, minus the position
 
 
 @device
 def value_of(before, token, position, salt):
-    """The number to cache for a token. before: the previous token's number, or 0. The salt makes pages
-    visible that are shared across salts.
+    """The number to cache for a token. before: the previous token's number, or 0. The salt exposes pages that are shared across
+    salts.
     """
     return (before * 37 + token * 7919 + position * 104_729 + salt * 131 + 13) % MODULUS
 
 
 @device
 def record_word(token, context, k):
-    """A word of a log-probability record that encodes its place. context: number of previous tokens."""
+    """A word of a log-probability record, which encodes the record's place. context: number of previous tokens."""
     return token << 40 | context << 20 | k
 
 
@@ -186,7 +186,7 @@ def save_states(state, sim):
 
 @device
 def number_before(limits, sim, slot, position):
-    """The number of the token before a position, from a slot's state, or of a draft behind it."""
+    """The number of the token before a position: from a slot's state, or of a draft that follows the state."""
     drafts = position - sim.held[slot]
     if drafts < 0 or drafts > limits.draft_tokens:
         return UNWRITTEN
@@ -195,7 +195,7 @@ def number_before(limits, sim, slot, position):
 
 @device
 def hold_number(limits, sim, slot, position, draft, value):
-    """Keep a token's number in the state, or a draft's number separately."""
+    """Store a token's number in the state, or a draft's number next to it."""
     if draft:
         drafts = position - sim.held[slot]
         if 0 <= drafts < limits.draft_tokens:
@@ -229,7 +229,7 @@ def compute_group(limits, state, sim):
 
 @device
 def failed_choice(limits, requests, slot):
-    """The token of a row for which the model fails: wrong for a scored prompt, otherwise outside the vocabulary."""
+    """The token of a row with a model failure: a wrong token for a scored prompt, otherwise a token outside the vocabulary."""
     length = requests.length[slot]
     if length < requests.prompt_length[slot]:
         return (requests.tokens[slot, length] + 1) % limits.vocab_size
@@ -252,7 +252,7 @@ def compute(limits, queues, state, sim):
         if fault != 0 or batch.counts[S.GROUP] + 1 < batch.counts[S.GROUPS]:
             return fault
     elif sim.flight[NEXT_GROUP] != 0 and state.suspended.counts[S.ROWS] == 0:
-        return GROUP_WRONG  # the rest of a step is lost
+        return GROUP_WRONG  # the step's other groups did not run
     if limits.snapshots > 0 and batch.counts[S.GROUPS] <= 1:
         load_states(state, sim)
     for i in range(tokens):
@@ -276,7 +276,7 @@ def compute(limits, queues, state, sim):
             token = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
             token = synthetic_choice(state.grammars, requests, slot, batch.context_lengths[row], token, limits.vocab_size)
             batch.sampled[row] = token
-            for k in range(limits.step_drafts):  # some are right, since the vocabulary is small; some are invalid
+            for k in range(limits.step_drafts):  # some drafts are correct, because the vocabulary is small; some are invalid
                 batch.drafted[row, k] = (scramble(total + k) >> 16) % (MORE_DRAFTS * limits.vocab_size + 3) - 1
                 if batch.drafted[row, k] > limits.vocab_size + 1:
                     batch.drafted[row, k] %= limits.vocab_size

@@ -48,7 +48,7 @@ PLANNED, ENDED_NS, INSIDE = range(3)  # Observed.step
 
 @device
 def check_slots(limits, queues, state, sim):
-    """Check statuses and cancels. A hostile front end is skipped: it reuses ids, and harms only itself."""
+    """Check statuses and cancels. A hostile front end is skipped, because it reuses ids, and harms only itself."""
     r, observed = state.requests, sim.observed
     for slot in range(limits.slots):
         if is_hostile(limits, sim, r.pair[slot]):
@@ -139,7 +139,7 @@ def check_words(limits, queues, state, sim):
 
 @device
 def check_duplicates(limits, pages):
-    """Check that the prefix index has each chain of pages once.
+    """Check that the prefix index has no duplicate chain of pages.
 
     Valid only if few hashes collide, because lookups examine a limited part of a bucket.
     """
@@ -157,9 +157,7 @@ def check_duplicates(limits, pages):
 
 @device
 def same_page(limits, pages, page, other):
-    """Whether two indexed pages hold the same tokens after the same parent page, and the parent still has its
-    content.
-    """
+    """Whether two indexed pages hold the same tokens after the same, still valid, parent page."""
     parent = pages.parent[page]
     if pages.salt[other] != pages.salt[page] or pages.parent[other] != parent or not parent_lives(pages, page):
         return False
@@ -217,8 +215,8 @@ def check_progress(limits, state, sim):
 
 @device
 def check_pace(limits, state, sim, now, command):
-    """Check a turn without a batch although a request could run: steps must be paced, no other request may
-    exist, and no request may be late. Also records the times of tokens.
+    """Check a turn that made no batch although a request could run: steps must be paced, no request may wait, and no request may
+    be late. Also records the times of tokens.
     """
     r, observed, batch = state.requests, sim.observed, state.batch
     delayed = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
@@ -227,7 +225,7 @@ def check_pace(limits, state, sim, now, command):
         if r.status[slot] != S.RUNNING or generated <= 0:
             observed.generated[slot] = 0
         elif generated > observed.generated[slot]:
-            if observed.generated[slot] == 0:  # a first token may come with others, which were drafts
+            if observed.generated[slot] == 0:  # a first token may come with further tokens, which were drafts
                 observed.first_ns[slot] = now
             observed.generated[slot] = generated
     if observed.step[PLANNED] != 0:
@@ -248,14 +246,14 @@ def check_pace(limits, state, sim, now, command):
 
 @device
 def check_turn(limits, queues, state, sim, now):
-    """Judge one turn of the scheduler, made at `now` ns. Returns a fault, or 0."""
+    """Check one turn of the scheduler, at `now` ns. Returns a fault, or 0."""
     fault = check_slots(limits, queues, state, sim)
     if fault == 0:
         fault = check_words(limits, queues, state, sim)
     for pair in range(limits.pairs):
         if fault == 0:
             fault = check_ownership(limits, queues, state, sim, now, pair)
-    # Only with good hashes; otherwise chains are longer than a lookup follows.
+    # Only with good hashes; otherwise chains exceed the limit of a lookup.
     if fault == 0 and limits.hash_multiplier_1 != 0 and sim.hostile != HOSTILE:
         fault = check_duplicates(limits, state.pages)
     if fault == 0:

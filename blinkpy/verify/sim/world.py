@@ -1,7 +1,7 @@
-"""State of a simulation, apart from the scheduler: front ends, their submissions, and the expected outputs.
+"""The state of a simulation without the scheduler: front ends, submissions, and expected outputs.
 
-All of it is integer arrays, so that compiled code and plain Python use the same memory. Q pairs, L slots per
-pair, S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
+All state is integer arrays, so that compiled code and plain Python share memory. Q pairs, L slots per
+pair, S = Q * L slots, K pages and C tokens in the longest sequence, W writes on a front end's wire.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from blinkpy.verify.sim.grammar_supply import (
 )
 from blinkpy.verify.sim.synthetic_model import LOG, LOG_WORDS
 
-WIRE = 128  # undelivered writes of a front end; a power of two
-STEMS = 3  # sequences with which prompts begin, so that prefixes are shared
+WIRE = 128  # maximum undelivered writes of a front end; a power of two
+STEMS = 3  # number of token sequences with which prompts begin, so that prefixes are shared
 TICK_NS = 50_000
 PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes one tick, but in uneven worlds
 UNEVEN_PACES_NS = (2 * TICK_NS, 3 * TICK_NS, 5 * TICK_NS, 8 * TICK_NS)
 FEW_PAGES = 24
-MORE_ROWS = 3  # in a world with drafts
-PREDICTING = 0.7  # share of worlds with drafts, but without a draft layer, whose requests may have predictions
-LASTING = 8  # of this number of worlds with drafts, one has lasting outputs with a grammar
+MORE_ROWS = 3  # further rows of a world with drafts
+PREDICTING = 0.7  # share of worlds with drafts but no draft layer in which requests may have predictions
+LASTING = 8  # one in this many worlds with drafts has long outputs with a grammar
 FEW_DEAD = 0.05  # see grammar_supply.DEAD_SHARE
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
@@ -45,38 +45,34 @@ WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the third: option
 
 
 class Odds(NamedTuple):
-    """Probability of each event, in thousandths of a front end's rounds. Annotated: the values from which a
-    seed chooses.
-    """
+    """Probability of each event per round of a front end, in thousandths. Annotated: the values from which a seed chooses."""
 
     submit: Annotated[int, 20, 200, 600]
-    repeat: Annotated[int, 0, 1000]  # share of requests whose prompt is only shared text; 0 if pages are few
+    repeat: Annotated[int, 0, 1000]  # share of requests whose whole prompt is shared; 0 if pages are few
     answer: Annotated[int, 1, 12]  # max_tokens of most requests
     burst: Annotated[int, 1, 3, 100]  # maximum number of requests in one round
     cancel: Annotated[int, 0, 10, 100]
     crash: Annotated[int, 0, 2, 20]
-    comeback: Annotated[int, 50, 300]  # of a crashed front end
-    silent: Annotated[int, 0, 0, 5]  # stops for a while, like a process under SIGSTOP
+    comeback: Annotated[int, 50, 300]  # a crashed front end returns
+    silent: Annotated[int, 0, 0, 5]  # a front end pauses, like a process under SIGSTOP
     late: Annotated[int, 0, 20, 100]  # a write from an earlier epoch lands
     broken: Annotated[int, 0, 0, 3]  # an impossible doorbell or completion head
     bad: Annotated[int, 0, 30, 200]  # share of entries that the engine must refuse
     pace: Annotated[int, 0, 4, 30]  # a reader becomes slow, gets stuck, or is fast again
     delay: Annotated[int, 0, 100, 500]  # writes are delayed
     notice: Annotated[int, 100, 1000]  # a front end checks whether its queue pair was revoked
-    jump: Annotated[int, 0, 0, 2]  # of the world's rounds: time passes without heartbeats
-    poison: Annotated[int, 0, 0, 20]  # of the world's rounds: the model yields an invalid token
+    jump: Annotated[int, 0, 0, 2]  # per round of the world: time passes without heartbeats
+    poison: Annotated[int, 0, 0, 20]  # per round of the world: the model yields an invalid token
 
 
 CHOICES = {name: hint.__metadata__ for name, hint in get_type_hints(Odds, include_extras=True).items()}
 
 
 class Fronts(NamedTuple):
-    """The front ends' own state. Fields without a shape are [S], for a slot's request; a slot is free if its
-    request_id is 0.
-    """
+    """The front ends' private state. Fields without a shape are [S], one per slot's request; request_id 0: a free slot."""
 
     alive: Int64  # [Q]
-    silent: Int64  # [Q] turns until it continues
+    silent: Int64  # [Q] turns until the front end continues
     pace: Int64  # [Q] speed of its reader: FAST, SLOW or STUCK
     epoch: Int64  # [Q] 0: no pair
     claim: Int64  # [Q] claimed epoch
@@ -84,7 +80,7 @@ class Fronts(NamedTuple):
     beat: Int64  # [Q]
     sq_tail: Int64  # [Q]
     cq_head: Int64  # [Q]
-    broke: Int64  # [Q] 1: it broke the protocol, and may be revoked for it
+    broke: Int64  # [Q] 1: it broke the protocol, so the engine may revoke it
     request_id: Int64
     cache_salt: Int64
     seed: Int64
@@ -94,7 +90,7 @@ class Fronts(NamedTuple):
     got: Int64  # tokens so far
     cancelled: Int64
     logprobs: Int64  # requested number; -1: not requested
-    poisoned: Int64  # the model failed for this request
+    poisoned: Int64  # 1: the model failed for this request
     grammar: Int64  # index of Sim.grammars, -1: none
     rules: Int64  # index of Sim.rules, -1: none
     scored: Int64  # scored prompt tokens that precede the generated tokens
@@ -102,7 +98,7 @@ class Fronts(NamedTuple):
     prediction: Int32  # [S, C]
     tokens: Int32  # [S, C] prompt, then the expected output
     page_hash: Int64  # [S, K]
-    entry: Int32  # [Q, sq_entries, 64] as submitted
+    entry: Int32  # [Q, sq_entries, 64] entries as submitted
     wire_kind: Int64  # [Q, W]
     wire_index: Int64  # [Q, W]
     wire_value: Int64  # [Q, W]
@@ -127,14 +123,14 @@ class Observed(NamedTuple):
     beat: Int64  # [Q] heartbeat word
     beat_ns: Int64  # [Q] time of the heartbeat's last change
     granted_ns: Int64  # [Q] time of the epoch's grant
-    best: Int64  # [3] request of the lowest rank: id, progress, turns without progress
+    best: Int64  # [3] request with the lowest rank: id, progress, turns without progress
 
 
 class Sim(NamedTuple):
     seed: int
-    turns: int  # of the stormy part; then comes the calm
+    turns: int  # turns of the storm; the calm follows
     check_every: int  # turns between two checks of the state
-    progress_bound: int  # turns that the request of the lowest rank may remain without progress
+    progress_bound: int  # maximum turns without progress of the request with the lowest rank
     hostile: int
     predictions: int  # 1: requests may have predictions
     odds: Odds
@@ -143,15 +139,15 @@ class Sim(NamedTuple):
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
     states: Int64  # [S] the recurrent state of each slot: the number of its last computed token
-    drafted: Int64  # [S, D] numbers of the drafts after each state
+    drafted: Int64  # [S, D] numbers of the drafts that follow each state
     held: Int64  # [S] tokens that each state includes
-    snapshots: Int64  # [M] snapshots of such states
+    snapshots: Int64  # [M] snapshots of recurrent states
     muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
     draws: Int64  # [1]
     clock: Int64  # [1] ns
-    step_ns: Int64  # [2] duration of a step beyond one tick: for each token of its batch, and the largest jitter
+    step_ns: Int64  # [2] duration of a step beyond one tick: per token of its batch, and maximum jitter
     poison: Int64  # [1] row of the next batch that gets an invalid token, or -1
-    flight: Int64  # [2] of a cut step: the next group, or 0, and a checksum of its input
+    flight: Int64  # [2] next group of a cut step, or 0, and a checksum of its input
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
     entry: Int32  # [64] scratch
@@ -175,7 +171,7 @@ class World(NamedTuple):
 
 
 def random_limits(draw: random.Random, tight: bool, more_rows: int = 0) -> WorldSizes:
-    """Small sizes, so that every resource runs out often. tight: as for make_world. more_rows: for drafts."""
+    """Small sizes, so that every resource runs out often. tight: see make_world. more_rows: further rows for drafts."""
     rows, page_size = draw.randint(1, 6) + more_rows, draw.choice((1, 2, 4, 8))
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
@@ -217,7 +213,7 @@ def random_limits(draw: random.Random, tight: bool, more_rows: int = 0) -> World
 
 
 def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]:
-    """(tokens, rows) of random buckets, or [] for the default ones."""
+    """(tokens, rows) of random buckets; [] for the default buckets."""
     if draw.random() < 0.5:
         return []
     tokens = sorted(draw.sample(range(1, limits.tokens + 1), min(3, limits.tokens)))
@@ -226,7 +222,7 @@ def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]
 
 
 def random_odds(draw: random.Random, limits: Limits) -> Odds:
-    """Random odds. If there are many pages, prompts may repeat, which causes cache hits."""
+    """Random odds. With many pages, whole prompts may repeat, which causes cache hits."""
     few = limits.pages <= FEW_PAGES
     return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in CHOICES.items()})
 
@@ -241,7 +237,7 @@ def good_entries() -> Int32:
 
 
 def bad_words() -> list[tuple[int, int]]:
-    """The value of Sim.bad: the values next to each parameter's range, and NaN."""
+    """The value of Sim.bad: for each parameter, the values just outside its range, and NaN."""
     pairs = []
     for word, low, high, is_float in CHECKS:
         keys = {low - 1, high + 1, *((INT32_MAX, -INT32_MAX - 1) if is_float else ())}
@@ -268,9 +264,9 @@ def make_world(
 
     turns: length of the stormy part.
     check_every: turns between two checks of the state.
-    tight: the arenas hold little more than one prompt, instead of one prompt for each entry of the ring.
-    chosen: sizes instead of random ones, with the default buckets.
-    odds: replace the random odds.
+    tight: arenas hold little more than one prompt, instead of one prompt per ring entry.
+    chosen: fixed sizes instead of random sizes, with the default buckets.
+    odds: replacements for random odds.
     checked: see make_state.
     records: enable the recorder, with the smallest ring.
     hostile: HONEST, HOSTILE or HOSTILE_WITHOUT_HASHES. A hostile front end has at least one neighbor.
@@ -280,7 +276,7 @@ def make_world(
     drafts = random.Random(f"drafts {seed}")
     drafting = chosen is None and drafts.random() < 0.6
     sizes, facts, options = chosen or random_limits(draw, tight, MORE_ROWS if drafting else 0)
-    if drafting:  # requests of few different tokens repeat themselves, if their readers are fast enough
+    if drafting:  # with few distinct tokens, outputs repeat themselves if readers are fast enough
         sizes = dataclasses.replace(sizes, cq_entries=drafts.choice((8, 16, 64)))
         facts = facts._replace(vocab_size=drafts.choice((2, 2, 2, 3)))
     if hostile:
@@ -296,7 +292,7 @@ def make_world(
     words = len(tokens.words) if facts.grammar_share else 0
     limits = make_limits_by_name(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
     if seed % 3 == 0:
-        limits = limits._replace(ring_entries=limits.index_buckets)  # the minimum, so that it is compacted often
+        limits = limits._replace(ring_entries=limits.index_buckets)  # the minimum, so that the ring is compacted often
     if chosen is None:
         paces = random.Random(f"pace {seed}")
         pace = paces.choice(PACES_NS)
@@ -313,7 +309,7 @@ def make_world(
             words = 4 * limits.record_words if records else 1  # for up to 5 drafts of each row
             limits = limits._replace(step_drafts=limits.draft_tokens, draft_rest=0, record_words=words)
     snapshots = random.Random(f"snapshots {seed}")
-    likely = 0.3 if drafting else 0.7  # drafting worlds also vary what excludes snapshots
+    likely = 0.3 if drafting else 0.7  # drafting worlds also vary options that exclude snapshots
     if chosen is None and limits.prefix_caching and snapshots.random() < likely:
         distance = snapshots.choice((1, 2, 4, 16)) * limits.page_size
         limits = limits._replace(snapshots=snapshots.choice((1, 2, 3, 8)), snapshot_tokens=distance)
