@@ -18,6 +18,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def patient_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of listeners and transports in the tests' own process. Separate front ends try again."""
+    """Longer time limits for handshakes in the tests' own process. Separate front ends retry."""
     monkeypatch.setattr(connect_rdma, "HANDSHAKE_S", HANDSHAKE_S)
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", HANDSHAKE_S)

@@ -1,10 +1,10 @@
-"""Two engines that one front end reaches over RDMA, under streams that never pause. At random moments an engine is killed or
-stopped, or its link is cut, repeatedly; each client must get what it gets undisturbed, which is computed here once more.
+"""Two engines that one front end reaches over RDMA, under streams that never pause. At random moments the test kills or stops an
+engine, or cuts its link, repeatedly. Each client must get the text of an undisturbed run, which is computed here independently.
 
     python -m rdma.disturbed_fleet --count 200 --streams 64 --seed 7 --output FILE
 
-This runs in the virtual machine; `make fleet-kills-rdma` starts it there. FILE gets a line of JSON for each disturbance, and one
-for all.
+This runs in the virtual machine; `make fleet-kills-rdma` starts it there. FILE gets a line of JSON for each disturbance, and a
+last line with totals.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-TOKENS = 30, 100  # of a stream: from, and up to
+TOKENS = 30, 100  # of a stream: minimum and maximum
 PROMPT = 1, 60
 PAUSE_S = 0.5, 4.0  # between two disturbances, with both engines up
-CALM_S = 20.0  # undisturbed, before all disturbances, so that the longest silence can be measured
+CALM_S = 20.0  # before the first disturbance: the longest silence of an undisturbed run
 ENGINE_TIMEOUT_S, LEASE_S, ANSWER_S, REST_S = 10, 10, 240, 60
 ENGINE = (
     "--transport", "rdma", "--device", "null", "--null-step-us", "100000", "--max-model-len", "512", "--shutdown-s", "0",
@@ -61,8 +61,8 @@ class Gap:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """The outcome of one. running: streams that had begun. moved: requests that continued in the other engine.
-    noticed_s: until the front end gave the engine up. silence_s: the longest of a stream. up_s: until the
+    """The outcome of a disturbance. running: streams that had begun. moved: requests that continued in the other engine.
+    noticed_s: until the front end gave up the engine. silence_s: longest gap between two events of a stream. up_s: until the
     engine served again."""
 
     kind: str
@@ -74,15 +74,14 @@ class Disturbance:
 
 
 class Streams:
-    """Clients, each of which asks for one stream after another and compares it with the expected one; in a
-    separate thread."""
+    """Clients in a separate thread. Each requests one stream after another and compares it with the expected text."""
 
     def __init__(self, url: httpx.URL, count: int, draw: random.Random):
         self.answered, self.wrong, self.gaps = 0, list[str](), list[Gap]()
         self._host, self._port, self._draw = url.host, url.port, draw
         self._vocabulary = json.loads((DEMO_FOLDER / "config.json").read_text())["vocab_size"]
         self._decode = Tokenizer(DEMO_FOLDER).decode
-        self._last = [0.0] * count  # event of each client's stream; 0 where none has come yet
+        self._last = [0.0] * count  # time of each client's last event; 0 before the first
         self._over = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all()))
         self._thread.start()
@@ -91,13 +90,13 @@ class Streams:
         return sum(last > 0 for last in self._last)
 
     def silence(self, begin: float) -> float:
-        """The longest of a stream since then, s."""
+        """The longest gap of any stream since `begin`, s."""
         now = time.monotonic()
         open_gaps = [now - last for last in self._last if last]
         return max([gap.end - gap.begin for gap in self.gaps if gap.end > begin] + open_gaps, default=0.0)
 
     def finish(self) -> None:
-        """Let the streams come to their ends, and no others begin."""
+        """Wait until the running streams end; no client begins another."""
         self._over = True
         self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), "a stream does not end"
@@ -118,7 +117,7 @@ class Streams:
                 self.wrong.append(f"{body}\n{found}\nin place of\n{expected}")
 
     def _request(self) -> tuple[dict[str, Any], tuple[str, str]]:
-        """A random one, and its text and finish reason."""
+        """A random request, and its expected text and finish reason."""
         low, high, draw = self._vocabulary // 16, self._vocabulary, self._draw
         prompt = [draw.randrange(low, high) for _ in range(draw.randint(*PROMPT))]
         seed, tokens = draw.getrandbits(31), draw.randint(*TOKENS)
@@ -127,7 +126,7 @@ class Streams:
         return body, (self._decode(made).rstrip(HALF), "length")
 
     async def _ask(self, number: int, body: dict[str, Any]) -> tuple[str, str]:
-        """Text and finish reason. Raises ValueError for an answer that is not a whole stream."""
+        """Text and finish reason. Raises ValueError if the answer is not a whole stream."""
         content = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
         async with asyncio.timeout(ANSWER_S):
@@ -180,7 +179,7 @@ class DisturbedFleet:
         self.engines[number].find(ADDRESS)
 
     def disturb(self, kind: str, draw: random.Random, streams: Streams) -> Disturbance:
-        """An engine, and then mend it; returns once both serve again."""
+        """Disturb an engine, then repair it; returns once both serve again."""
         victim = 1 if kind == "cut link" else draw.randrange(2)
         seen, moves, running, began = len(self._front.said), sum(self.metric("moves_total")), streams.running(), time.monotonic()
         self._hurt(kind, victim, draw)
@@ -206,7 +205,7 @@ class DisturbedFleet:
             self.replace(victim)
 
     def check_rest(self) -> None:
-        """All is given back, in the front end and in both engines."""
+        """Wait until the front end and both engines hold no request and no page; raises AssertionError if they do not."""
         held = "requests_running", "requests_waiting", "pages_held"
         for name in self.names:
             wait_for(lambda name=name: not any(counter(name, what) for what in held), REST_S, f"{name} gives all back")
@@ -243,8 +242,8 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
 
 
 def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None], calm_s: float = CALM_S) -> None:
-    """Until that many have moved requests. tell: callback with the outcome of each request, and at the end of all. Raises
-    AssertionError for a wrong answer and for leftovers."""
+    """Disturb engines until `count` disturbances have moved requests. report: callback for each outcome, and for the totals at
+    the end. Raises AssertionError for a wrong answer or for leftovers."""
     draw = random.Random(seed)
     kinds, done = list[str](), list[Disturbance]()
     with running() as (fleet, url):

@@ -1,4 +1,4 @@
-"""Importing this starts and ends an engine, so that a process has all in memory that one needs: code, compiled and not."""
+"""Importing this starts and ends an engine, so that the process has all its code in memory, compiled and not."""
 
 import secrets
 

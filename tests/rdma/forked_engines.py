@@ -1,4 +1,4 @@
-"""`blinkpy engine` in processes that are forked from one with all code in memory.
+"""`blinkpy engine` in processes that are forked from a process with all code in memory.
 
 In the virtual machine an engine that is started by its command takes half a minute, most of it for imports and
 compiled code. A forked engine is ready after two or three seconds.
@@ -31,7 +31,7 @@ def _run(arguments: Sequence[str], output: Connection) -> None:
 
 
 class ForkedEngine:
-    """A running engine with these options. said: its lines, of both outputs, so far."""
+    """A running engine with these options. said: its lines so far, of both outputs."""
 
     def __init__(self, *options: str):
         self.said: list[str] = []
@@ -52,7 +52,7 @@ class ForkedEngine:
         return self._process.is_alive()
 
     def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
-        """Wait for a line."""
+        """Wait for a line that matches."""
         found: list[re.Match[str]] = []
 
         def look() -> bool:
@@ -64,18 +64,18 @@ class ForkedEngine:
         return found[0]
 
     def send(self, number: int) -> None:
-        """A signal to it and all that it started."""
+        """Send a signal to the engine and all its child processes."""
         os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """End it and all that it started, without a chance to tidy up."""
+        """Kill the engine and all its child processes, so that they cannot clean up."""
         with contextlib.suppress(ProcessLookupError):
             self.send(signal.SIGKILL)
         self._process.join(BUSY_S)
         self._reader.join(BUSY_S)
 
     def end(self) -> int | None:
-        """End it in order; the exit code."""
+        """Shut the engine down in order; returns its exit code."""
         self._process.terminate()
         self._process.join(BUSY_S)
         self.kill()

@@ -1,4 +1,4 @@
-"""Engines and front ends as separate processes: front ends started by the users' command, engines by it or forked."""
+"""Engines and front ends as separate processes: the users' command starts front ends; engines are started by it or forked."""
 
 import contextlib
 import re
@@ -29,7 +29,8 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 @contextlib.contextmanager
 def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[ForkedEngine, tuple[str, ...]]]:
-    """A forked engine with a unique name, and the options with which front ends find it. wait: until it is ready for them."""
+    """A forked engine with a unique name, and the options with which front ends find it. wait: wait until it accepts front
+    ends."""
     name = () if "--name" in options else ("--name", f"test-{secrets.token_hex(4)}")
     forked = ForkedEngine("--transport", "rdma", "--listen", listen, *name, *options)
     try:
@@ -40,7 +41,7 @@ def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Ite
 
 @contextlib.contextmanager
 def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> Iterator[list[tuple[Command, httpx.Client]]]:
-    """Front ends on free ports, which start at the same time, and a client for each. env: added to the environment."""
+    """Front ends on free ports, started at the same time, and a client for each. env: added to the environment."""
     commands = [Command("frontend", "--port", "0", *options, env=env) for _ in range(count)]
     try:
         with contextlib.ExitStack() as stack:
@@ -58,7 +59,7 @@ def lives(command: Command | ForkedEngine) -> bool:
 
 
 def health(client: httpx.Client) -> int:
-    """The status, over a separate connection: a kept connection may just be ending."""
+    """The status of /health, over a new connection: a kept connection may just be closing."""
     return httpx.get(client.base_url.join("/health"), timeout=60).status_code
 
 
@@ -72,8 +73,8 @@ def counter(name: str, counted: str) -> int:
 
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict[str, httpx.Client]]]]:
-    """A front end for each transport, with these options, and a function. It starts an engine for each, with its own options, and
-    yields the clients. All are started by the users' commands."""
+    """A front end for each transport, with these options, and a function that starts an engine for each, with its own options,
+    and yields the clients. The users' commands start all of them."""
     address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),

@@ -1,9 +1,9 @@
-"""Bugs on purpose in what goes over RDMA: small changes of the source, each of which the named test must find.
+"""Bugs planted in the code that uses RDMA: small changes of the source. The named test must find each.
 
     make test-rdma T=seeded-bugs            or, for some of them, T='seeded-bugs doorbell head'
 
-runs this in the virtual machine, where a copy of the source is patched: front ends, engines and listeners of the copy's tests are
-their own processes, so they all have the bug. A patch that no longer fits its module is an error: the list follows the source.
+runs this in the virtual machine and patches a copy of the source. Front ends, engines and listeners of the copy's tests are
+separate processes, so all of them have the bug. A patch that no longer fits its module is an error: the list follows the source.
 """
 
 import os
@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("blinkpy", "benchmarks", "tests", "pyproject.toml")
 PASSED, FAILED = 0, 1  # pytest's exit codes
 LIMIT_S = 600
-TRIES = "3000"  # of the ordering test, for which a bug is there all the time
+TRIES = "3000"  # of the ordering test: its bugs are always present
 
 ORDERING = "test_ordering.py"
-POSTING = "../plain/link/test_rdma_posting.py"  # Soft-RoCE reads memory immediately, and a stand-in for a card late
+POSTING = "../plain/link/test_rdma_posting.py"  # Soft-RoCE reads memory immediately; a simulated card reads it late
 CONTENTS = "test_transport.py::test_prompts_hashes_tokens_and_log_probabilities_arrive"
 RIGHTS = "test_transport.py::test_a_front_end_reaches_its_own_queues_and_nothing_else"
 VERBS = "test_transport.py::test_a_request_costs_four_verbs_and_a_look_one"
@@ -33,7 +33,7 @@ OLD_EPOCH = "test_transport.py::test_what_an_old_epoch_writes_changes_nothing"
 OWNERS = "test_transport.py::test_pairs_go_to_their_owners_and_then_to_who_asks"
 
 # fmt: off
-PATCHES = {  # of modules, by the test that must find them: (what, before, after)
+PATCHES = {  # (test that must find them, module): (description, before, after)
     (ORDERING, "connect_rdma"): [
         ("the doorbell goes before the entry", "batch.append(self._all_words)", "batch.insert(0, self._all_words)"),
         ("the entry goes before the prompt",
@@ -90,8 +90,7 @@ RDMA_BUGS = tuple((Bug(patch[0], module, *patch[1:]), test) for (test, module), 
 
 
 def run(folder: Path, *tests: str, must_pass: bool = False) -> int:
-    """pytest's exit code for the tests of a copy of the source. Its output is shown if it should have ended
-    otherwise."""
+    """pytest's exit code for the tests of a copy of the source. Shows its output if the exit code is not an expected one."""
     path = os.pathsep.join([str(folder), str(folder / "tests"), os.environ.get("PYTHONPATH", "")])
     command = [
         sys.executable,
@@ -113,7 +112,7 @@ def run(folder: Path, *tests: str, must_pass: bool = False) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Look for those bugs whose description has one of the words, or for all."""
+    """Plant each bug whose description has one of the words, or all bugs."""
     bugs = [(bug, test) for bug, test in RDMA_BUGS if not words or any(word in bug.what for word in words)]
     missed = 0
     with tempfile.TemporaryDirectory() as scratch:

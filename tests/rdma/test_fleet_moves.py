@@ -1,6 +1,6 @@
-"""Two engines that one front end reaches over RDMA: they are killed and stopped under streams, and the link of one is cut, in
-each way. Each client gets what it gets undisturbed, which is computed here once more: the null engine's tokens follow from seed
-and position."""
+"""Two engines that one front end reaches over RDMA, killed and stopped during streams; the link of one is cut in each direction.
+Each client must get the text of an undisturbed run, which is computed here independently: the null engine's tokens follow from
+seed and position."""
 
 import contextlib
 import json
@@ -33,10 +33,10 @@ STREAMS, TOKENS = 8, 120
 LEASE_S = 10
 ENGINE = ("--device", "null", "--null-step-us", "30000", "--max-model-len", "512", "--shutdown-s", "0")
 FRONT_END = ("--transport", "rdma", "--no-access-log")
-# A front end's reason to give up a link, its card's timeout (4.096 us * 2**n, seven times), and its own, s. With the default of
-# half a second, a busy emulator loses links that were not cut.
+# The reason of a front end that gives up a link, its card's timeout (4.096 us * 2**n, seven times), and its own timeout, s. With
+# the default of half a second, a busy emulator loses links that were not cut.
 CARD_GIVES_UP, FRONT_END_GIVES_UP = ("does not answer", 18, 60), ("has made no progress for", 20, 10)
-SOONEST_S = 2.0  # from a cut to a report of it: a busy emulator has lost the link before an earlier one
+SOONEST_S = 2.0  # from a cut to its report: before an earlier report, a busy emulator had already lost the link
 TRIES = 3
 
 Answer = tuple[str, str]  # text and end
@@ -61,7 +61,7 @@ def streamed(url: str, body: Body, events: list[int]) -> Answer:
 
 
 def random_requests(rng: np.random.Generator) -> tuple[list[Body], list[Answer]]:
-    """And the expected answer of each."""
+    """Random requests, and the expected answer of each."""
     vocabulary = json.loads((DEMO_FOLDER / "config.json").read_text())["vocab_size"]
     decode, low = Tokenizer(DEMO_FOLDER).decode, vocabulary // 16
     bodies = [
@@ -103,7 +103,7 @@ class Fleet:
         return "".join(line for said in (self.front.said, *(engine.said for engine in self.engines)) for line in said[-20:])
 
     def play(self, bodies: list[Body], disturb: Callable[[], None] = lambda: None) -> list[Answer]:
-        """The answers to all at the same time; disturb is called after a third of what comes."""
+        """The answers to all requests, sent at the same time; calls `disturb` after a third of the expected events."""
         answers, events = [("", "")] * len(bodies), list[int]()
 
         def ask(number: int) -> None:
@@ -122,7 +122,7 @@ class Fleet:
         return answers
 
     def play_undisturbed(self, bodies: list[Body], expected: list[Answer]) -> list[Answer]:
-        """As play(). It must be what is expected, except for the bytes of a character that has no end."""
+        """As play(). The answers must be the expected ones, except for the bytes of an incomplete last character."""
         calm = self.play(bodies)
         assert [(text.rstrip("\ufffd"), end) for text, end in calm] == [(text.rstrip("\ufffd"), end) for text, end in expected]
         return calm
@@ -134,8 +134,8 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(engines: list[tuple[str, ...]], *options: str, env: dict[str, str] | None = None) -> Iterator[Fleet]:
-    """Engines with these options, each of which begins with its address, and a front end that reaches all of them. env: added to
-    its environment."""
+    """Engines with these options, and a front end that reaches all of them. Each engine's options begin with its address. env:
+    added to the front end's environment."""
     with contextlib.ExitStack() as stack:
         commands = [stack.enter_context(engine(*ENGINE, *own, listen=listen, wait=False))[0] for listen, *own in engines]
         names = (word for listen, *_ in engines for word in ("--engine", listen))
@@ -146,19 +146,19 @@ def fleet(engines: list[tuple[str, ...]], *options: str, env: dict[str, str] | N
 
 
 def test_streams_survive_engines_that_are_killed_stopped_and_cut_off(rng: np.random.Generator) -> None:
-    """Once each, at random moments. `make fleet-kills-rdma` does it two hundred times, with 64 streams."""
+    """Each disturbance once, at random moments. `make fleet-kills-rdma` plays two hundred, with 64 streams."""
     disturbed_fleet.play(len(disturbed_fleet.KINDS), STREAMS, int(rng.integers(1 << 31)), print, calm_s=2.0)
 
 
 def patient_card(folder: Path, timeout: int) -> dict[str, str]:
-    """The environment of processes whose card sends lost packets repeatedly for 4.096 us * 2**(timeout + 3), as hardware may."""
+    """The environment of processes whose card resends lost packets for 4.096 us * 2**(timeout + 3), as hardware may."""
     (folder / "sitecustomize.py").write_text(f"from blinkpy.transport import verbs\n\nverbs.ACK_TIMEOUT = {timeout}\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: Path, left_out: Callable[[str], None]) -> None:
-    """Data to one engine, or from it, or both, is lost, while all processes live. Once the wire carries again, the
-    engine serves again. By day, one of the three."""
+    """Data to one engine, from it, or both, is lost, while all processes run. Once the wire is mended, the engine serves again.
+    By day, one of the three cuts."""
     if not wire.is_laid():
         left_out("a link that is cut: there is no wire. `make test-rdma` has one")
         return
@@ -186,14 +186,14 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
             served.wait_until_up(1, 1)
         moves, accepted = served.moves(), counter(name, "requests_accepted")
         assert served.play(bodies) == calm, served.said()
-        assert counter(name, "requests_accepted") > accepted, "the engine whose link was mended got nothing"
-        assert served.moves() == moves, f"requests moved although all is well; {served.said()}"
+        assert counter(name, "requests_accepted") > accepted, "the engine whose link was mended got no request"
+        assert served.moves() == moves, f"requests moved without a disturbance; {served.said()}"
         served.check_nothing_is_left()
 
 
 def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], ends: list[int], name: str, reason: str) -> None:
-    """Data between the ends is lost once streams run. name: the second engine's, which is reached over the wire. reason: why the
-    front end gives its link up."""
+    """Cut the wire once streams run. name: second engine, which the front end reaches over the wire. reason: why the front
+    end gives up the link."""
     reported, noticed = f"a cut of what ends {ends} send", list[float]()
 
     def cut() -> None:
@@ -211,14 +211,14 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
     for _ in range(TRIES):
         moves, carried, expired = served.moves(), [wire.carried(end) for end in range(2)], counter(name, "leases_expired")
         assert served.play(bodies, cut) == calm, f"{reported}; {served.said()}"
-        if noticed[-1] >= SOONEST_S and served.moves() > moves:  # else the streams had ended before the cut
+        if noticed[-1] >= SOONEST_S and served.moves() > moves:  # otherwise the streams had ended before the cut
             break
         wire.mend()
         served.wait_until_up(1, 1)
     assert noticed[-1] >= SOONEST_S, f"{reported}: the link was lost before each cut; {served.said()}"
-    assert served.moves() > moves, f"{reported}: nothing was there to move; {served.said()}"
+    assert served.moves() > moves, f"{reported}: no request was left to move; {served.said()}"
     moves = served.moves()
-    if len(ends) == 2:  # else the engine's old requests may still be there when the front end is back
+    if len(ends) == 2:  # otherwise the engine may still hold its old requests when the front end is back
         assert served.play(bodies) == calm, f"with one engine; {served.said()}"
         wait_for(lambda: counter(name, "leases_expired") > expired, LEASE_S + 100, "the lease ends in the engine without a link")
         held = ("requests_running", "requests_waiting", "pages_held")

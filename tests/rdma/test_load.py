@@ -20,11 +20,11 @@ from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import new_owner
 
 FRONT_ENDS, REQUESTS = 2, 5000 if NIGHTLY else 2000
-LIMIT_S = 900.0  # a quiet machine takes a ninth of it by night
+LIMIT_S = 900.0  # nightly, an idle machine needs a ninth of it
 CANCELLED = 0.15  # share of the requests
 OPTIONS = (
     *("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512"),
-    *("--lease-ms", "60000"),  # a front end's loop beats its heart, which a busy machine delays by seconds
+    *("--lease-ms", "60000"),  # a busy machine delays a front end's heartbeat by seconds
 )
 
 
@@ -34,7 +34,7 @@ def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
 
 
 def attached(address: str) -> QueuePair:
-    """A queue pair of the engine. A handshake that a busy machine makes too slow is tried again, as a front end does it."""
+    """A queue pair of the engine. Retries a handshake that times out on a busy machine, as a front end does."""
     owner, deadline = new_owner(), time.monotonic() + ATTACH_S
     while True:
         try:
@@ -48,7 +48,7 @@ def attached(address: str) -> QueuePair:
 
 
 def front_end(address: str, seed: int, result: Any) -> None:
-    """Send requests as fast as there is room, check each answer, and report (problems, cancelled, seconds)."""
+    """Submit requests whenever the queue has space, check each answer, and report (problems, cancelled, seconds)."""
     rng = np.random.default_rng(seed)
     pair = attached(address)
     vocab, problems, cancelled, sent = pair.facts.vocab_size, list[str](), 0, 0
@@ -99,7 +99,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
 
 @pytest.mark.timeout(LIMIT_S + 400)
 def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
-    context = multiprocessing.get_context("forkserver")  # its template has imported all
+    context = multiprocessing.get_context("forkserver")  # its template has imported all modules
     with engine(*OPTIONS) as (command, transport):
         ends = []
         for i in range(FRONT_ENDS):
@@ -115,4 +115,4 @@ def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
             assert integrity == 0
             assert cancelled > 0
             process.join(20)
-        assert command.end() == 0, "".join(command.said)  # the engine looks at its whole state while idle, and at the end
+        assert command.end() == 0, "".join(command.said)  # the engine checks its whole state while idle, and at the end

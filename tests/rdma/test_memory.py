@@ -1,4 +1,4 @@
-"""Nothing is left behind by a request: pyverbs' objects are made once, and older releases leak those that are not."""
+"""A request leaves no memory behind: pyverbs' objects are made once, because older releases leak objects made for each request."""
 
 import contextlib
 import resource
@@ -23,21 +23,21 @@ from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.segment import create_segment
 
 REQUESTS, SLOTS, PARTS = 100_000 if NIGHTLY else 40_000, 256, 10
-MOST_KIB = 64  # in a part: 17 bytes a request, which no object of Python or pyverbs fits into; nightly 7
+MOST_KIB = 64  # in a part: 17 bytes a request, less than any object of Python or pyverbs; nightly 7
 SIZES = QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)
 FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, SLOTS, lease_ms=600_000)
 WAIT_S = 60.0
 
 
 class Engine:
-    """The least of an engine, in this thread: it answers all requests of a round at the same time, each with one token."""
+    """A minimal engine in this thread: it answers all requests of a round at the same time, each with one token."""
 
     def __init__(self, views: EngineViews):
         self._views, self._made = views, 0
         self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
-        """The epoch that the front end will claim."""
+        """Grant the epoch that the front end will claim."""
         self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def answer(self, slots: list[int]) -> None:
@@ -81,8 +81,8 @@ def resident_kib() -> int:
 
 @pytest.mark.timeout(TEST_S)
 def test_memory_does_not_grow() -> None:
-    """Over 40,000 requests, nightly 100,000, their looks and their heartbeats. A leak grows in every part of the run;
-    memory that earlier tests give back, or that the allocator takes in one piece, in one."""
+    """Over 40,000 requests, nightly 100,000, their polls and heartbeats. A leak grows in every part of the run; memory that
+    earlier tests free, or that the allocator takes in one piece, changes one part only."""
     prompt, sampling, used = np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=1), []
     rounds = -(-REQUESTS // SLOTS)
     with attached() as (pair, engine):

@@ -1,7 +1,6 @@
-"""Who sees a doorbell sees its entry, and who sees an entry sees its prompt: looked at from another processor, without pause.
+"""A reader that sees a doorbell sees its entry, and a reader that sees an entry sees its prompt: another processor polls both.
 
-BLINKPY_ORDER_TRIES: how many new doorbells have to be seen, 40,000 nightly, otherwise 15,000; docs/rdma.md says what a long run
-found.
+BLINKPY_ORDER_TRIES: number of new doorbells to see, 40,000 nightly, otherwise 15,000; docs/rdma.md has the result of a long run.
 """
 
 import mmap
@@ -28,17 +27,17 @@ LONG, SHORT = 3000, 24  # tokens: three packets of 4,096 bytes, or less than one
 STARTS = [0, *range(LONG, LONG + (PLACES - 1) * SHORT, SHORT)]
 LENGTHS = [LONG] + [SHORT] * (PLACES - 1)
 SIZES = QueueSizes(1, PLACES, sq_entries=PLACES, cq_entries=16, prompt_tokens=LONG + PLACES * SHORT, hash_entries=16)
-FACTS = EngineFacts(1, 65_537, 131_071, 8192, 1 << 20, 16, 64, 16, 600_000)  # its lease outlasts the test, which claims nothing
+FACTS = EngineFacts(1, 65_537, 131_071, 8192, 1 << 20, 16, 64, 16, 600_000)  # the lease outlasts the test, which claims no pair
 TRIES = int(os.environ.get("BLINKPY_ORDER_TRIES") or (40_000 if NIGHTLY else 15_000))
-EARLY = TRIES // 100  # and how many entries before their doorbells
-LIMIT_S = 300.0 + TRIES / 40  # a busy machine takes ten times as long as a quiet one
+EARLY = TRIES // 100  # and number of entries seen before their doorbells
+LIMIT_S = 300.0 + TRIES / 40  # a busy machine takes ten times as long as an idle one
 LAST = 1 << 30  # numbers have to fit into int32
 
 
 def watch(name: str, result: Any) -> None:
-    """Look at the words in the order doorbell, entry, prompt, as an engine does; while the doorbell stops, look whether
-    the next entry is there already, before its doorbell. Later submissions may already be there, earlier ones never: places
-    are written repeatedly without waiting for anybody."""
+    """Read the words in the order doorbell, entry, prompt, as an engine does; while the doorbell is unchanged, look for the next
+    entry. A place may hold a later submission, but never an earlier one: the front end rewrites places without waiting for the
+    reader."""
     layout = QueueLayout(SIZES)
     with open(segment_path(name), "r+b") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0))
@@ -98,7 +97,7 @@ def test_a_doorbell_never_comes_before_its_entry_nor_an_entry_before_its_prompt(
                 transport.write_entry(place, entry.tobytes())
                 transport.ring_doorbell(number)
                 deadline = time.monotonic() + 60
-                # A place of the copy may be written again only when the network card has read it.
+                # A place of the copy may be rewritten only after the network card has read it.
                 while queue.posted - queue.done > 3 * (PLACES - 2):
                     transport._reap()
                     assert time.monotonic() < deadline

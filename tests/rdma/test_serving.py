@@ -23,7 +23,8 @@ ENGINES = {"null": (16, 100, 16), "cpu": (2, 6, 4)}  # requests, words and token
 
 
 def test_answers_are_the_same_as_over_shared_memory(rng: np.random.Generator, left_out: Callable[[str], None]) -> None:
-    """Of null engines, then, by night, of engines with a model at the same addresses: they take ten minutes in emulation."""
+    """Answers of null engines; nightly, also of engines with a model at the same addresses, which take ten minutes in
+    emulation."""
     if not NIGHTLY:
         left_out("engines with a model: the null engine's answers use the same link")
     with serving("--engine-timeout-ms", "60000") as engines, ThreadPoolExecutor() as pool:
@@ -52,7 +53,8 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
     with engine(*options, listen=address, wait=False) as (first, transport), frontends(2, *transport, *fronts) as both:
 
         def one_serves() -> bool:
-            """Whether the first one has the pair. On a busy machine, the other one may have another reason for a moment."""
+            """Whether one front end has the pair, and the other reports that all pairs are in use. On a busy machine, it may
+            report another reason for a moment."""
             both.sort(key=lambda front: health(front[1]))
             texts = [client.get("/health").text for _, client in both]
             return health(both[0][1]) == 200 and "all 1 queue pairs are in use" in texts[1]

@@ -26,13 +26,13 @@ from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
-BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart
+BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests send no heartbeats
 pytestmark = pytest.mark.timeout(TEST_S)
 NOTICED_S = 60.0  # longest time until a fault is noticed; the emulation is slow, and machines are busy
 
 
 class Fabric:
-    """An engine in plain Python behind a listener, and the transports that were attached to it."""
+    """An engine in plain Python with a listener, and the transports attached to it."""
 
     def __init__(self, engine: FakeEngine, listener: RdmaListener, key: LinkKey | None):
         self.engine, self.listener, self.key, self.transports = engine, listener, key, list[RdmaTransport]()
@@ -170,20 +170,20 @@ def test_each_heartbeat_arrives_with_the_completion_head(fabric) -> None:
 
 @pytest.fixture
 def leased() -> Iterator[Fabric]:
-    """With leases that end soon."""
+    """A fabric whose leases end soon."""
     with weaving(facts=BIG._replace(lease_ms=4000)) as made:
         yield made
 
 
 def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
-    """A front end that was silent beyond its lease wakes up: first its pair is only revoked, then it is another's."""
+    """A front end that was silent beyond its lease wakes up: first its pair is only revoked, then another front end owns it."""
     old = leased.pair()
     engine, owner = leased.engine, new_owner()
     other = leased.pair()
     prompt = np.arange(1, 20, dtype=np.int32)
     wait(lambda: other.heartbeat() or engine.fences == 1)
     taken = len(engine.submitted)
-    old.submit(prompt, RequestParameters(max_tokens=3))  # it does not know yet
+    old.submit(prompt, RequestParameters(max_tokens=3))  # its front end has not noticed yet
     old.poll()
     time.sleep(0.1)
     assert len(engine.submitted) == taken
@@ -195,7 +195,7 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
 
     with pytest.raises(EngineLostError, match="was revoked"):
         wait(revoked)
-    new = leased.pair(owner)  # the first pair, which has no living owner
+    new = leased.pair(owner)  # the first pair, whose owner is dead
     assert new.transport.pair == old.transport.pair
     assert new.epoch == old.epoch + 1
 
@@ -233,7 +233,7 @@ def test_only_who_has_the_key_gets_a_queue_pair() -> None:
 
 
 def test_silent_strangers_delay_no_handshake(fabric) -> None:
-    """Each of them has the time that a front end has for its whole handshake."""
+    """A silent connection may stay open for the time limit of a whole handshake."""
     strangers = [socket.create_connection(fabric.listener.address, 3 * HANDSHAKE_S) for _ in range(20)]
     pair = fabric.pair()
     pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
@@ -242,8 +242,9 @@ def test_silent_strangers_delay_no_handshake(fabric) -> None:
         stranger.close()
 
 
-def test_who_asks_and_claims_nothing_keeps_nobody_out(leased) -> None:
-    """However often: two of them have both pairs, and one goes to a third when it was unclaimed for a lease."""
+def test_a_pair_that_stays_unclaimed_goes_to_another_client(leased) -> None:
+    """Two clients that claim nothing attach repeatedly and hold both pairs. A third gets a pair that stays unclaimed for a
+    lease."""
     owners, pairs = (new_owner(), new_owner()), list[QueuePair]()
 
     def served() -> bool:
@@ -259,7 +260,7 @@ def test_who_asks_and_claims_nothing_keeps_nobody_out(leased) -> None:
 
 
 def test_nothing_of_a_front_end_that_is_gone_stays_open() -> None:
-    """Neither of one that served, nor of one that claimed nothing; who lives keeps its connection."""
+    """A dead front end's connections are closed, whether it served or claimed nothing; a live front end keeps its connection."""
     with weaving(dataclasses.replace(SIZES, pairs=3), BIG._replace(lease_ms=4000)) as fabric:
         alive, gone, unclaimed = fabric.pair(), fabric.pair(), fabric.transport()
         grants = fabric.listener._grants
@@ -284,7 +285,7 @@ def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
 
 
 def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
-    """A reader that sleeps holds up its own requests; afterwards each token is there, once and in order."""
+    """A sleeping reader stalls its own requests; afterwards it gets each token once and in order."""
     pair, engine = fabric.pair(), fabric.engine
     prompts = [rng.integers(0, FACTS.vocab_size, 40, dtype=np.int32) for _ in range(SIZES.slots)]
     requests = [pair.submit(prompt, RequestParameters(max_tokens=20)) for prompt in prompts]  # 640 tokens, 256 places
@@ -295,7 +296,7 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """The data of the other side until it hangs up."""
+    """All data that the peer sends until it closes the connection."""
     answer = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -318,7 +319,7 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
 
 
 def test_an_impossible_peer_is_refused(fabric) -> None:
-    """Data that the network card can't connect to, from a client that speaks the protocol; repeatedly."""
+    """A client that speaks the protocol repeatedly sends an address that the network card can't connect to."""
     for _ in range(5):
         hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1), new_nonce()).encode()
         with socket.create_connection(fabric.listener.address, 3 * HANDSHAKE_S) as stranger:

@@ -25,25 +25,25 @@ def is_laid() -> bool:
 
 
 def cut(*directions: int) -> None:
-    """From now on what goes from these ends (0, 1) is lost on its way, and no sender is told: the other end's network interface
-    takes nothing that is for another hardware address."""
+    """Lose all packets that these ends (0, 1) send, without an error for the sender: the other end's network interface drops
+    packets for another hardware address."""
     for number in directions:
         _send_to(number, NO_INTERFACE, "permanent")
 
 
 def mend() -> None:
-    """All that was cut carries again."""
+    """Carry packets in both directions again."""
     for number, other in enumerate(reversed(ENDS)):
         _send_to(number, (INTERFACES / other.interface / "address").read_text().strip(), "stale")
 
 
 def carried(number: int) -> int:
-    """Packets that have come to an end (0, 1) over the wire, whether or not it took them."""
+    """Packets that have reached an end (0, 1) over the wire, whether accepted or dropped."""
     return int((INTERFACES / ENDS[number].interface / "statistics/rx_packets").read_text())
 
 
 def _send_to(number: int, hardware_address: str, state: str) -> None:
-    """Tell an end (0, 1) which hardware address the other one has."""
+    """Set the hardware address to which an end (0, 1) sends."""
     words = "neigh", "replace", ENDS[1 - number].address, "lladdr", hardware_address, "nud", state, "dev", ENDS[number].interface
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -1,8 +1,8 @@
 """Run a command in a virtual machine with a software RDMA device (Soft-RoCE).
 
-The guest sees this machine's file system, read-only; what it writes is gone afterwards, except in /guest_out. Its PYTHONPATH has
-pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower than the machine itself: it shows what works, and
-not how fast.
+The guest sees this machine's file system, read-only; its writes are lost afterwards, except in /guest_out. Its PYTHONPATH has
+pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower than the machine itself: it shows that code works,
+but not how fast.
 """
 
 import os
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rdma.vm.image import ensure_image
 
-# Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
-# processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.
+# Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb: real processors
+# do this in large pieces, but the emulator copies byte by byte. Then a reader could see half of a queue's 8-byte word.
 CPU = "max,la57=off,erms=off,fsrm=off"
 # With random addresses of libraries, the emulator would translate their code again for each process.
 KERNEL = (
@@ -26,11 +26,11 @@ KERNEL = (
 )
 MEMORY_MIB = 4096  # two engines with the demonstration model take three quarters of it
 NO_END, OUT_OF_TIME = 125, 124
-TAIL = 3000  # characters of the console that are shown when the guest did not come to an end
+TAIL = 3000  # characters of the console to show if the guest did not finish
 
 
 def qemu(image: Path, out: Path) -> list[str]:
-    """The emulator's command line. ttyS0 is the kernel's console, ttyS1 what the command says."""
+    """The emulator's command line. ttyS0 is the kernel's console, ttyS1 the command's output."""
     share = "security_model=none"
     # fmt: off
     return [
@@ -47,9 +47,9 @@ def qemu(image: Path, out: Path) -> list[str]:
 
 
 def run(command: list[str], limit_s: float, title: str = "", out: Path | None = None) -> int:
-    """Boot, run, show what the command says, and return its exit code; 125: the guest did not come to an end; 124: out of time.
+    """Boot, run the command, show its output, and return its exit code; 125: the guest did not finish; 124: out of time.
 
-    title: stands before each line, and lines are then shown whole. out: an empty folder that gets what is left in /guest_out.
+    title: prefix of each line; lines are then shown whole. out: an empty folder that gets the files of /guest_out.
     """
     with tempfile.TemporaryDirectory(prefix="rdma-vm-") as thrown_away:
         return _run(command, (out or Path(thrown_away)).resolve(), limit_s, title)

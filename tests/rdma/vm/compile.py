@@ -1,4 +1,4 @@
-"""Compile, outside of the emulation, the host code that engines run inside: there it would take minutes.
+"""Compile the host code of the guest's engines outside of the emulation, in which it would take minutes.
 
     PYTHONPATH=tests python -m rdma.vm.compile FOLDER
 
@@ -14,7 +14,7 @@ from rdma.limits import NIGHTLY
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """For processes that compile into the folder, or load from it."""
+    """The environment of processes that compile into the folder, or load from it."""
     return {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "XDG_CACHE_HOME": str(folder.resolve())}
 
 

@@ -1,9 +1,9 @@
-"""Build what a virtual machine with a software RDMA device (Soft-RoCE) needs, a kernel and an initial file system, under
+"""Build the kernel and initial file system of a virtual machine with a software RDMA device (Soft-RoCE) under
 ~/.cache/blinkpy/rdma-vm.
 
-The guest runs over this machine's own root file system, so there is no disk image: Debian's stock kernel, fetched and unpacked
-but not installed (the cloud flavour has no rdma_rxe), and a busybox with its modules. Needs Debian 12 and, the first time, root:
-the emulator and the verbs libraries are installed with apt. About 100 MB are fetched.
+The guest runs over this machine's own root file system, so it needs no disk image. It gets Debian's stock kernel, fetched and
+unpacked but not installed (the cloud flavour has no rdma_rxe), and a busybox with its modules. Needs Debian 12 and, the first
+time, root: apt installs the emulator and the verbs libraries. About 100 MB are fetched.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from support.debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
 
 PACKAGES = (
-    *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and what the first file system is of
+    *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and packages of the initial file system
     *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # the program that runs inside
 )
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
@@ -31,10 +31,10 @@ XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
 
 
 def ensure_image() -> Path:
-    """The folder with vmlinux, initrd.img and python/pyverbs, built if need be. Raises SetupError."""
+    """The folder with vmlinux, initrd.img and python/pyverbs, built if necessary. Raises SetupError."""
     folder = cache_folder("rdma-vm")
     init = Path(__file__).with_name("guest_init.sh").read_bytes()
-    stamp = folder / "guest_init.sh"  # written last: an image of another init is built again
+    stamp = folder / "guest_init.sh"  # written last: an image with another init is rebuilt
     if stamp.exists() and stamp.read_bytes() == init and not missing_packages(PACKAGES):
         return folder
     install_packages(PACKAGES)

@@ -22,7 +22,7 @@ LIMIT_S = 4000  # for a slow machine
 # Tests wait half of the time, so two machines run side by side: whole servers in one, the rest in the other.
 GROUPS = {"serving": ["tests/rdma/test_serving.py"], "transport": ["tests/rdma", "--ignore=tests/rdma/test_serving.py"]}
 SEEDED_BUGS = "seeded-bugs"  # instead of tests: rdma.seeded_bugs
-# A copy in memory: what the guest reads from the host's files is slow.
+# A copy in memory: the guest reads the host's files slowly.
 COPY = 'cp -r "$0" /run/cache && exec "$@"'
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare() -> None:
-    """The image, and the environment that programs inside need. Raises SetupError."""
+    """Build the image, and the environment of programs in the guest. Raises SetupError."""
     ensure_image()
     CACHE.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
@@ -53,7 +53,7 @@ def prepare() -> None:
 
 
 def compile_host_code() -> None:
-    """And byte code, since files that the guest writes are lost."""
+    """Compile host code, and byte code, too: files that the guest writes are lost."""
     sources = [str(ROOT / name) for name in ("blinkpy", "benchmarks", "tests/rdma", "tests/support")]
     subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j2", *sources], check=True)
     subprocess.run([sys.executable, "-m", "rdma.vm.compile", str(CACHE)], stdout=subprocess.DEVNULL, check=True)
@@ -77,7 +77,7 @@ def run_inside(program: list[str], title: str = "", limit_s: float = LIMIT_S, ou
         for name in ("BLINKPY_SEED", "BLINKPY_PROFILE", "BLINKPY_ORDER_TRIES")
         if os.environ.get(name)
     ]
-    inside.append("COLUMNS=300")  # pytest's last lines say why a test failed, up to this width
+    inside.append("COLUMNS=300")  # pytest's summary shows why a test failed, up to this width
     inside.append("PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")  # Hypothesis and others, whose import takes seconds
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
     limit_s += int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
