@@ -1,4 +1,4 @@
-"""A request leaves no memory behind: pyverbs' objects are made once, because older releases leak objects made for each request."""
+"""A request leaves no memory behind: pyverbs' objects are made once, because older releases leak objects made per request."""
 
 import contextlib
 import resource

@@ -1,4 +1,4 @@
-"""Each side of each condition of the rules decides in some world of every run of the tests."""
+"""In every run of the tests, each side of each condition of the rules decides in some world."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_stored_worlds_decide_every_side_of_the_rules() -> None:
-    """The oracle judges the scheduler on both sides of each of its conditions, and if a comparison is equal.
+    """The oracle judges the scheduler on both sides of each condition, and when compared values are equal.
 
     Supports claim decisions/rules.
     """

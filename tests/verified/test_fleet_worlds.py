@@ -1,4 +1,4 @@
-"""Moves between engines that are worlds of the simulator: real fleet, real queue pairs, real schedulers.
+"""Moves between engines, which are worlds of the simulator: real fleet, real queue pairs, real schedulers.
 
 Claim fleet/moves: Moves between engines lose, double and change no token.
 
@@ -19,7 +19,7 @@ STEPS, STORMS, HUNTS = 160, 12, 40
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)  # thousands of losses
+    logging.disable(logging.CRITICAL)  # thousands of warnings about lost engines
     yield
     logging.disable(logging.NOTSET)
 
@@ -30,20 +30,20 @@ def test_requests_move_between_schedulers_token_for_token(seed: int) -> None:
         storms.append(SchedulerStorm(seed * 1000 + len(storms)))
         storms[-1].run(STEPS)
     requests, moved = sum(len(storm.clients) for storm in storms), sum(storm.moved for storm in storms)
-    assert requests > 100 and moved > 20, "too calm to say anything"
+    assert requests > 100 and moved > 20, "the storms had too few requests or moves"
     assert sum(storm.predicted for storm in storms) > 0, "predictions gave no drafts"
-    assert sum(storm.cuts for storm in storms) > 5, "no engine lived on without its front end"
+    assert sum(storm.cuts for storm in storms) > 5, "no engine survived the loss of its front end"
     assert sum(storm.whole for storm in storms) > requests // 4
 
 
 @pytest.mark.parametrize("bug", part_of(WORLD_BUGS, 2), ids=lambda bug: bug.what)
 def test_a_seeded_bug_is_found_between_schedulers(bug: Bug) -> None:
-    """The seeds are always the same ones; half of the bugs in each run."""
+    """The seeds are fixed; each run tries half of the bugs."""
     with planted(bug):
         for seed in range(HUNTS):
             try:
                 SchedulerStorm(seed).run(STEPS)
-            except Exception:  # whatever it is, it was noticed
+            except Exception:  # any exception means that the bug was noticed
                 return
     pytest.fail(f"nobody notices that {bug.what}")
 

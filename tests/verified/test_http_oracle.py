@@ -19,8 +19,8 @@ from support.seeded_bugs import Bug, patched_source, planted
 
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
 CASES = 5_000 if NIGHTLY else 150
-HUNT = 3_000  # cases for one bug, at most; most die within 20, the rarest within 600
-BUGS = 8  # of those in each run
+HUNT = 3_000  # maximum cases for a bug; most bugs are found within 20, the rarest within 600
+BUGS = 8  # drawn in each run
 SEED = int(os.environ["BLINKPY_SEED"])
 
 
@@ -46,7 +46,7 @@ def test_random_requests_get_what_the_model_says(plain: bool, tmp_path: Path, se
 
 @pytest.mark.parametrize("bug", HTTP_BUGS if NIGHTLY else random.Random(SEED).sample(HTTP_BUGS, BUGS), ids=lambda bug: bug.what)
 def test_the_model_finds_a_planted_bug(bug: Bug, tmp_path: Path, seed: int) -> None:
-    """A sample in each run, and all by night."""
+    """A sample of the bugs in each run, and all nightly."""
     said = found_by_oracle(bug, tmp_path, HUNT, seed)
     assert said, f"no difference from the model, although {bug.what}"
     print(said)

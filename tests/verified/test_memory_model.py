@@ -14,7 +14,7 @@ from verified.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Tr
 
 CPU, GPU, ARM, REMOTE = TRANSPORTS
 ALL = {CPU, GPU, ARM, REMOTE}
-# Who must find which bug: a machine that keeps an order anyway forgives that it is not asked for.
+# Machines that must find each bug: a missing order does no harm on a machine that always keeps it.
 FOUND_ON = dict.fromkeys(BUGS, ALL) | {
     "front_fence": {ARM},
     "grant_fence": {ARM},

@@ -1,7 +1,7 @@
-"""Bugs in the order of accesses: for each of O1 to O8 of docs/verification.md the code's own access, moved or weakened.
+"""Bugs in the order of accesses: for each of O1 to O8 of docs/verification.md, an access of the code is moved or weakened.
 
-Machines that keep an order anyway forgive most of them; storms on weak ones must not. Bugs that need no machine are among the
-seeded bugs (support/seeded_bugs.py).
+Most do no harm on machines that always keep the order; storms on weak machines must find them. Bugs that need no special machine
+are among the seeded bugs (support/seeded_bugs.py).
 
 Supports claim memory/orders.
 """
@@ -12,7 +12,7 @@ from support.part_of_cases import part_of
 from support.seeded_bugs import Bug, patched_source, planted
 from verified.memory_model.machines import WEAK
 
-SEEDS = 40  # of the links on which a bug is looked for; most are found on the first
+SEEDS = 40  # seeds of the links on which a test looks for a bug; the first finds most
 
 FENCED = "        self._fence()  # "
 DOORBELL_FENCED = FENCED + "store the doorbell after the entry: O1 of docs/verification.md\n"
@@ -95,6 +95,6 @@ def test_an_access_that_is_moved_or_weakened_is_found(bug: Bug) -> None:
         for seed in range(SEEDS):
             try:
                 weak_storms(seed, WEAK, WEAK)
-            except Exception:  # whatever it is, it was noticed
+            except Exception:  # any exception means that the bug was noticed
                 return
     raise AssertionError("not found")

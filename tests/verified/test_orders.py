@@ -1,4 +1,4 @@
-"""The order of accesses in the code itself: O1 to O8 of docs/verification.md, on machines that reorder all that they may.
+"""The order of accesses in the code itself: O1 to O8 of docs/verification.md, on machines that reorder as much as they may.
 
 Claim memory/orders: The code's accesses satisfy O1 to O8. A moved or weakened access, or a missing fence, is
 found.
@@ -23,7 +23,7 @@ def test_tokens_and_records_come_whole_on_machines_that_reorder(seed: int, machi
 
 
 def test_each_word_is_accessed_as_the_protocol_says(seed: int) -> None:
-    """Also if a plain or a relaxed access would suffice on all known machines."""
+    """Even if a plain or relaxed access would suffice on all known machines."""
     queues: Any = weak_storms(seed, WEAK, WEAK).queues
     assert queues.front.kinds == {
         W.FRONT_DOORBELL: {ACQUIRE},

@@ -1,4 +1,4 @@
-"""The protocol under everything that front ends may do: see front_machine. BLINKPY_PROFILE=nightly looks longer.
+"""The protocol under all permitted actions of front ends: see front_machine. BLINKPY_PROFILE=nightly searches longer.
 
 Supports claim state/pages.
 

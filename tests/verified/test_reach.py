@@ -1,4 +1,4 @@
-"""Lines and branches of scheduler and queues that storms and unit tests reach seldom or never: rare ends, and several lanes."""
+"""Lines and branches of scheduler and queues that storms and unit tests seldom reach: rare ends, and several lanes."""
 
 import os
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     assert all(10 <= token < 40 for token in tokens) and completions[-1][2] & FINISH_MASK == FINISH_LENGTH
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 10, 11] for token in tokens if logprobs >= 0]
     case.views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
-    assert run_turns(scheduler, step, 20_000_000, 0) == S.NO_BATCH  # its deadline is past
+    assert run_turns(scheduler, step, 20_000_000, 0) == S.NO_BATCH  # its deadline has passed
     assert run_turns(scheduler, step, 20_000_000, 1 << 62) == S.STOPPED
 
 
@@ -117,7 +117,7 @@ def test_snapshots_say_where_they_differ() -> None:
 
 @pytest.fixture
 def case() -> Case:
-    """One front end has its pair."""
+    """A scheduler with one front end, which has claimed its pair."""
     return make_case(pairs=1)
 
 
@@ -158,7 +158,7 @@ def test_closing_without_an_engine_is_no_error(case: Case, monkeypatch: pytest.M
 
 
 def test_a_request_that_has_ended_was_consumed(case: Case) -> None:
-    """Its place in ring and arenas is free, whatever the engine's position was when it was last read."""
+    """Its place in ring and arenas is free, however old the last read of the engine's position is."""
     client = case.clients[0]
     position = client._cq_position
     for number in range(2 * case.limits.sq_entries):

@@ -1,4 +1,4 @@
-"""The testers are tested: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md has their numbers.
+"""A test of the testers: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md has their numbers.
 
 Claim testers/seeded-bugs: The testers find each seeded bug. A failure is shrunk, saved, and repeats exactly.
 """
@@ -27,14 +27,14 @@ DRAWN = BUGS if NIGHTLY else random.Random(int(os.environ["BLINKPY_SEED"])).samp
 
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
-    """The found bugs of DRAWN, in two processes that inherit the compiled checks."""
-    for policy in SHIPPED.values():  # whose records are repeated by compiled schedulers
+    """The report on each bug of DRAWN, from two processes that inherit the compiled checks."""
+    for policy in SHIPPED.values():  # compiled schedulers repeat its records
         simulate(1, 1, policy, mode="python", records=True)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         return dict(zip((bug.what for bug in DRAWN), pool.map(hunt, DRAWN), strict=True))
 
 
-@pytest.mark.timeout(900)  # the first one waits for the findings of all
+@pytest.mark.timeout(900)  # the first test waits for the findings on all bugs
 @pytest.mark.parametrize("bug", DRAWN, ids=lambda bug: bug.what)
 def test_a_seeded_bug_is_found(bug: Bug, findings: dict[str, str]) -> None:
     assert findings[bug.what], f"nobody notices that {bug.what}"
@@ -56,8 +56,8 @@ def spent(hunt: Callable[[], str]) -> tuple[str, float]:
     return hunt(), time.process_time() - before
 
 
-def test_a_bug_that_nobody_notices_is_not_found_on_a_slow_machine() -> None:
-    """Every call of the scheduler is slow here, and all of them together take many times what one may."""
+def test_a_slow_machine_is_no_reason_to_report_a_bug() -> None:
+    """Every call of the scheduler is slow here, and all calls together take many times the limit of a single call."""
     slow = Bug("a turn takes long", "commit", COMMIT, COMMIT + "    for _ in range(200_000):\n        pass\n")
     said, seconds = spent(lambda: found_by_simulator(slow, calls=400, call_s=0.2))
     assert (said, seconds > 0.4) == ("", True)
@@ -81,8 +81,8 @@ def test_a_patch_that_does_not_fit_is_an_error() -> None:
         patched_source(Bug("nothing", "plan", "no such line", ""))
 
 
-def test_whatever_imports_a_patched_module_is_loaded_anew() -> None:
-    """Else a bug would be planted in a part of the scheduler alone."""
+def test_all_importers_of_a_patched_module_are_reloaded() -> None:
+    """Otherwise a bug would be planted in a part of the scheduler only."""
     assert {"blinkpy.scheduler.cycle", "blinkpy.scheduler.host_scheduler"} <= importers_of("blinkpy.kv.page_allocator")
     with planted(BUGS[0]):
         cycle = importlib.import_module("blinkpy.scheduler.cycle")

@@ -1,4 +1,4 @@
-"""The simulator: no violation, the same in Python and compiled, and failures that can be repeated.
+"""The simulator: no violation, the same results in Python and compiled, and reproducible failures.
 
 Tester [simulator](#the-simulator): scheduler, allocator and prefix cache, compiled or in plain Python |
 500,000 turns under all shipped policies with fresh seeds, by night 1.5 million; 5,300 turns in lanes
@@ -47,7 +47,7 @@ def test_every_decision_is_that_of_the_rules(seed: int) -> None:
 
 
 def test_decisions_in_uneven_worlds(seed: int) -> None:
-    """Steps take as long as their batches are large, with jitter, and each class has its own pace."""
+    """The time of a step grows with its batch, with jitter, and each class has its own pace."""
     policies = list(SHIPPED.values())
     for world in range(seed, seed + UNEVEN):
         outcome = simulate(world, 200, policies[world % len(policies)], oracle=True, world=uneven_world(world, 200))
@@ -64,7 +64,7 @@ WRONG_PACES = [
 
 @pytest.mark.parametrize("bug", WRONG_PACES, ids=lambda bug: bug.what)
 def test_uneven_worlds_find_a_wrong_pace(bug: Bug) -> None:
-    """Among worlds with even steps, the first to find them is the 34th."""
+    """Of worlds with even steps, only the 34th would find these bugs."""
     policies = list(SHIPPED.values())
     with planted(bug):
         make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
@@ -77,7 +77,7 @@ def test_uneven_worlds_find_a_wrong_pace(bug: Bug) -> None:
 
 
 def test_every_turn_is_repeated_from_its_record(seed: int) -> None:
-    """To the same decisions and the same record, from a world's first turn on, over rings that wrap.
+    """A replay makes the same decisions and the same record, from a world's first turn on, over rings that wrap.
 
     Supports claim recordings/replay.
     """
@@ -87,7 +87,7 @@ def test_every_turn_is_repeated_from_its_record(seed: int) -> None:
 
 @pytest.mark.parametrize(("lanes", "steps"), [(2, 800), (5, 1500), (32, 500)])
 def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
-    """In random order, bit for bit after each turn, records included, without a race; and that is what the rules say.
+    """In random order, bit for bit after each turn, records included, without a race; and as the rules demand.
 
     Claim state/lanes: If one lane writes a word, no other lane touches it between the same two barriers.
     No index is below 0.
@@ -114,7 +114,7 @@ def test_what_goes_wrong_in_several_lanes_alone_is_found(before: str, after: str
 
 
 def test_a_storm_reaches_everything() -> None:
-    """Worlds that see no preemption, hit or fence would prove little."""
+    """Worlds without a preemption, hit or fence would prove little."""
     totals: dict[str, int] = {}
     for seed in range(1, 120):
         simulation = Simulation(seed, 1500)
@@ -141,7 +141,7 @@ def test_muted_acts_leave_the_draws_of_others_alone() -> None:
 
 @pytest.fixture
 def broken() -> Callable[..., int]:
-    """A scheduler that forgets cancels of waiting requests."""
+    """A scheduler that ignores cancels of waiting requests."""
     bug = next(bug for bug in SCHEDULER_BUGS if "cancel of a waiting" in bug.what)
     with planted(bug):
         schedule: Callable[..., int] = importlib.import_module("blinkpy.scheduler.cycle").make_turn(SHIPPED["fcfs"])
@@ -211,7 +211,7 @@ def test_lanes_are_for_a_share_of_each_policys_worlds() -> None:
 
 
 def _fake_simulate(wrong: int, waits: bool = False) -> Callable[..., Outcome]:
-    """Every world takes 10 turns. That of one seed fails, or never ends."""
+    """Every world takes 10 turns. The world of one seed fails, or never ends."""
 
     def simulate(seed: int, turns: int, policy: object, **options: object) -> Outcome:
         while waits and seed == wrong:

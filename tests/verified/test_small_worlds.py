@@ -1,5 +1,5 @@
-"""All that can happen in worlds of the smallest sizes, with the real code. docs/verification.md has the sizes.
-BLINKPY_PROFILE=nightly goes further.
+"""All sequences of events in worlds of the smallest sizes, with the real code. docs/verification.md has the sizes;
+BLINKPY_PROFILE=nightly explores more.
 
 Claim state/small-worlds: In the smallest pools and queue pairs, every reachable state is valid.
 
@@ -18,8 +18,8 @@ from verified.small_worlds.pair_world import PairWorld
 
 UNBOUNDED = 1000
 Counts = tuple[int, int, int] | None
-# Sizes, most events, and how many states, transitions and sequences of events there are (0: without end; None: not held).
-# Sizes of pools: requests at a time, pages, page size; of queue pairs: slots, entries of the completion ring.
+# Sizes, maximum events, and numbers of states, transitions and sequences (0: unlimited; None: not compared). Sizes of pools:
+# concurrent requests, pages, page size; of queue pairs: slots, entries of the completion ring.
 POOLS: list[tuple[tuple[int, ...], int, Counts]] = [
     ((1, 1, 1), UNBOUNDED, (7, 12, 0)),
     ((1, 2, 1), UNBOUNDED, (82, 208, 0)),
@@ -47,7 +47,7 @@ def test_all_that_can_happen_to_a_small_pool(sizes: tuple[int, ...], longest: in
 
 @pytest.mark.parametrize(("sizes", "longest", "counts"), PAIRS)
 def test_all_that_can_happen_on_a_small_queue_pair(sizes: tuple[int, ...], longest: int, counts: Counts) -> None:
-    """One client, two owners after each other: writes arrive one by one, between turns, reads, cancels, beats and silence."""
+    """One client, two successive owners: writes arrive one by one, between turns, reads, cancels, heartbeats and silence."""
     _explored(PairWorld, sizes, longest, counts)
 
 

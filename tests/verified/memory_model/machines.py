@@ -1,8 +1,8 @@
-"""An explicit-state checker for small programs that share memory: all interleavings, with the reorderings that a machine permits.
+"""An explicit-state checker for small programs that share memory: it tries all interleavings and reorderings of a machine.
 
 An AssertionError in a program (operations.py) is a violation, and so is a program that can't continue. Memory is one sequence of
-visible writes (all machines here are multi-copy atomic between two parties); what differs is when a party's stores become
-visible, and how old a value its loads may return:
+visible writes (all machines here are multi-copy atomic between two parties). Machines differ in when a party's stores become
+visible, and in how old a loaded value may be:
 
     machine   stores become visible               loads return
     X86       in order, later (TSO)               the newest value
@@ -11,9 +11,9 @@ visible, and how old a value its loads may return:
     WEAK      in any order, except for release       any value since the last acquire load or fence of the party; loads
               stores and fences                   of one word don't go back in time (Armv8, PTX)
 
-The words of one Bulk write become visible in any order, on every machine. A store never becomes visible before a load whose value
-decided about it (a data or control dependency: every machine here keeps that order). LoadLater is a load that nothing depends
-on yet: on a weak machine it may happen as late as its Value is asked for, after later stores that are no release.
+The words of one Bulk write become visible in any order, on every machine. A store never becomes visible before a load on which it
+depends (by data or control: every machine here keeps that order). No operation depends on a LoadLater until its Value. On a weak
+machine it may happen as late as that, after later stores without release.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from verified.memory_model.operations import Bulk, Fence, Load, LoadLater, Opera
 
 
 class MemoryOrder(NamedTuple):
-    """The permitted reorderings of a party's hardware."""
+    """The reorderings that a party's hardware may do."""
 
     name: str
     ordered_stores: bool
@@ -36,7 +36,7 @@ WEAK = MemoryOrder("weak", ordered_stores=False, newest_loads=False)
 
 
 class Pending(NamedTuple):
-    """A store that is not visible yet. group: number of the write that it belongs to."""
+    """A store that is not visible yet. group: number of its write; the stores of a Bulk share one."""
 
     group: int
     word: str
@@ -51,27 +51,27 @@ class Party(NamedTuple):
     buffer: tuple[Pending, ...] = ()
     group: int = 0
     floor: int = 0  # writes that all later loads see
-    seen: tuple[tuple[str, int], ...] = ()  # per word: the visible writes at the last load
+    seen: tuple[tuple[str, int], ...] = ()  # (word, number of visible writes at its last load)
     tickets: tuple[tuple[int, str, Any], ...] = ()  # (number, word, value or UNBOUND)
 
     def returns(self, result: Any, **changes: Any) -> Self:
-        """After its next operation."""
+        """The party after its next operation, which returned `result`."""
         return self._replace(results=(*self.results, result), **changes)
 
     def copies(self) -> bool:
-        """Whether a LoadLater has no value yet."""
+        """Whether any LoadLater has no value yet."""
         return any(value is UNBOUND for _, _, value in self.tickets)
 
 
 class Memory(NamedTuple):
-    """The state of everything: values before `recent`, visible writes since, and the parties."""
+    """The whole state: values before `recent`, visible writes since, and the parties."""
 
     base: tuple[tuple[str, Any], ...]
     recent: tuple[tuple[str, Any], ...]
     parties: tuple[Party, ...]
 
     def value(self, word: str, writes: int) -> Any:
-        """Of a word, after the first `writes` of the recent ones."""
+        """The value of a word after the first `writes` recent writes."""
         for name, value in reversed(self.recent[:writes]):
             if name == word:
                 return value
@@ -94,8 +94,7 @@ class Checker:
         self.states = 0
 
     def run(self, most_states: int = 1_000_000) -> str:
-        """The steps to the first violation that is found, and what it is; "" if there is none. Raises RuntimeError beyond
-        most_states."""
+        """The steps to the first violation, and the violation; "" without a violation. Raises RuntimeError beyond most_states."""
         seen = {self._start}
         stack: list[tuple[Memory, tuple[str, ...]]] = [(self._start, ())]
         while stack:
@@ -117,7 +116,7 @@ class Checker:
         return ""
 
     def _next(self, state: Memory, index: int) -> Operation | None:
-        """A party's next operation, None at its end. Raises AssertionError where the program does."""
+        """A party's next operation, None at its end. Raises AssertionError if the program does."""
         results = state.parties[index].results
         if (index, results) not in self._operations:
             program = self._programs[index]()
@@ -131,7 +130,7 @@ class Checker:
         return self._operations[index, results]
 
     def _steps(self, state: Memory) -> Iterator[tuple[str, Memory]]:
-        """All that can happen next."""
+        """All possible next steps, with the states after them."""
         for i, party in enumerate(state.parties):
             machine = self._machines[i]
             for place, pending in enumerate(party.buffer):
@@ -150,7 +149,7 @@ class Checker:
                     yield f"{i}: {step}", self._trimmed(state.changed(i, changed))
 
     def _perform(self, state: Memory, party: Party, machine: MemoryOrder, operation: Operation) -> Iterator[tuple[str, Party]]:
-        """The ways in which an operation of a party can go now."""
+        """All results that a party's operation can have now."""
         now = len(state.recent)
         match operation:
             case Store(word, value, release):
@@ -201,7 +200,7 @@ def _may_land(machine: MemoryOrder, buffer: tuple[Pending, ...], place: int) -> 
 
 
 def _visible(state: Memory, party: Party, machine: MemoryOrder, word: str) -> dict[Any, int]:
-    """The values that a load of a word may return, each with the oldest moment (number of recent writes) at which it does."""
+    """The values that a load of a word may return, each with its oldest moment (number of recent writes)."""
     now = len(state.recent)
     own = [pending.value for pending in party.buffer if pending.word == word]
     if own:

@@ -1,11 +1,11 @@
-"""A program's access to shared memory: it is a generator that yields these, and gets the loaded values back."""
+"""Accesses to shared memory: a program is a generator that yields them and receives the loaded values."""
 
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 
 class Load(NamedTuple):
-    """The value of a word. wanted: waits until a value is seen that it accepts, as a polling loop does."""
+    """The value of a word. wanted: waits for a value that it accepts, as a polling loop does."""
 
     word: str
     acquire: bool = False
@@ -13,13 +13,13 @@ class Load(NamedTuple):
 
 
 class LoadLater(NamedTuple):
-    """Begin to copy a word. Returns a ticket for Value."""
+    """Begin to copy a word. Its result is a ticket for Value."""
 
     word: str
 
 
 class Value(NamedTuple):
-    """The value that a LoadLater got."""
+    """The value that a LoadLater has copied."""
 
     ticket: int
 

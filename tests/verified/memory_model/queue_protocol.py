@@ -1,8 +1,8 @@
 """The queue protocol as small programs for the memory model, with the order of accesses that the code has.
 
-`SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of
-a transport. The code refers to these assumptions by
-name. After the bar: how each is ensured. `make docs` writes them, and the code that refers to each, into docs/verification.md.
+`SCENARIOS` are all parts of the protocol that depend on the order of memory accesses; `check` explores one on the machines of a
+transport. The code refers to these assumptions by name. The text after the bar is how the code ensures each. `make docs` writes
+them, and the code that refers to each, into docs/verification.md.
 
 O1. a party that sees a doorbell sees the entry, prompt and hashes before it | stores in order (x86, RDMA)
 or a fence (Arm); the engine loads the doorbell with acquire
@@ -15,20 +15,20 @@ older word
 O4. a completion entry is overwritten only after its reader's head was seen | the head depends on the word
 that was read; the engine's store follows a branch on the head
 
-O5. a party that sees a grant sees the positions from which it counts | the epoch is a release store after
-the positions; on Arm, a fence follows the read of the epoch
+O5. a party that sees a grant sees the positions from which it counts | the epoch's release store follows the positions; on Arm, a
+fence follows the read of the epoch
 
 O6. late writes of an earlier owner cause no error | words and entries carry their epoch; a heartbeat
 repeats doorbell and head, in case a late write has overwritten them
 
 O7. a cancel may arrive at any time | it names its request, and ids are never reused
 
-O8. a party that sees a completion word with log probabilities sees its record, and reads it before the head
-moves on | a release store; on Arm a fence before and after reading the record
+O8. a party that sees a completion word with log probabilities sees its record, and reads it before it moves the head | a release
+store; on Arm, fences around the read
 
-One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
-before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
-transport has to tear down the old connection before it lets a new one in.
+The model assumes, but does not check, that bulk writes of an earlier owner (entries, prompts, hashes) land before its successor
+submits, or never. Shared memory ensures this because the owner is dead: its lock on the pair is free. An RDMA transport must tear
+down the old connection before it accepts another.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ TRANSPORTS = (
 
 
 class Protocol(NamedTuple):
-    """The protocol, or one with a bug: each field is something that the code does."""
+    """The protocol; a field that is False leaves out one of its measures, and so makes a bug."""
 
     doorbell_last: bool = True
     front_fence: bool = True
@@ -93,7 +93,7 @@ def fence(transport: Transport, wanted: bool) -> Steps:
 
 # ---- submission: O1, O2 -------------------------------------------------------------------------------------------------
 
-REQUESTS = 2  # through a ring of one entry, so that entry and prompt are written again
+REQUESTS = 2  # through a ring of one entry, so that entry and prompt are overwritten
 
 
 def submission(transport: Transport, protocol: Protocol) -> Scenario:
@@ -131,7 +131,7 @@ RING, TOKENS = 2, 5
 
 
 def completion(transport: Transport, protocol: Protocol) -> Scenario:
-    """The engine publishes more tokens than the ring has entries; the front end reads each once, in order."""
+    """The engine publishes more tokens than the ring has entries; the front end reads each once and in order."""
 
     def lap_of(position: int) -> int:
         return position // RING + 1
@@ -160,10 +160,10 @@ def completion(transport: Transport, protocol: Protocol) -> Scenario:
 
 
 def ownership(transport: Transport, protocol: Protocol) -> Scenario:
-    """An owner dies, its last doorbell still under way; its successor claims the pair, and submits."""
+    """An owner dies while its last doorbell is in flight; its successor claims the pair and submits."""
 
     def predecessor() -> Steps:
-        yield Store("doorbell", (1, 1))  # announces an entry that it never wrote whole
+        yield Store("doorbell", (1, 1))  # announces an entry that was never written whole
 
     def engine() -> Steps:
         yield Store("cq_tail", 1)  # a token for the predecessor
@@ -219,7 +219,7 @@ def ownership(transport: Transport, protocol: Protocol) -> Scenario:
 
 
 def cancellation(transport: Transport, protocol: Protocol) -> Scenario:
-    """A cancel comes when its request has just ended, and the slot has a new one."""
+    """A cancel arrives when its request has just ended, and its slot holds a new request."""
 
     def front() -> Steps:
         yield Store("cancel", 1 if protocol.cancel_names_request else True)
@@ -233,7 +233,7 @@ def cancellation(transport: Transport, protocol: Protocol) -> Scenario:
         yield Load("doorbell", True, lambda tail: tail == 2)
         request = yield Load("entry")
         word = yield Load("cancel")
-        assert word != (request if protocol.cancel_names_request else True), "a request is cancelled that nobody cancelled"
+        assert word != (request if protocol.cancel_names_request else True), "the engine cancels a request without a cancel"
 
     return [front, engine], [transport.front, transport.engine], {"cancel": 0, "cq 0": 0, "entry": 0, "doorbell": 1}
 
@@ -242,7 +242,7 @@ def cancellation(transport: Transport, protocol: Protocol) -> Scenario:
 
 
 def record(transport: Transport, protocol: Protocol) -> Scenario:
-    """Completions with records, through a ring of one entry, so that a record is written again."""
+    """Completions with records, through a ring of one entry, so that a record is overwritten."""
     tokens = 2
 
     def engine() -> Steps:
@@ -268,11 +268,11 @@ def record(transport: Transport, protocol: Protocol) -> Scenario:
 
 SCENARIOS = (submission, completion, ownership, cancellation, record)
 
-# Protocols with a bug. Bugs that lack a fence or an order do no harm on machines that keep the order anyway.
+# Protocols with a bug. A missing fence or order does no harm on machines that always keep the order.
 BUGS = {name: PROTOCOL._replace(**{name: False}) for name in Protocol._fields}
 
 
 def check(scenario: Callable[..., Scenario], transport: Transport, protocol: Protocol = PROTOCOL) -> tuple[str, int]:
-    """What is wrong with a part of the protocol on a transport, or "", and the number of states."""
+    """The violation of a part of the protocol on a transport, or "", and the number of states."""
     checker = Checker(*scenario(transport, protocol))
     return checker.run(), checker.states

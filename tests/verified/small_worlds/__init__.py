@@ -1,1 +1,1 @@
-"""Worlds so small that everything that can happen in them is tried."""
+"""Worlds so small that tests try all sequences of events in them."""

@@ -1,4 +1,4 @@
-"""All sequences of events of a small world, up to a length: each state that they reach is entered once."""
+"""All sequences of events of a small world, up to a length: each state that they reach is explored once."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -7,34 +7,34 @@ from typing import Any, Protocol
 
 
 class SmallWorld(Protocol):
-    """A world with real code in it, which can be put back into a state that it was in."""
+    """A world of real code that can return to an earlier state."""
 
     def save(self) -> Any:
-        """All of its state."""
+        """The whole state."""
 
     def load(self, saved: Any) -> None:
-        """Return to a state."""
+        """Return to a saved state."""
 
     def key(self) -> Hashable:
-        """Equal for states from which the same follows."""
+        """Equal for states with the same future."""
 
     def events(self) -> Iterator[Any]:
         """The possible next events."""
 
     def play(self, event: Any) -> None:
-        """Let it happen, and check all that must be true afterwards. Raises whatever is wrong."""
+        """Apply an event, and check all that must be true afterwards. Raises an error if anything is wrong."""
 
     def settle(self) -> None:
-        """In a new state: continue until everything has ended. Raises what does not."""
+        """In a new state: continue until all requests have ended. Raises an error if any does not end."""
 
 
 class WrongError(AssertionError):
-    """Something is wrong; the message has the shortest way to it."""
+    """A check failed; the message has the shortest sequence of events to the fault."""
 
 
 @dataclass
 class Explored:
-    """longest: events of the longest sequences that were counted. complete: longer ones lead to no other state."""
+    """longest: events of the longest counted sequences. complete: longer sequences reach no other state."""
 
     states: int = 0
     transitions: int = 0
@@ -49,11 +49,11 @@ class Explored:
 
 
 def explore(world: SmallWorld, longest: int) -> Explored:
-    """Play all sequences of up to `longest` events from the world's present state; all of any length, where these lead to no new
-    states. Raises WrongError."""
+    """Play all sequences of up to `longest` events from the world's present state; of any length, if these reach no new state.
+    Raises WrongError."""
     found = Explored(states=1)
     numbers: dict[Hashable, int] = {world.key(): 0}
-    new: list[tuple[int, Any, tuple[Any, ...]]] = [(0, world.save(), ())]  # states of this length, and the way to each
+    new: list[tuple[int, Any, tuple[Any, ...]]] = [(0, world.save(), ())]  # states at this length, and the events before each
     after: list[list[int]] = []  # by state: the next state after each of its events
     counts = Counter({0: 1})  # sequences of this length, by their last state
     while found.longest < longest and not found.complete:

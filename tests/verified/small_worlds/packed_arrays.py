@@ -1,4 +1,4 @@
-"""The arrays of a world in one piece of memory, so that a state of it is a few bytes that can be kept and put back."""
+"""The arrays of a world in one piece of memory, so that its state is a few bytes, easy to save and restore."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Allocator and prefix cache in plain Python, with requests that come, compute, grow and go in every order."""
+"""Allocator and prefix cache in plain Python, with requests that begin, compute, grow and end in every order."""
 
 import importlib
 import itertools
@@ -25,9 +25,9 @@ Event = tuple[Any, ...]
 
 
 class PageWorld:
-    """slots requests at a time, over `pages` pages of page_size tokens of two kinds. A request may fill the pool.
+    """Up to `slots` concurrent requests, over `pages` pages of page_size tokens of two kinds. A request may fill the pool.
 
-    The functions under test are looked up here, so that a test may plant bugs in them.
+    The constructor looks up the functions under test, so that a test may plant bugs in them.
     """
 
     def __init__(self, slots: int, pages: int, page_size: int) -> None:
@@ -40,11 +40,11 @@ class PageWorld:
             vocab_size=VOCAB,
         )  # fmt: skip
         limits = make_limits_by_name(sizes, facts, **options)
-        self.limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
+        self.limits = limits._replace(ring_entries=limits.index_buckets)  # the minimum, so it is compacted often
         self._packed = PackedArrays(make_state(self.limits))
         self._arrays: S.State = self._packed.tree
         self.state = as_memoryviews(self._arrays)
-        self._queues = SimpleNamespace(hits=np.zeros((1, slots), np.int64))  # the values that a start writes there
+        self._queues = SimpleNamespace(hits=np.zeros((1, slots), np.int64))  # admission writes hits there
         self._hasher = PageHasher(page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), VOCAB)
         self.pool = Pool((None,) * slots, (None,) * pages)
         self._seen = np.zeros((2, max(slots, pages)), np.int64)
@@ -59,7 +59,7 @@ class PageWorld:
         self.pool = saved[1]
 
     def key(self) -> Hashable:
-        """Generations and positions in the ring only grow: what follows depends on their order alone."""
+        """Generations and positions in the ring only grow: the future depends only on their order."""
         state, counts = self._arrays, self._arrays.counts
         head, pages = counts[S.RING_HEAD], state.pages
         positions = np.where(pages.ring_position >= 0, pages.ring_position - head, -1)
@@ -90,7 +90,7 @@ class PageWorld:
         return holder
 
     def _is_last(self, slot: int) -> bool:
-        """Whether its next token is not computed any more."""
+        """Whether the request's next token is its last, which is never computed."""
         return len(self._holder(slot).tokens) + 1 >= self.limits.max_model_len
 
     def _done(self, slot: int) -> bool:
@@ -103,7 +103,7 @@ class PageWorld:
         self._check()
 
     def _begin(self, slot: int, prompt: tuple[int, ...]) -> None:
-        """A request is admitted, if it fits."""
+        """Admit a request if it fits."""
         limits, state, size, length = self.limits, self.state, self.limits.page_size, len(prompt)
         requests, arrays = state.requests, self._arrays.requests
         hashes = self._hasher.hashes(np.array(prompt, np.int32), 0)
@@ -125,7 +125,7 @@ class PageWorld:
         self.pool = self._take(pool, slot, wanted)
 
     def _take(self, pool: Pool, slot: int, wanted: int) -> Pool:
-        """Any free pages will do: which ones, the page table says."""
+        """Take over the pages of the page table, which may be any free pages."""
         holder = pool.holders[slot]
         assert holder is not None
         begin = len(holder.pages)
@@ -144,8 +144,7 @@ class PageWorld:
         self.pool = self.pool.release(slot)
 
     def _step(self, slots: tuple[int, ...], sampled: tuple[int, ...]) -> None:
-        """The model computes the missing tokens of these requests, and each gets a token, if there are pages
-        for all."""
+        """The model computes the missing tokens of these requests and gives each a token, if the pool has pages for all."""
         limits, state, batch = self.limits, self.state, self._arrays.batch
         missing = [len(self._holder(slot).tokens) - self._holder(slot).computed for slot in slots]
         n = len(slots)
@@ -171,12 +170,12 @@ class PageWorld:
         self.pool = pool
 
     def settle(self) -> None:
-        """All requests end: every page is free or cached."""
+        """End all requests: then every page is free or cached."""
         for slot in self._running().tolist():
             self.play(("end", slot))
-        assert self.pool.free + len(self.pool.cached) == self.limits.pages, "pages do not come back"
+        assert self.pool.free + len(self.pool.cached) == self.limits.pages, "not all pages are free or cached again"
 
-    # ---- what must be true -----------------------------------------------------------------------------------------------
+    # ---- invariants ------------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         limits, state, (references, seen) = self.limits, self.state, self._seen

@@ -1,4 +1,4 @@
-"""One queue pair: the real client and the real scheduler in plain Python, whose writes, turns and reads come in every order."""
+"""One queue pair: real client and real scheduler in plain Python, with writes, turns and reads in every order."""
 
 import copy
 import dataclasses
@@ -30,7 +30,7 @@ KINDS = (((1,), 1), ((1, 0), 2))  # prompt, and tokens that the request may gene
 EVERYTHING = 1 << 30
 CALM_ROUNDS = 12
 Event = tuple[Any, ...]
-# Data on which no decision depends: times, numbers of turns, service of tenants, working memory. The client's clock, too.
+# No decision depends on these: times, numbers of turns, service of tenants, working memory, the client's clock.
 UNKEYED = (
     *("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts"),
     *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.granted_ns", "pairs.verdict"),
@@ -45,8 +45,8 @@ class Parts(NamedTuple):
 
 
 class PairWorld:
-    """slots requests at a time, and a completion ring of cq_entries. Client and scheduler are looked up here, so that a test may
-    plant bugs in them."""
+    """Up to `slots` concurrent requests, and a completion ring of cq_entries. The constructor looks up client and scheduler, so
+    that a test may plant bugs in them."""
 
     def __init__(self, slots: int, cq_entries: int) -> None:
         self._modules = importlib.import_module("blinkpy.dpu.link.queue_pair")
@@ -56,7 +56,7 @@ class PairWorld:
         )
         queue = dataclasses.replace(queue, hash_entries=1)  # space for one prompt with a full page
         world = make_world(1, 1, chosen=(queue, facts, options))
-        world = world._replace(limits=world.limits._replace(claim_ns=0))  # claims wait for nothing: fewer states
+        world = world._replace(limits=world.limits._replace(claim_ns=0))  # claims do not wait, which makes fewer states
         self._packed = PackedArrays(Parts(world.state, world.sim))
         self.limits, (self.state, sim) = world.limits, self._packed.tree
         self.views, self.segment = world.queues, world.segment
@@ -138,9 +138,9 @@ class PairWorld:
         try:
             client.submit(np.array(prompt, np.int32), request.sampling, request)
         except self._modules.NoSpaceError:
-            assert not free, "there is room"
+            assert not free, "the queue has free slots"
             return
-        assert free, "there is no room"
+        assert free, "the queue has no free slot"
         self.awaited.append(request)
 
     def _cancel(self, which: int) -> None:
@@ -154,15 +154,15 @@ class PairWorld:
     def _read(self) -> None:
         for sent, token, flags in self.client.poll():
             sent.owner.take(token, flags, sent.records)
-        assert self.client.stray_completions == 0, "a completion of nobody's request"
+        assert self.client.stray_completions == 0, "a completion without a request"
         live = {id(request.owner) for request in self.client.live()}
-        assert live == {id(request) for request in self.awaited if not request.ended}, "who is in flight"
+        assert live == {id(request) for request in self.awaited if not request.ended}, "requests in flight"
 
     def _beat(self) -> None:
         self.client.heartbeat()
 
     def _turn(self, later_ns: int) -> None:
-        """The engine computes the last step and makes a turn, perhaps after a time without heartbeats."""
+        """The engine computes the last step and makes a turn, possibly after a time without heartbeats."""
         limits, queues, state, sim = self._arguments
         self.now += TICK_NS + later_ns
         self.excused = self.excused or later_ns > 0
@@ -172,11 +172,11 @@ class PairWorld:
         assert fault == 0, describe_fault(fault)
 
     def turn(self) -> None:
-        """While a client waits for its grant."""
+        """A turn while a client waits for its grant."""
         self._turn(0)
 
     def _claim(self) -> None:
-        """The owner of the pair dies, with its writes in flight; another claims it."""
+        """The pair's owner dies while its writes are in flight; a successor claims the pair."""
         transport = WireTransport(self, 0)  # type: ignore[arg-type]
         self.client = self._modules.QueuePair(transport, engine_timeout_s=1e9)
         transport.while_attaching = lambda: None
@@ -186,7 +186,7 @@ class PairWorld:
         self.owners += 1
 
     def _round(self, later_ns: int) -> None:
-        """The usual course of things, once; after some time, but less than a lease."""
+        """One usual round of both parties, after a time shorter than a lease."""
         self._beat()
         self._arrive(EVERYTHING)
         self.now += later_ns
@@ -198,22 +198,22 @@ class PairWorld:
             assert lives, "a client does not notice that it lost its pair"
             self._read()
         except self._modules.EngineLostError:
-            assert not lives and self.excused, "a client lost its pair and did nothing wrong"
+            assert not lives and self.excused, "a client lost its pair without missing a heartbeat"
             self._claim()
 
     def _late(self) -> None:
-        """A doorbell of the owner before lands on top of this one's."""
+        """A late doorbell of the previous owner overwrites the present owner's."""
         self.views.front[0, W.FRONT_DOORBELL] = self.client.epoch - 1 << W.EPOCH_SHIFT | 1
 
-    # ---- what must be true -----------------------------------------------------------------------------------------------
+    # ---- invariants ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """From now, all parties behave: all requests end as they must, and all pages come back."""
+        """All parties behave from now on: all requests must end as expected and free all pages."""
         for _ in range(CALM_ROUNDS):
             self._round(0)
             if all(request.ended for request in self.awaited) and not self.state.requests.status.any():
-                assert not self.state.pages.refcount.any(), "pages do not come back"
-                assert not self.awaited or self.client.free_slots == self.limits.slots, "slots do not come back"
+                assert not self.state.pages.refcount.any(), "not all pages are freed"
+                assert not self.awaited or self.client.free_slots == self.limits.slots, "not all slots are freed"
                 return
         raise AssertionError(f"requests do not end within {CALM_ROUNDS} rounds")
 

@@ -1,15 +1,15 @@
-"""The page pool and its prefix index by their rules (R4, R5, R13, R14 of docs/verification.md), as values that don't change."""
+"""The page pool and its prefix index by their rules (R4, R5, R13, R14 of docs/verification.md), as immutable values."""
 
 from typing import NamedTuple
 
-ROOT, EVICTED, ORPHANED = -1, -2, -3  # instead of a page: there is none before; it is gone; its request offers no more
+ROOT, EVICTED, ORPHANED = -1, -2, -3  # instead of a page: no page before; evicted; its request offers no more
 
 Tokens = tuple[int, ...]
-Place = tuple[int, Tokens]  # page before it, its tokens
+Place = tuple[int, Tokens]  # (page before it, its tokens)
 
 
 class Holder(NamedTuple):
-    """A request that runs. canonical: indexed page that stands for its page indexed - 1."""
+    """A running request. canonical: the indexed page equal to its page `indexed` - 1."""
 
     tokens: Tokens
     computed: int
@@ -19,7 +19,7 @@ class Holder(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """holders: by slot. places: each page's place. cached: pages in the order of eviction."""
+    """holders: by slot. places: place of each page, or None. cached: pages in the order of eviction."""
 
     holders: tuple[Holder | None, ...]
     places: tuple[Place | None, ...]
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
         return len(self.places) - len(self.held) - len(self.cached)
 
     def prefix(self, tokens: Tokens, size: int) -> tuple[int, ...]:
-        """The indexed pages of the first tokens, one token less at least."""
+        """The indexed pages of the first tokens, without the last token at least."""
         hits: list[int] = []
         for k in range((len(tokens) - 1) // size):
             place = (hits[-1] if hits else ROOT), tokens[k * size : (k + 1) * size]
@@ -44,7 +44,7 @@ class Pool(NamedTuple):
         return tuple(hits)
 
     def evict(self, wanted: int) -> "Pool":
-        """Make `wanted` pages free."""
+        """Evict pages until `wanted` pages are free."""
         pool = self
         while pool.free < wanted:
             gone, *cached = pool.cached
@@ -58,14 +58,14 @@ class Pool(NamedTuple):
         return self._replace(holders=(*self.holders[:slot], holder, *self.holders[slot + 1 :]))
 
     def release(self, slot: int) -> "Pool":
-        """The last page first: an indexed page without another holder is cached."""
+        """Release a request's pages, the last page first: an indexed page without another holder becomes cached."""
         holder, pool = self.holders[slot], self.put(slot, None)
         assert holder is not None
         alone = [page for page in reversed(holder.pages) if page not in pool.held]
         return pool._replace(cached=pool.cached + tuple(page for page in alone if pool.places[page]))
 
     def step(self, slots: tuple[int, ...], size: int) -> "Pool":
-        """All tokens of these requests are computed; what they filled is offered, request by request."""
+        """Compute all tokens of these requests, and offer the pages that they filled, request by request."""
         pool, listed, offers = self, set[Tokens](), dict[int, Place]()
         for slot in slots:
             holder = pool.holders[slot]
