@@ -10,9 +10,7 @@ from blinkpy.verify.sim.grammar_supply import MOST_LOOP, with_a_string, written_
 
 
 class WordsOfSlot:
-    """The parts of a packed form in a slot that device code reads. Reading anything else is an error, and so are Python's
-    negative indices.
-    """
+    """The parts of a slot's packed form that device code reads. Any other read is an error, and so is a negative index."""
 
     def __init__(self, words: Int32, slot: int) -> None:
         self._words, self._slot = words.tolist(), slot
@@ -24,7 +22,7 @@ class WordsOfSlot:
 
 
 def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
-    """Accepts these byte strings: a trie, with its own class for each byte that occurs."""
+    """Accepts these byte strings: a trie, with a separate class for each byte that occurs."""
     used = sorted({byte for choice in choices for byte in choice})
     class_of = np.full(BYTES, len(used), np.uint8)
     class_of[used] = range(len(used))
@@ -42,22 +40,22 @@ def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
 
 
 def random_automaton(rng: np.random.Generator, *, states: int = 0, classes: int = 0, dead: float = 0.4) -> ByteAutomaton:
-    """A random automaton; `states` exactly where given. dead: about the share of next states that lead nowhere."""
+    """A random automaton; with exactly `states` states if given. dead: approximate share of transitions to no state."""
     n, classes = states or int(rng.integers(1, 9)), classes or int(rng.integers(1, 5))
     table = np.where(rng.random((n, classes)) < dead, DEAD, rng.integers(0, n, (n, classes)))
-    table[np.arange(n - 1), rng.integers(0, classes, n - 1)] = np.arange(1, n)  # a chain reaches all, and the last one accepts
+    table[np.arange(n - 1), rng.integers(0, classes, n - 1)] = np.arange(1, n)  # a chain through all states; the last accepts
     accepting = rng.random(n) < 0.3
     accepting[-1] = True
     return ByteAutomaton.trimmed(rng.integers(0, classes, BYTES).astype(np.uint8), table, accepting)
 
 
 def random_counted_automaton(rng: np.random.Generator, classes: int = 4) -> ByteAutomaton:
-    """A random automaton with a counted string of up to MOST_CHARACTERS, in which it starts half of the time."""
+    """A random automaton with a counted string of up to MOST_CHARACTERS; half of them start in it."""
     plain = random_automaton(rng, states=5, classes=classes, dead=0.3)
     loop = int(rng.integers(1, MOST_LOOP + 1))
     return with_a_string(rng, plain.class_of, plain.next_state.astype(np.int64), plain.accepting, loop)
 
 
 def random_position(rng: np.random.Generator, automaton: ByteAutomaton) -> int:
-    """A random state that the start leads to."""
+    """A random state that is reachable from the start."""
     return int(rng.choice(list(written_out(automaton).number)))

@@ -1,4 +1,4 @@
-"""Separate processes, started by the commands that people use."""
+"""Separate processes, started by the users' commands."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ from support.waiting import BUSY_S, wait_for
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
 LATE = ("--max-lag-ms", "20000")
-"""Of every front end: on a busy or emulated processor, an event loop is seconds late at times, and would answer 503."""
+"""Options of every front end: on a busy or emulated processor, an event loop is sometimes seconds late, and would answer 503."""
 
 
 class Command:
-    """A running blinkpy command. said: its lines, of both outputs, so far. descriptors: its limit of them."""
+    """A running blinkpy command. said: its lines so far, of both outputs. descriptors: its limit of file descriptors."""
 
     def __init__(
         self, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None, descriptors: int | None = None
@@ -39,7 +39,7 @@ class Command:
             self.said.extend(lines)
 
     def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
-        """Wait for a line."""
+        """Wait for a line that matches."""
         found: list[re.Match[str]] = []
 
         def look() -> bool:
@@ -51,23 +51,23 @@ class Command:
         return found[0]
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code of a command that ends by itself, once all that it said is there."""
+        """The exit code of a command that ends by itself, once all its output has arrived."""
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code
 
     def kill(self) -> None:
-        """End it and all that it started, without a chance to tidy up."""
+        """Kill the command and all its child processes, so that they cannot clean up."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.wait(10)
 
     def send(self, number: int) -> None:
-        """A signal to it and all that it started."""
+        """Send a signal to the command and all its child processes."""
         os.killpg(self.process.pid, number)
 
     def end(self, timeout_s: float = BUSY_S) -> int:
-        """End it in order; the exit code."""
+        """Shut the command down in order; returns its exit code."""
         self.process.terminate()
         try:
             return self.process.wait(timeout_s)

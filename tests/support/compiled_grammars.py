@@ -1,4 +1,4 @@
-"""Automata of grammars of one kind. All raise GrammarError, as automaton_of_grammar does."""
+"""Automata of single grammars. All functions raise GrammarError, as automaton_of_grammar does."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def automaton_of_schema(schema: Any) -> ByteAutomaton:
 
 
 def automaton_of_regex(regex: str) -> ByteAutomaton:
-    """What matches as a whole."""
+    """Texts that a regular expression matches as a whole."""
     return automaton_of_grammar({"regex": regex})
 
 

@@ -1,4 +1,4 @@
-"""Debian packages that tests on emulated machines need, and commands that fail with one line."""
+"""Debian packages that tests on emulated machines need, and commands whose errors are one line."""
 
 import os
 import shutil
@@ -10,16 +10,16 @@ COMMAND_S = 600  # for any one command
 
 
 class SetupError(RuntimeError):
-    """The packages of the tests can't be installed here. The message is one line, made for people."""
+    """The packages of the tests can't be installed here. The message is one readable line."""
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of files that took minutes to make; all clones share it."""
+    """A folder for files that take minutes to make; all clones share it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / name
 
 
 def missing_packages(wanted: Iterable[str]) -> list[str]:
-    """The packages that are not installed. Raises SetupError unless this is a Debian."""
+    """The packages that are not installed. Raises SetupError if the system is not Debian."""
     if shutil.which("dpkg-query") is None:
         raise SetupError("emulated machines are made of Debian 12's packages, and this is not a Debian")
     asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted]
@@ -40,8 +40,8 @@ def install_packages(wanted: Iterable[str]) -> None:
 
 
 def run(*command: str, check: bool = True, env: dict[str, str] | None = None) -> str:
-    """Standard output of a command. env: added to the environment. Raises SetupError with its last words when it fails."""
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # which not everybody's has, and depmod and modprobe are in
+    """Standard output of a command. env: added to the environment. Raises SetupError with its last line if it fails."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # depmod and modprobe, which many users' PATH lacks
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": path} | (env or {})
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment)

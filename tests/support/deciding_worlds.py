@@ -1,4 +1,4 @@
-"""Worlds in which every side of the oracle's conditions decides at least once, and the sides that no world reaches.
+"""Worlds in which each side of each condition of the oracle decides at least once, and the sides that no world reaches.
 
 `make decisions ARGS=--write` chooses the worlds (tools/decisions.py).
 """

@@ -1,14 +1,14 @@
-"""Which descriptors of this process are of a segment: others come and go, as what earlier tests left is collected."""
+"""Descriptors of a segment in this process. The garbage collector may close descriptors of earlier tests meanwhile."""
 
 import contextlib
 import os
 
 
 def descriptors_of(name: str) -> list[int]:
-    """Open ones whose file, there or unlinked, has a segment's name in its own; sorted."""
+    """Open descriptors, sorted, whose file name contains a segment's name, even if the file is unlinked."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # That of the folder being listed.
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             if name in os.readlink(f"/proc/self/fd/{fd}"):
                 found.append(int(fd))
     return sorted(found)

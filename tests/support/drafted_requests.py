@@ -27,7 +27,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7, "top_k": 3},
     {"temperature": 1.0, "top_p": 0.5, "min_p": 0.05},
-    {"temperature": 0.0, "repetition_penalty": 0.02, "max_tokens": 60},  # long enough that it repeats one token
+    {"temperature": 0.0, "repetition_penalty": 0.02, "max_tokens": 60},  # long enough to repeat a token
     {"temperature": 0.4, "presence_penalty": 0.2, "frequency_penalty": 0.1},
     {"temperature": 0.0, "logprobs": 4},
     {"temperature": 0.3, "min_tokens": 20},
@@ -36,8 +36,8 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Tokens, FINISH_*, and the log probabilities of each token, largest first. Equal outputs have the same tokens; their log
-    probabilities differ by rounding, so that nearly equal ones may belong to other tokens."""
+    """Tokens, FINISH_*, and the log probabilities of each token, largest first. Equal outputs have the same tokens, and log
+    probabilities that differ only by rounding, so nearly equal ones may belong to other tokens."""
 
     tokens: list[int]
     finish: int
@@ -53,7 +53,7 @@ DraftedRequest = tuple[list[int], RequestParameters] | tuple[list[int], RequestP
 
 
 def requests_of(rng: np.random.Generator) -> list[DraftedRequest]:
-    """Prompts that repeat themselves, some with the same start; outputs of small models soon repeat themselves, too."""
+    """Requests with repetitive prompts, some with the same start; outputs of small models soon become repetitive, too."""
     made, stem = list[DraftedRequest](), rng.integers(6, model_zoo.VOCAB, 20).tolist()
     for i in range(2 * len(SAMPLINGS)):
         phrase = rng.integers(6, model_zoo.VOCAB, int(rng.integers(2, 9))).tolist()
@@ -65,7 +65,7 @@ def requests_of(rng: np.random.Generator) -> list[DraftedRequest]:
 
 
 def grammars_of(rng: np.random.Generator) -> list[ByteAutomaton]:
-    """Of outputs that repeat themselves: schemas, strict tools, counted strings, and random automata."""
+    """Grammars with repetitive outputs: schemas, strict tools, counted strings, and random automata."""
     short = {"type": "string", "minLength": 2, "maxLength": int(rng.integers(3, 6))}
     item: dict[str, Any] = {
         "type": "object",
@@ -81,7 +81,7 @@ def grammars_of(rng: np.random.Generator) -> list[ByteAutomaton]:
 
 def constrained_requests(rng: np.random.Generator, folder: Path) -> list[DraftedRequest]:
     """Requests with a grammar, for a model without a tokenizer, which gets the bytes of the demonstration model's tokens. Some
-    end at max_tokens, some by a stop id, and some in the other class."""
+    end at max_tokens, some by a stop id; some are of the other class."""
     shutil.copy(DEMO_FOLDER / "tokenizer.json", folder)
     made, grammars = list[DraftedRequest](), grammars_of(rng)
     for i, (prompt, sampling, *_) in enumerate(requests_of(rng) + requests_of(rng)):
@@ -101,8 +101,8 @@ def outputs(
     predictions: dict[int, list[int]] | None = None,
     **options: Any,
 ) -> tuple[list[Output], dict[str, int]]:
-    """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some of them.
-    predictions: those of some of them.
+    """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some requests.
+    predictions: of some requests.
     """
     engine, predicted = make_engine(config_for(folder, **options)), [(predictions or {}).get(i) for i in range(len(requests))]
     with serving(engine) as client:

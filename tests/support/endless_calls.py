@@ -1,4 +1,4 @@
-"""Calls that never return: their CPU time distinguishes them from slow calls, however long everything takes."""
+"""Calls that never return: their CPU time distinguishes them from slow calls on a slow machine."""
 
 import contextlib
 import signal
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-LOOKS = 10  # at a call before it counts as endless
+LOOKS = 10  # samples of a call before it counts as endless
 
 
 class EndlessCallError(BaseException):
-    """One call took too much of the processor. No Exception, so that nothing under test, and no tester, continues behind it."""
+    """One call took too much CPU time. Not an Exception, so that neither the code under test nor a tester catches it."""
 
 
 @contextlib.contextmanager
 def endless_calls_end(seconds: float, under_test: tuple[Path, ...]) -> Iterator[None]:
-    """Raise EndlessCallError in a call that takes more than `seconds` of the processor, in this process's main thread.
+    """Raise EndlessCallError in a call that takes more than `seconds` of CPU time, in this process's main thread.
 
-    A call is one from a tester into what is under test, folders or files: their outermost frame. So the tester may take any
-    time, in as many calls as it likes, and so may a machine that has little for this process.
+    A call is the outermost frame of the code under test (folders or files). So a tester with many calls raises no error, nor does
+    a slow machine.
     """
     prefixes = tuple(map(str, under_test))
-    seen: list[FrameType | None] = [None]  # kept, so that no other frame can take its place
+    seen: list[FrameType | None] = [None]  # kept, so that no other frame can reuse its address
     looks = 0
 
     def look(number: int, frame: FrameType | None) -> None:

@@ -19,12 +19,12 @@ from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, TOP_LOGPROBS
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S, ANSWERS_S = 20.0, 30.0, 120.0
-BUDGET_S = 240.0  # a loop that no test stops ends by itself
+BUDGET_S = 240.0  # a loop ends by itself if no test stops it
 ROUNDING = 1e-3  # of log probabilities, by two float32 forward passes
 
 
 def config_for(folder: object, **values: Any) -> Config:
-    """A CUDA engine of small sizes, unless `values` says otherwise."""
+    """A CUDA engine of small sizes, changed by `values`."""
     small = {
         "model": str(folder),
         "device": "cuda",
@@ -41,8 +41,8 @@ def config_for(folder: object, **values: Any) -> Config:
 
 @contextlib.contextmanager
 def running(engine: Engine, budget_s: float = BUDGET_S) -> Iterator[None]:
-    """A started engine, in a thread until the end of the block, which stops and closes it. Raises what run() raised, also if
-    the block failed: a client sees only that the engine is gone."""
+    """A started engine, in a thread until the end of the block, which stops and closes it. Raises run()'s error, even if the
+    block failed: a client sees only that the engine is lost."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -67,7 +67,7 @@ def running(engine: Engine, budget_s: float = BUDGET_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serving(engine: Engine, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
-    """Start and run the engine, with a client that is attached to it.
+    """Start and run the engine, with an attached client.
 
     attach: makes the client's transport, before the loop is launched; default: shared memory.
     """
@@ -89,7 +89,8 @@ def serving(engine: Engine, attach: Callable[[], Transport] | None = None) -> It
 def collect(
     pair: QueuePair, requests: list[InFlightRequest], cancel_after: dict[InFlightRequest, int] | None = None
 ) -> list[tuple[list[int], int]]:
-    """Wait for the ends of all: (tokens, FINISH_*) of each. cancel_after: tokens after which to cancel. Raises TimeoutError."""
+    """Wait until all requests end: (tokens, FINISH_*) of each. cancel_after: tokens after which to cancel. Raises
+    TimeoutError."""
     tokens: dict[InFlightRequest, list[int]] = {request: [] for request in requests}
     finish, open_requests = dict.fromkeys(requests, 0), len(requests)
     deadline, beat = time.monotonic() + ANSWERS_S, 0.0
@@ -114,7 +115,7 @@ def collect(
 
 
 def generate(pair: QueuePair, prompts: list[list[int]], samplings: list[RequestParameters]) -> tuple[list[list[int]], list[int]]:
-    """Submit all, wait for all: tokens and FINISH_* of each request. Raises TimeoutError."""
+    """Submit all requests and wait for all: tokens and FINISH_* of each. Raises TimeoutError."""
     requests = [pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
     results = collect(pair, requests)
     return [tokens for tokens, _ in results], [finish for _, finish in results]
@@ -122,7 +123,7 @@ def generate(pair: QueuePair, prompts: list[list[int]], samplings: list[RequestP
 
 def records_case(rng: np.random.Generator, pair: QueuePair, model: torch.nn.Module, vocabulary: int) -> None:
     """Log probabilities against a transformers model: of greedy and sampled requests, with penalties and without. Every third
-    one asks for nothing, and prompts share their start."""
+    request needs no log probabilities, and prompts share their start."""
     stem = rng.integers(6, vocabulary, 20).tolist()
     prompts = [stem[: int(n) % 24] + rng.integers(6, vocabulary, int(n)).tolist() for n in rng.integers(1, 150, 24)]
     greedy, sampled = RequestParameters(max_tokens=20, temperature=0.0), RequestParameters(max_tokens=20, temperature=1.3, seed=5)

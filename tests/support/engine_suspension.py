@@ -1,4 +1,4 @@
-"""Requests of both classes on an engine whose steps are cut, until many were suspended: tokens are those of transformers."""
+"""Requests of both classes on an engine with cut steps, until many steps were suspended: tokens equal those of transformers."""
 
 import time
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 LONGEST, OUTPUT = 120, 6
-CLEAR = 1e-3  # between two logits: many times what sums in another order differ by
+CLEAR = 1e-3  # between two logits: many times the difference of sums in another order
 CUT: dict[str, Any] = {"step_groups": 5, "cut_step_tokens": 16, "suspend_steps": 2, "enable_prefix_caching": False}
 
 
 class Prompts:
-    """Prompts of both classes, and the answers of transformers' model, if rounding does not decide them."""
+    """Prompts of both classes whose answers no rounding decides, with the answers of transformers' model."""
 
     def __init__(self, rng: np.random.Generator, model: Any, vocabulary: int):
-        lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class: 1 is of best effort
+        lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class; 1: best effort
         self.of: dict[int, list[np.ndarray]] = {tier: [] for tier in lengths}
         self.wanted: dict[int, list[list[int]]] = {tier: [] for tier in lengths}
         for tier, own in lengths.items():
@@ -45,9 +45,9 @@ def clear_answer(model: Any, prompt: np.ndarray) -> list[int] | None:
 def suspension_case(
     rng: np.random.Generator, client: QueuePair, prompts: Prompts, suspensions: Callable[[], int], wanted: int, seconds: float
 ) -> int:
-    """Keep best-effort prompts in steps, and let latency-sensitive ones come in between at any time; cancel some of both.
-    Returns how many requests ended. suspensions: value of the engine's counter, until there are `wanted`. Raises TimeoutError
-    after seconds."""
+    """Keep best-effort prompts in steps, submit latency-sensitive prompts at any time, and cancel some of both. Ends once
+    suspensions(), the engine's counter, is `wanted`. Returns the number of ended requests. Raises TimeoutError after
+    `seconds`."""
     open_requests = dict[InFlightRequest, tuple[int, int, list[int]]]()
     ended, deadline = 0, time.monotonic() + seconds
     while open_requests or suspensions() < wanted:

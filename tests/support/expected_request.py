@@ -1,4 +1,4 @@
-"""A request and all that it must get: with the simulator's model, the prompt says which tokens follow."""
+"""A request and its expected completions: with the simulator's model, the prompt determines the tokens."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_o
 
 
 class ExpectedRequest:
-    """grammar: of its output, over tokens whose bytes are `pieces`; rules: of its tokens. expected, finish: tokens that it
-    must get, those of a scored prompt included, and how it must end. got, ended: so far; reason: of a rejection."""
+    """grammar: automaton of its output, over tokens whose bytes are `pieces`; rules: its token rules. expected, finish: tokens
+    that it must get, including a scored prompt, and its expected end. got, ended: tokens and end so far; reason: why it was
+    rejected."""
 
     def __init__(
         self, limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None = None,
@@ -28,12 +29,12 @@ class ExpectedRequest:
         self.prompt, self.sampling, self.grammar, self.rules = prompt, sampling, grammar, rules
         self.expected, self.finish = _generate(limits, prompt, sampling, grammar, rules, pieces)
         scored = prompt[1:] if sampling.flags & SUBMIT_SCORE_PROMPT else []
-        self.expected, self.context = scored + self.expected, len(prompt) - len(scored)  # before the first of these
+        self.expected, self.context = scored + self.expected, len(prompt) - len(scored)  # before the first expected token
         self.got: list[int] = []
         self.cancelled, self.ended, self.reason = False, C.FINISH_NONE, 0
 
     def take(self, token: int, flags: int, records: deque[Any]) -> None:
-        """Check one completion. records: InFlightRequest.records, from which its record is taken."""
+        """Check one completion, and take its record from `records`, which is InFlightRequest.records."""
         assert self.ended == C.FINISH_NONE, "a completion after the last one"
         finish = flags & C.FINISH_MASK
         if flags & C.HAS_TOKEN:
@@ -45,7 +46,7 @@ class ExpectedRequest:
             record = np.array([record_word(token, context, k) for k in range(LOGPROB_ENTRIES)])
             assert records.popleft() == record.view(LOGPROB_ENTRY).tolist(), "the log probabilities of another token"
         late = not finish and len(self.got) == len(self.expected) and self.finish != C.FINISH_ERROR
-        assert not late, "all tokens have come, and no end"
+        assert not late, "all tokens have arrived without an end"
         if finish in (C.FINISH_STOP, C.FINISH_LENGTH, C.FINISH_COMPLETE):
             assert (self.got, finish) == (self.expected, self.finish)
         elif finish != C.FINISH_NONE:
@@ -57,7 +58,7 @@ class ExpectedRequest:
 def leading_to_an_end(
     grammar: ByteAutomaton, output: bytes, after: list[int], left: int, sampling: RequestParameters, made: int
 ) -> list[int]:
-    """The positions after each token, without those from which `left` tokens, that one included, can't reach an end."""
+    """The positions after each token, DEAD if `left` tokens, including this token, can't reach an end."""
     far = bytes_to_an_end(grammar)
     position = grammar.advance(grammar.start, output)
     stops = made >= sampling.min_tokens and any(stop >= 0 for stop in sampling.stop_ids)
@@ -68,7 +69,7 @@ def leading_to_an_end(
 
 @lru_cache(64)
 def bytes_to_an_end(grammar: ByteAutomaton) -> dict[int, int]:
-    """Of each position: the fewest bytes to an accepting state."""
+    """The minimum number of bytes from each position to an accepting state."""
     table, accepting, number = written_out(grammar)
     sources: list[set[int]] = [set() for _ in table]
     for before, row in enumerate(table.tolist()):

@@ -1,4 +1,4 @@
-"""The phases, and how many things each of them expects."""
+"""The scheduler's phases, and the number of conditions that each expects."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""The seeds with which the simulator finds the seeded bugs that it does not find immediately: hunts try these first.
+"""Seeds with which the simulator finds the seeded bugs that its first seed does not find soon: hunts try these first.
 
-A seed that no longer finds its bug costs time alone, for the hunt then begins at the first one: tools/write_finding_seeds.py
-writes this file again. What a test says of a bug that is found begins with its seed.
+A seed that no longer finds its bug only costs time, because the hunt continues with the first seed; tools/write_finding_seeds.py
+rewrites this file. A test's report on a found bug begins with the seed.
 """
 
 # fmt: off

@@ -1,5 +1,5 @@
-"""Two engines behind one front end, under streams, while one of the engines is killed or stopped repeatedly: each client
-must get exactly what an undisturbed run gives."""
+"""Two engines with one front end and running streams, while engines are killed or stopped repeatedly. Each client must get
+exactly the answer of an undisturbed run."""
 
 import contextlib
 import json
@@ -28,19 +28,19 @@ ENGINE = (
 )
 CPU = ("--device", "cpu", "--threads", "1")
 GPU = ("--device", "cuda", "--max-num-batched-tokens", "1024")  # few graphs, so that it starts soon
-END_S = 40.0  # beyond the bound of a front end, which then logs the stacks of its threads
-REPORT_LINES = 80  # of a process that does not end in order
+END_S = 40.0  # beyond a front end's own bound, at which it logs the stacks of its threads
+REPORT_LINES = 80  # of a process that does not shut down in order
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 SCHEMA = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "year": {"type": "integer"}},
     "required": ["name", "year"], "additionalProperties": False,
 }  # fmt: skip
 Answer = tuple[Any, ...]
-Disturbance = tuple[int, int, int]  # an engine, its signal, and after how many events of all streams
+Disturbance = tuple[int, int, int]  # an engine, its signal, and the number of events of all streams before it
 
 
 def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]:
-    """Streams of all kinds that can continue in another engine."""
+    """Requests for streams of all kinds that can continue in another engine."""
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     kinds: list[dict[str, Any]] = [
         {}, {"temperature": 0}, {"logprobs": 2}, {"stop": ["and", "."]}, {"n": 2}, {"repetition_penalty": 1.3}, {"echo": True},
@@ -84,8 +84,8 @@ def streamed(url: str, body: dict[str, Any], gaps: list[float], events: list[int
 
 
 class Fleet:
-    """Two engines and a front end, as commands. draw: source of all random numbers. gpus: of the engines, by their numbers;
-    none: they run on the CPU."""
+    """Two engines and a front end, as commands. draw: source of all random numbers. gpus: numbers of the engines' GPUs; empty:
+    they run on the CPU."""
 
     def __init__(self, draw: random.Random, gpus: Sequence[str] = ()):
         self.draw, self._gpus = draw, gpus
@@ -109,13 +109,13 @@ class Fleet:
         wait_for(lambda: len(re.findall(r'engine_up{engine="[^"]+"} 1', httpx.get(f"{self.url}/metrics").text)) == 2, START_S)
 
     def moves(self) -> int:
-        """Requests that have gone on in another engine, so far."""
+        """Requests that have continued in another engine so far."""
         found = re.search(r'^blinkpy_moves_total{worker="0"} (\d+)$', httpx.get(f"{self.url}/metrics").text, re.M)
         assert found
         return int(found[1])
 
     def play(self, asked: list[dict[str, Any]], disturb: Disturbance | None = None) -> tuple[list[Answer], float, int]:
-        """The answers to all at the same time, the longest silence of a stream, s, and the number of events."""
+        """The answers to all requests, sent at the same time; the longest gap in a stream, s; and the number of events."""
         answers: list[Answer] = [()] * len(asked)
         gaps, events = list[float](), list[int]()
 
@@ -142,7 +142,7 @@ class Fleet:
         self.both()
 
     def finish(self) -> None:
-        """All is at rest and whole; then end everything in order, and see that nothing is left behind."""
+        """Check that all is idle and no request is lost; then shut down in order, and check that nothing is left behind."""
         text = httpx.get(f"{self.url}/metrics", timeout=BUSY_S).text
         counts = "requests_in_flight|stray_completions_total|moves_refused_total"
         left = re.findall(rf"^blinkpy_(?:{counts})\S* [1-9].*", text, re.M)
@@ -175,7 +175,7 @@ def running(draw: random.Random, gpus: Sequence[str]) -> Iterator[Fleet]:
 
 @dataclass(frozen=True)
 class Kill:
-    """The outcome of one request. how: the signal's name; silence_s: the longest of a stream; calm_s: the same undisturbed."""
+    """The outcome of one kill. how: the signal's name; silence_s: longest gap in a stream; calm_s: the same undisturbed."""
 
     how: str
     silence_s: float
@@ -194,10 +194,10 @@ def survive(
     deadline: float = float("inf"),
     gpus: Sequence[str] = (),
 ) -> tuple[list[Kill], int]:
-    """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
-    called after each, with its number and all moves so far. deadline: time of the monotonic clock after which no request
-    begins. gpus: as of Fleet. Raises AssertionError for an answer that is another than undisturbed, and for what is left
-    behind. Returns the kills, and how many requests moved."""
+    """moments: range of the kill's moment, as a share of all events. repeats: kills for each drawn set of streams. on_kill:
+    callback after each kill, with its number and all moves so far. deadline: time of the monotonic clock after which no kill
+    begins. gpus: see Fleet. Returns the kills, and the number of moved requests. Raises AssertionError if an answer differs from
+    the undisturbed answer, and for leftovers."""
     done = list[Kill]()
     with running(draw, gpus) as fleet:
         for number in range(kills):

@@ -1,4 +1,4 @@
-"""Looking for a seeded bug, with bounds of work and no deadline: on a slow machine nothing is found for that."""
+"""Hunts for a seeded bug, with bounds of work but no deadline: slowness of a machine is never a finding."""
 
 import importlib
 import itertools
@@ -16,10 +16,10 @@ from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.sources import PACKAGE
 from blinkpy.verify.sim.simulation import Outcome, simulate
 
-CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute, where nothing is found
+CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute without a finding
 EXAMPLES = 600
-CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
-# Modules whose bugs may be legal: the rules tell.
+CALL_S = 20.0  # CPU time of one call under test, which usually takes some milliseconds
+# Bugs of these modules may keep every state valid: the oracle of the rules must find them.
 DECIDE = (
     *("admit", "commit", "drafts", "forecast", "grammars", "intake", "pace", "plan", "preempt", "tenant_service"),
     *("waiting_list", "yielding", "suspension", "cycle", "completions", "snapshots"),
@@ -36,7 +36,7 @@ UNDER_TEST = tuple(
 
 
 class SimulatorHunt:
-    """The simulator's worlds, under schedulers with a planted bug; None: without a bug."""
+    """The simulator's worlds, with schedulers that have a planted bug; None: no bug."""
 
     def __init__(self, bug: Bug | None) -> None:
         with planted(bug):
@@ -46,14 +46,14 @@ class SimulatorHunt:
         self._seen = {"records": module == "recorder", "oracle": module in DECIDE}
 
     def world(self, seed: int) -> Outcome:
-        """The finding of one seed's world."""
+        """The outcome of one seed's world."""
         policy, schedule = self._schedules[seed % len(self._schedules)]
         return simulate(seed, TURNS, policy, scheduler=schedule, **self._seen)
 
 
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:
-    """The simulator's finding about a bug; "" if it finds nothing in these calls. The seeds are always the same ones: where
-    it was found before, then from the first one on. A bug may make a call endless: one that takes call_s is."""
+    """The simulator's finding about a bug; "" if it finds nothing in these calls. The seeds are fixed: the bug's finding seed, if
+    it has any, then all from the first. A call that takes call_s of CPU time counts as endless, which is a finding."""
     worlds = SimulatorHunt(bug)
     before = [FINDING_SEEDS[bug.what]] if bug and bug.what in FINDING_SEEDS else []
     made, seed = 0, 0
@@ -72,18 +72,19 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL
 
 
 def found_by_properties(bug: Bug, examples: int = EXAMPLES, call_s: float = CALL_S) -> str:
-    """The finding of the properties about a bug; "" if they find nothing. The examples are always the same ones."""
+    """The finding of the properties about a bug; "" if they find nothing. The examples are fixed."""
     chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=examples, derandomize=True)
     try:
         with endless_calls_end(call_s, UNDER_TEST), planted(bug):
             run_state_machine_as_test(FrontMachine, settings=chosen)
-    except (Exception, EndlessCallError) as error:  # whatever it is, it was noticed
+    except (Exception, EndlessCallError) as error:  # any exception means that the bug was noticed
         return f"{type(error).__name__}: {error}".splitlines()[0][:120]
     return ""
 
 
 def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
-    """The finding of random pieces of arenas about a bug: each piece is within the arena, and overlaps no piece in use."""
+    """The finding of random allocations in arenas about a bug: each piece must be inside the arena, and overlap no piece in
+    use."""
     draw = random.Random(1)
     with planted(bug):
         made = importlib.import_module("blinkpy.dpu.link.grammar_arena").Arena
@@ -103,7 +104,8 @@ def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
 
 
 def hunt(bug: Bug) -> str:
-    """The tester that finds a bug first, and its finding; "" if no tester finds it. Bugs of the client are for the properties."""
+    """The first tester that finds a bug, and its finding; "" if no tester finds it. Only the properties can find bugs of the
+    client."""
     if bug.what in ARENA_BUGS:
         return found_by_pieces(bug)
     return found_by_properties(bug) if bug in FRONT_BUGS else found_by_simulator(bug)

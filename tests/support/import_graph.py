@@ -20,7 +20,7 @@ def package_modules() -> dict[str, Path]:
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Of each import of a file, at its top or inside of a function: the module, and the names that are taken from it."""
+    """Each import of a file, at its top or inside of a function: the module, and the names imported from it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import():

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a coroutine function as a test: futures need a loop."""
+    """Run a coroutine function as a test: futures need an event loop."""
 
     def run(**fixtures: object) -> None:
         asyncio.run(asyncio.wait_for(test(**fixtures), 60))

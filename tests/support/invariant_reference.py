@@ -1,4 +1,4 @@
-"""The invariants of the scheduler's state once more, over lists and sets, to compare the checks of kv/invariants with."""
+"""A second implementation of the scheduler's invariants, over lists and sets; tests compare it with kv/invariants."""
 
 import math
 from collections import Counter
@@ -23,11 +23,12 @@ from blinkpy.queues.token_rules import MARK, MARK_WORD
 from blinkpy.verify.oracle.grammar_rules import positions_after
 from blinkpy.verify.oracle.oracle_state import Request
 
-Wrong = Iterator[tuple[int, int]]  # fault code, place
+Wrong = Iterator[tuple[int, int]]  # (fault code, place)
 
 
 def wrong(limits: Limits, state: State) -> Wrong:
-    """All violations, the worst first. Later ones rely on the first, so they may be nonsense or raise."""
+    """All violations, the worst first. Later checks rely on earlier ones, so after a violation they may be meaningless or
+    raise."""
     unchecked = dict.fromkeys(("inbox", "forecast", "recorder", "scratch", "fault"), ())
     plain = map_arrays(lambda array: np.asarray(array).tolist(), state._replace(**unchecked))
     for group in (_lists, _requests, _pages, _ring, _index, _snapshots, _pairs, _batch):
@@ -126,7 +127,7 @@ def _rules(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:
 
 
 def _owns(limits: Limits, state: Any, slot: int, own: int, digest: int) -> bool:
-    """Whether a request's queue pair has something of this name in a slot for grammars."""
+    """Whether a grammar slot of the request's queue pair holds an entry with this digest."""
     g, share, pair = state.grammars, limits.grammar_share, state.requests.pair[slot]
     return own in range(pair * share, (pair + 1) * share) and (g.epoch[own], g.digest[own]) == (state.pairs.epoch[pair], digest)
 
@@ -252,7 +253,7 @@ def _pairs(limits: Limits, state: Any) -> Wrong:
 
 
 def _legal_draft(limits: Limits, state: Any, slot: int, ahead: int) -> bool:
-    """Whether a request's grammar allows draft number `ahead` after the drafts before it, and the position after it is right.
+    """Whether a request's grammar allows draft number `ahead` after the previous drafts, and leads to the stored position.
     TOKEN_WRONG covers drafts outside the vocabulary."""
     r, g, own, length = state.requests, state.grammars, state.requests.grammar[slot], state.requests.length[slot]
     draft, places = r.tokens[slot][length + ahead - 1], r.draft_states[slot]
@@ -269,7 +270,7 @@ def _legal_draft(limits: Limits, state: Any, slot: int, ahead: int) -> bool:
 
 
 def _ahead(b: Any, row: int) -> int:
-    """The number of drafts back to the row of their request."""
+    """The number of drafts between a row and the row of its request."""
     return next(n for n in range(row + 1) if n == row or b.emits[row - n] != S.DRAFT)
 
 
@@ -278,7 +279,7 @@ def _lacks_several(r: Any, slot: int) -> bool:
 
 
 def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
-    """The input of a step, that runs next or is suspended."""
+    """The input of the next step, or of a suspended step."""
     r, (rows, tokens, decodes) = state.requests, b.counts[: S.DECODE_ROWS + 1]
     ranges = [range(*b.query_starts[row : row + 2]) for row in range(rows)]
     for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
@@ -326,7 +327,7 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
 
 
 def _groups_of(limits: Limits, buckets: Any, batch: Any) -> int:
-    """Of a step that is cut: in proportion to its bucket, rounded up."""
+    """Groups of a cut step: in proportion to its bucket, rounded up."""
     rows, tokens = batch.counts[:2]
     sizes = zip(buckets.tokens, buckets.rows, strict=True)
     return math.ceil(limits.step_groups * min(most for most, many in sizes if most >= tokens and many >= rows) / limits.tokens)

@@ -12,8 +12,8 @@ TEXTS = ("", "a", "abc", "x", "abcd", "12", 'a"', "é", "😀", "\n", "a\\b", "Z
 
 
 class SchemaDraw:
-    """Draws schemas of the keywords that are supported. closed: objects say whether there are other members. bounded: strings
-    have a largest length, arrays a largest number of items, and objects no other members."""
+    """Draws schemas of the supported keywords. closed: objects state whether they permit other members. bounded: strings have a
+    maximum length, arrays a maximum number of items, and objects no other members."""
 
     def __init__(self, rng: np.random.Generator, closed: bool = False, bounded: bool = False):
         self.rng, self.closed, self.bounded = rng, closed or bounded, bounded
@@ -107,11 +107,11 @@ class SchemaDraw:
         return schema
 
     def alternatives(self, depth: int) -> Any:
-        """Without objects among them: their members could be in several orders."""
+        """Alternatives without objects, whose members could be in several orders."""
         return {"anyOf": [self.one(self.integer, self.string, self.literal, self.boolean)(0) for _ in range(2)]}
 
     def tagged(self, depth: int) -> Any:
-        """oneOf objects that differ by a constant."""
+        """oneOf over objects that a constant distinguishes."""
         branches = []
         for tag in ("x", "y"):
             branch = self.object(depth)
@@ -135,7 +135,7 @@ def recursive(draw: SchemaDraw) -> Any:
 
 
 def changed(rng: np.random.Generator, document: Any) -> Any:
-    """A document with one small change somewhere. Members keep their order; a new one is the last."""
+    """A document with one small change somewhere. Members keep their order; a new member is the last."""
     document = copy.deepcopy(document)
     places: list[tuple[Any, Any]] = []
 
@@ -169,5 +169,5 @@ def _other(rng: np.random.Generator, value: Any) -> Any:
 
 
 def canonical(document: Any) -> bytes:
-    """A document in its one form."""
+    """The canonical text of a document."""
     return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode()

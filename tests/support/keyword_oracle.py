@@ -1,5 +1,5 @@
-"""An oracle of schemas: each keyword alone, with itself, and with each other one, over documents at the boundaries of
-their values.
+"""An oracle of schemas: each keyword alone, with itself, and with each other keyword, over documents at the boundaries of their
+values.
 
 Two validators judge each document: jsonschema, and jsonschema-rs, which is written in Rust. The automaton must accept a
 document in one of its forms if and only if it is valid. Random outputs of the automaton must be valid too.
@@ -22,8 +22,8 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Json = Any
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-FREE_DEPTH = 1  # of containers in values without a schema: more take most of the time
-MOST_STEPS = 40  # of a random output, before it takes the shortest way to its end
+FREE_DEPTH = 1  # of containers in values without a schema: deeper values would take most of the time
+MOST_STEPS = 40  # of a random output, before it takes the shortest path to its end
 OUTPUTS = 3  # of each schema
 TYPES = ("number", "string", "array", "object")
 
@@ -118,7 +118,7 @@ KEYWORDS: dict[str, tuple[str, Draw]] = {  # the type whose values it restricts,
     ),
     "$ref": ("", one_of("#/$defs/small", "#/$defs/large")),
 }
-NEW_KEYWORDS = {"prefixItems", "dependentRequired", "dependentSchemas", "$ref"}  # unknown in draft 7, or alone in its schema
+NEW_KEYWORDS = {"prefixItems", "dependentRequired", "dependentSchemas", "$ref"}  # unknown in draft 7; or, $ref, only alone
 OLD_KEYWORDS: dict[str, tuple[str, Draw]] = {  # of draft 7
     "dependencies": ("object", a_map(NAMES, one_of(["a"], ["b", "c"], {"required": ["b"]}, {"maxProperties": 1}))),
     "items": ("array", lambda rng: [SMALL(rng) for _ in range(rng.integers(1, 3))]),
@@ -128,7 +128,7 @@ DEFINITIONS = {
     "small": {"maximum": 2, "maxLength": 2, "maxItems": 2},
     "large": {"minimum": 1, "minLength": 1, "type": ["number", "string"]},
 }
-FREE = ("properties", "patternProperties")  # without additionalProperties, an object with these has no other members
+FREE = ("properties", "patternProperties")  # an object with these, but without additionalProperties, has no other members
 
 
 class Case(NamedTuple):
@@ -153,7 +153,7 @@ def cases(rng: np.random.Generator, only: str = "") -> Iterator[Case]:
             if (only and only not in (one, other)) or (old and not {one, other} & OLD_KEYWORDS.keys()):
                 continue
             if old and "additionalItems" in (one, other) and "items" not in (one, other):
-                other = "items"  # without it, additionalItems means nothing
+                other = "items"  # without it, additionalItems has no effect
             first, second = known[one][1](rng), known[other][1](rng)
             if known[one][1] is known[other][1] and one != other and rng.random() < 0.5:
                 second = first  # two bounds meet
@@ -170,8 +170,8 @@ def cases(rng: np.random.Generator, only: str = "") -> Iterator[Case]:
 
 
 def compile_schema(schema: Json) -> ByteAutomaton | None:
-    """The automaton of a schema, or None for an empty language. A test may have planted a bug in the modules that are imported
-    here."""
+    """The automaton of a schema, or None for an empty language. Imports the compiler here, so that a test may plant bugs in
+    it."""
     compiler = importlib.import_module("blinkpy.dpu.grammar.schema_compiler").SchemaCompiler(schema, FREE_DEPTH)
     places, pieces = (importlib.import_module(f"blinkpy.dpu.grammar.{name}") for name in ("schema_shapes", "byte_nfa"))
     made = pieces.automaton_of(compiler.compile(places.Place(schema, "#")))
@@ -208,7 +208,7 @@ def judge(case: Case, rng: np.random.Generator, counts: Counter[str]) -> None:
 
 
 class _Texts:
-    """Accepts strings by an automaton, and draws some of them."""
+    """The strings that an automaton accepts: checks and draws them."""
 
     def __init__(self, automaton: ByteAutomaton) -> None:
         self.rows, self.accepting = automaton.next_state.tolist(), automaton.accepting.tolist()
@@ -224,7 +224,7 @@ class _Texts:
         return bool(self.accepting[state])
 
     def draw(self, rng: np.random.Generator, steps: int) -> bytes:
-        """A string: some random steps, then the shortest way to an end."""
+        """A string: some random steps, then the shortest path to an end."""
         text, state = bytearray(), 0
         while not (self.accepting[state] and len(text) >= steps):
             edges = [(kind, after) for kind, after in enumerate(self.rows[state]) if after >= 0]
@@ -251,7 +251,7 @@ def _judge_outputs(case: Case, texts: _Texts, check: Any, other: Any, rng: np.ra
 
 
 def _beyond_doubles(text: bytes) -> bool:
-    """Whether a fraction has more digits than a double keeps: validators would judge a rounded number."""
+    """Whether a fraction has more digits than a double keeps, so that validators would judge a rounded number."""
     digits = list[int]()
     json.loads(text, parse_float=lambda number: digits.append(len(Decimal(number).as_tuple().digits)))
     return max(digits, default=0) > sys.float_info.dig
@@ -277,8 +277,8 @@ def _texts(value: Json) -> list[str]:
 
 
 def may_omit(schema: Json, value: Json) -> bool:
-    """Whether an automaton may refuse this valid document: it has members, and the schema names members without
-    additionalProperties, so that it allows no others."""
+    """Whether an automaton may refuse this valid document, an object: if the schema names members but has no
+    additionalProperties, the automaton allows no further members."""
     text = json.dumps(schema)
     named = any(f'"{name}"' in text for name in FREE) and '"additionalProperties"' not in text
     return isinstance(value, dict) and named

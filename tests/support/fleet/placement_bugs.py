@@ -1,4 +1,4 @@
-"""Bugs on purpose in placement: each must be found by the storm of plain_placement. A patch that no longer fits is an error."""
+"""Bugs planted in placement: the storm of plain_placement must find each. A patch that no longer fits is an error."""
 
 from support.seeded_bugs import Bug
 

@@ -1,4 +1,4 @@
-"""The default placement once more, as plainly as can be, and a storm that compares the two."""
+"""A second, plain implementation of the default placement, and a storm that compares the two."""
 
 import importlib
 import itertools
@@ -15,11 +15,11 @@ ROW_TOKENS, EXTRA_TOKENS = 64, 32768
 
 
 class PlainRecord:
-    """One entry for each page: by the salt and all tokens up to its end."""
+    """An engine's pages, each by the salt and all tokens up to its end."""
 
     def __init__(self, page_size: int, most_pages: int):
         self.page_size, self.most_pages = page_size, most_pages
-        self.pages: OrderedDict[tuple[int, ...], None] = OrderedDict()  # the one used longest ago first
+        self.pages: OrderedDict[tuple[int, ...], None] = OrderedDict()  # the least recently used page first
 
     def _names(self, prompt: Int32, salt: int) -> list[tuple[int, ...]]:
         ends = range(self.page_size, len(prompt) + 1, self.page_size)
@@ -38,7 +38,7 @@ class PlainRecord:
 
 
 class PlainPlacement:
-    """Which engines would be right for a prompt."""
+    """The engines that are correct for a prompt."""
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
         self.page_size, self.most_pages = page_size, most_pages
@@ -54,7 +54,7 @@ class PlainPlacement:
         homes = {i for i in homes if cost[i] == min(cost[home] for home in homes)}
         wait = {load.index: load.waiting_tokens + load.unseen_tokens for load in loads if load.accepts}
         right = set[int | None]()
-        for i, home in itertools.product(least, homes):  # it depends on which of several equal ones are compared
+        for i, home in itertools.product(least, homes):  # the choice depends on which of several equal engines are compared
             saved = cached[home] - cached[i]
             right.add(home if saved and cost[home] - cost[i] <= EXTRA_TOKENS and wait[home] - wait[i] <= saved else i)
         return right
@@ -67,7 +67,7 @@ class PlainPlacement:
 
 
 def random_prompt(rng: np.random.Generator, sent: list[Int32], longest: int) -> Int32:
-    """A prompt of few different tokens, so that many begin alike; or an earlier prompt, cut and continued."""
+    """A prompt of few different tokens, so that many have a common start; or an earlier prompt, cut and continued."""
     prompt = rng.integers(0, 2, rng.integers(1, longest), dtype=np.int32)
     if sent and rng.random() < 0.6:
         before = sent[rng.integers(len(sent))]
@@ -88,7 +88,7 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
     for call in range(calls):
         prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
         if rng.random() < 0.5 or not numbers.size:
-            spread = int(rng.choice([1, 30, 3000]))  # how much loads differ
+            spread = int(rng.choice([1, 30, 3000]))  # spread of the loads
             numbers = rng.integers(0, spread, (engines, 4))
             numbers[:, 2] *= int(rng.choice([1, 40]))
             numbers[:, 3] //= int(rng.choice([1, 9, 3000]))
@@ -105,7 +105,7 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
             lost = int(rng.integers(engines))
             placement.forget(lost)
             plain.forget(lost)
-        if chosen is not None and rng.random() < 0.9:  # else the engine was lost at this moment
+        if chosen is not None and rng.random() < 0.9:  # otherwise the engine was lost at this moment
             for _ in range(int(rng.integers(1, 3))):
                 placement.sent(chosen, prompt, salt)
                 plain.sent(chosen, prompt, salt)
