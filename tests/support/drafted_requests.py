@@ -102,7 +102,7 @@ def outputs(
     **options: Any,
 ) -> tuple[list[Output], dict[str, int]]:
     """The output of each request, and the engine's counters. cancel_after: tokens after which to cancel some requests.
-    predictions: of some requests.
+    predictions: predictions for some requests.
     """
     engine, predicted = make_engine(config_for(folder, **options)), [(predictions or {}).get(i) for i in range(len(requests))]
     with serving(engine) as client:

@@ -1,4 +1,4 @@
-"""Anthropic's answers, written by hand from its documentation: the fields of each object, and their types."""
+"""Shapes of Anthropic's answers, written by hand from its documentation: the fields of each object, and their types."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def has_shape(value: Any, shape: Any) -> None:
 
 
 def has_shape_with_edits(value: dict[str, Any], shape: Any) -> None:
-    """The shape, perhaps with the edits that a request has asked for."""
+    """Assert that a message has the shape, possibly with the context edits that a request may enable."""
     has_shape({name: inner for name, inner in value.items() if name != "context_management"}, shape)
     if "context_management" in value:
         has_shape(value["context_management"], {"applied_edits": list})
@@ -54,7 +54,7 @@ def has_shape_with_edits(value: dict[str, Any], shape: Any) -> None:
 
 
 def is_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, after its end."""
+    """Assert that a message is finished and has its shape; returns it."""
     has_shape_with_edits(message, MESSAGE)
     for block in message["content"]:
         has_shape(block, BLOCKS[block["type"]])
@@ -64,8 +64,8 @@ def is_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def message_of_events(text: str) -> dict[str, Any]:
-    """The message that a stream's events make, as Anthropic's client makes it: of arguments that are cut off, it keeps what has
-    come. Their order and shapes are checked."""
+    """The message that a stream's events build, as Anthropic's client builds it; it keeps arguments that are cut off. Checks the
+    events' order and shapes."""
     events = []
     for entry in text.strip().split("\n\n"):
         head, _, data = entry.partition("\n")

@@ -1,4 +1,4 @@
-"""Connections that attack a server in different ways, for as long as a test wants."""
+"""Connections that attack a server in different ways, until a test stops them."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ WHOLE = completion_bytes(prompt=[7], max_tokens=3)
 STREAM = completion_bytes(prompt=[7], max_tokens=50_000, stream=True)
 GET = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
 
-Act = Callable[[socket.socket, int], bool]  # gets the number of the act; returns whether the connection continues
+Act = Callable[[socket.socket, int], bool]  # receives the number of the act; returns whether the connection continues
 
 
 def _drip(sock: socket.socket, number: int) -> bool:
@@ -33,7 +33,7 @@ def _read(sock: socket.socket) -> None:
 
 
 def _first(data: bytes) -> Act:
-    """Send once, and wait for the end."""
+    """Send data once, and wait until the connection ends."""
 
     def act(sock: socket.socket, number: int) -> bool:
         if not number:
@@ -45,7 +45,7 @@ def _first(data: bytes) -> Act:
 
 
 def _again(data: bytes) -> Act:
-    """Send repeatedly."""
+    """Send data repeatedly."""
 
     def act(sock: socket.socket, number: int) -> bool:
         sock.sendall(data)
@@ -56,7 +56,7 @@ def _again(data: bytes) -> Act:
 
 
 def _send_and_reset(data: bytes, acts: int) -> Act:
-    """Send, and reset the connection after some acts."""
+    """Send data, and reset the connection after some acts."""
 
     def act(sock: socket.socket, number: int) -> bool:
         if not number:
@@ -91,7 +91,7 @@ ACTS: dict[str, Act] = {
 
 
 class AttackCrowd:
-    """`each` connections of each kind of ACTS, opened again whenever they end. refused: connections that the kernel refused."""
+    """`each` connections of each kind of ACTS, reopened whenever they end. refused: connections that the kernel refused."""
 
     def __init__(self, port: int, each: int):
         self._port, self._each = port, each

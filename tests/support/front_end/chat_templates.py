@@ -48,8 +48,8 @@ PYTHONIC = (
     "{% endfor %}{% endfor %}<|start|>assistant\n"
 )
 CODER = "{% if tools %}{{ tools | tojson }}<tool_call><function=NAME></function></tool_call>{% endif %}{{ messages[0].content }}"
-UNKNOWN = "{% if tools %}{{ tools | tojson }}<call name=NAME/>{% endif %}{{ messages[0].content }}"  # no format's sign
-# As gpt-oss's: instructions are the first message alone, reasoning is `thinking`, and a message has one call.
+UNKNOWN = "{% if tools %}{{ tools | tojson }}<call name=NAME/>{% endif %}{{ messages[0].content }}"  # the sign of no known format
+# As gpt-oss's: only the first message has instructions, reasoning is `thinking`, and a message has one call.
 HARMONY = (
     "{%- macro said(head, text) %}<|start|>{{ head }}<|message|>{{ text }}<|end|>{% endmacro -%}"
     "{{ said('system', 'Reasoning: ' + (reasoning_effort or 'medium')) }}"
@@ -80,7 +80,7 @@ FORMATS = {
 }
 """A template of each call format."""
 
-# Templates that raise errors, as published ones do. Each with its parser.
+# Templates that raise errors, as published templates do, each with its parser.
 GEMMA = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -144,4 +144,4 @@ RAISING = {
     "no_tools": (NO_TOOLS, "hermes"),
 }
 WITHOUT_TOOLS = ("gemma", "gemma3", "no_tools")
-"""Templates of RAISING that take no tools."""
+"""Templates of RAISING without tools."""

@@ -1,5 +1,4 @@
-"""Requests for completions at random, and the contents of their answers: for comparing two paths to the same
-engine."""
+"""Random requests for completions, and the contents of their answers, to compare two paths to the same engine."""
 
 import json
 
@@ -10,8 +9,8 @@ WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter",
 
 
 def requests(rng: np.random.Generator, count: int, words: int, tokens: int) -> list[dict]:
-    """Bodies of completion requests with lengths, sampling and log probabilities at random. words: prompts have less; tokens:
-    answers have at most these."""
+    """Bodies of completion requests with random lengths, sampling and log probabilities. words: prompts have fewer; tokens:
+    maximum tokens of an answer."""
     made = []
     for i in range(count):
         body = {

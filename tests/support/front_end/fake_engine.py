@@ -32,13 +32,13 @@ FACTS = EngineFacts(
     page_size=4,
     num_pages=64,
     max_num_seqs=8,
-    lease_ms=60_000,  # a busy machine keeps a front end waiting
+    lease_ms=60_000,  # a busy machine delays a front end
 )
 
 
 @dataclass
 class Request:
-    """A request as the engine took it in."""
+    """A request as the engine read it from the queue."""
 
     pair: int
     entry: np.void
@@ -65,13 +65,13 @@ class Pair:
 
 
 class FakeEngine(threading.Thread):
-    """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
+    """An engine that runs from start() to stop(), or within a block. step_s: time of a step, in which every running request gets
+    one token.
 
-    paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens. most_tokens: no
-    request makes more, until it is greater.
-    script: tokens of its answer instead of an echo. Tokens that equal those of a prediction count as its drafts, except the
-    last one. reject: reason for the next request, 0: it is accepted.
-    hit_pages, waited_ns: reported for each further request. submitted: all requests so far.
+    paused: the engine stops, including its heartbeat. hold: it accepts and cancels requests, but makes no tokens. most_tokens: no
+    request makes more, until a test raises it. script: tokens of answers instead of an echo. Tokens that equal a prediction's
+    count as its drafts, except the last token. reject: reason to reject the next request; 0: accept it. hit_pages, waited_ns:
+    values to report for each further request. submitted: all requests so far.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class FakeEngine(threading.Thread):
         self.state(W.STATE_READY)
 
     def state(self, state: int) -> None:
-        """Say another state."""
+        """Publish another state."""
         self.views.engine[W.ENGINE_STATE] = state
 
     def pause(self) -> None:
-        """Nothing moves from now on, until `paused` is False."""
+        """Stop the engine until `paused` is False."""
         self.paused = True
-        with self._turn:  # a step that had begun
+        with self._turn:  # a step that has begun
             pass
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class FakeEngine(threading.Thread):
     def _take_in(self, index: int, pair: Pair) -> None:
         views, size = self.views, self.sizes.sq_entries
         doorbell = int(views.front[index, W.FRONT_DOORBELL])
-        if doorbell >> W.EPOCH_SHIFT != pair.epoch or self.consume_nothing:  # asked after the doorbell: later doorbells wait
+        if doorbell >> W.EPOCH_SHIFT != pair.epoch or self.consume_nothing:  # read after the doorbell: later doorbells wait
             return
         waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
         assert waiting <= size, f"doorbell {waiting} entries ahead"
@@ -256,13 +256,13 @@ class FakeEngine(threading.Thread):
         return C.WAS_DRAFTED | C.WAS_PREDICTED if right else 0
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
-        """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
+        """A record's tokens and log probabilities: the generated token is the third most likely."""
         top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))]
         return [token, *top], [-2.5, *(-0.5 - rank for rank in range(TOP_LOGPROBS))]
 
 
 def drain(pair: QueuePair) -> dict[InFlightRequest, list[tuple[int, int]]]:
-    """Poll until nothing is in flight. Returns token and flags of each completion, by request."""
+    """Poll until no request is in flight. Returns token and flags of each completion, by request."""
     got: dict[InFlightRequest, list[tuple[int, int]]] = {}
 
     def done() -> bool:

@@ -87,4 +87,4 @@ WORLD_BUGS = (
       if bug.what in ("a head of an earlier epoch is accepted", "a grant begins at the wrong completion",
                       "a claim of any epoch is granted")),
 )  # fmt: skip
-"""What tests/support/front_end/scheduler_storm.py must find, in the fleet and in what it relies on."""
+"""Bugs that tests/support/front_end/scheduler_storm.py must find, in the fleet and in the modules that it uses."""

@@ -1,9 +1,9 @@
-"""Engines under random losses: links with scripted queue pairs, in simulated time. Every choice must end with
-the tokens of an undisturbed run, or with an error if that is permitted.
+"""Engines that are lost at random: links with scripted queue pairs, in simulated time. Every choice must end with the tokens of
+an undisturbed run, or with an error if an error is permitted.
 
 A scripted engine's next token is a hash of the seed and of the whole sequence, so a lost, doubled or misplaced
-token changes all later ones. It keeps to stop ids, min_tokens, max_tokens, grammars and banned sequences, and
-with penalties its draws depend on the output alone, as it is known to this engine.
+token changes all later ones. It obeys stop ids, min_tokens, max_tokens, grammars and banned sequences; with penalties its draws
+depend only on the output that this engine knows.
 """
 
 import heapq
@@ -31,12 +31,12 @@ from blinkpy.verify.sim.grammar_supply import with_a_string
 PIECES = [b"", *(bytes([65 + i]) for i in range(12)), b"AB", b"BC", b"CAD"]
 VOCABULARY, STOP_ID, SLOTS = len(PIECES), 0, 6
 STEP_S = 0.01
-LABELS = 5  # of engines that come and go
-HALF_STOPS = ("><4", "><7", "><9")  # stop strings of which each token's text ends with a part
+LABELS = 5  # of engines that appear and vanish
+HALF_STOPS = ("><4", "><7", "><9")  # stop strings; each token's text ends with a prefix of them
 
 
 class StormError(AssertionError):
-    """A requirement does not hold. The message begins with the seed."""
+    """A violated requirement. The message begins with the seed."""
 
 
 # ---- engines ------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class StormError(AssertionError):
 
 @dataclass(eq=False)
 class Asked:
-    """A request in the engine; instead of an InFlightRequest."""
+    """A request in the engine, in the role of an InFlightRequest."""
 
     prompt: list[int]
     sampling: RequestParameters
@@ -74,7 +74,7 @@ class Asked:
             return token, C.HAS_TOKEN | C.HAS_LOGPROBS
         token = self._drawn()
         self.made.append(token)
-        place = len(self.prompt) + len(self.made)  # in all engines the same one
+        place = len(self.prompt) + len(self.made)  # the same in all engines
         flags = C.HAS_TOKEN | (0, C.WAS_DRAFTED, C.WAS_DRAFTED | C.WAS_PREDICTED)[(place + token) % 3]
         if sampling.logprobs >= 0:
             self.records.append([(token, -float(len(self.prompt) + len(self.made)))])
@@ -105,7 +105,7 @@ class Asked:
 
     @property
     def _output(self) -> list[int]:
-        """Of other engines, too."""
+        """The output so far, including tokens from other engines."""
         return [*self.prompt[len(self.prompt) - self.sampling.output_tokens :], *self.made]
 
     def _drawn(self) -> int:
@@ -117,7 +117,7 @@ class Asked:
 
 
 class ScriptedPair:
-    """Instead of a QueuePair with an engine behind it."""
+    """A QueuePair and its engine, scripted."""
 
     def __init__(self, draw: random.Random, instance: int, errors: Any):
         self._draw, self._errors = draw, errors
@@ -170,7 +170,7 @@ class ScriptedPair:
         return request
 
     def _usable(self, prediction: list[int], length: int) -> list[int]:
-        """The end of a prediction that fits behind a prompt of a length."""
+        """The last tokens of a prediction, as many as fit after a prompt of this length."""
         fits = range(min(len(prediction), min(self.context, self.longest_prompt) - length) + 1)
         return prediction[len(prediction) - max(fits, default=0) :] if self.facts.predictions else []
 
@@ -214,13 +214,13 @@ class Client:
 
     def __init__(self, asked: Asked, stops: tuple[str, ...], prediction: Sequence[int] = ()):
         self.asked, self.stops, self.prediction = asked, stops, list(prediction)
-        self.drafts = 0, 0  # accepted ones of an undisturbed run, and those from the prediction; once `expected` is called
+        self.drafts = 0, 0  # of an undisturbed run: accepted drafts, and those from the prediction; set by `expected`
         self.text, self.logprobs, self.ends = "", list[float](), 0
-        self.homes = self.placed = 0  # engines that had it; links that took it, to be held or not
+        self.homes = self.placed = 0  # engines that had it; links that accepted it, whether they hold it or not
         self.gone = False
         self.generation: Any = None
-        self.submitted = 0.0  # the first time, s
-        self.paused_s, self.since = 0.0, -1.0  # without an engine: all pauses that have ended; since when, -1: it has one
+        self.submitted = 0.0  # when first submitted, s
+        self.paused_s, self.since = 0.0, -1.0  # pauses without an engine: total of ended ones; start of the present one, or -1
 
     def on_text(self, generation: Any, text: str, logprobs: list[Any]) -> None:
         self.text += text
@@ -233,15 +233,15 @@ class Client:
         pass
 
     def _stop(self, text: str, free: int) -> int:
-        """The end of the output at a stop string, the longest of those that end first; -1 without a stop
-        string. free: characters of the first min_tokens tokens, in which none ends it."""
+        """The end of the output at the stop string that ends first, the longest if several do; -1 without a stop string. free:
+        characters of the first min_tokens tokens, in which no stop string counts."""
         ends = [(i + len(stop), i) for stop in self.stops for i in range(len(text)) if text.startswith(stop, i)]
         return min((each for each in ends if each[0] > free), default=(0, -1))[1]
 
     def expected(self) -> tuple[str, list[float], str]:
         """Text, log probabilities and finish reason of an undisturbed run."""
         asked, sampling = self.asked, self.asked.sampling
-        if sampling.seed is None:  # it was drawn once, for all engines
+        if sampling.seed is None:  # drawn once for all engines
             sampling = sampling.changed(seed=self.generation.flight.sampling.seed)
         alone = Asked(asked.prompt, sampling, asked.grammar, asked.rules, scored=len(asked.prompt))
         text, logprobs, free = "", list[float](), 0
@@ -261,7 +261,7 @@ class Client:
 
 
 class Texts:
-    """Instead of a detokenizer."""
+    """Texts of tokens, in the role of a detokenizer."""
 
     def push(self, token: int) -> str:
         return f"<{token}>"
@@ -271,7 +271,7 @@ class Texts:
 
 
 class Storm:
-    """seed: of everything. Imports are made here: a planted bug is in them."""
+    """A storm of one seed. Imports its modules when it begins, so that a test may plant bugs in them."""
 
     def __init__(self, seed: int):
         self.seed, self.draw, self.look, self.now = seed, random.Random(seed), random.Random(seed), 100.0
@@ -286,7 +286,7 @@ class Storm:
         self.clients: list[Client] = []
         self.reported: dict[
             int, set[tuple[int, ...]]
-        ] = {}  # prompts that the placement was notified of, by the engine's instance
+        ] = {}  # prompts whose placement was reported, by the engine's instance
         self.failures: list[BaseException] = []
 
     def run(self, steps: int) -> "Storm":
@@ -396,7 +396,7 @@ class Storm:
         self._check()
 
     def _list(self) -> None:
-        """As the watch over the list of engines does, repeatedly."""
+        """Update the list of engines, as its watcher does, repeatedly."""
         self.fleet.set_engines(self._listed)
         listed = {entry.label for entry in self._listed}
         self.require(listed == {link.label for link in self.fleet.links if not link.removed}, "not the engines that are listed")
@@ -407,7 +407,7 @@ class Storm:
             link._lose(self.modules["link.queue_pair"].EngineLostError("the engine is gone"))
 
     def _leave(self, client: Client) -> None:
-        """As a connection does that was lost."""
+        """Cancel a choice, as a lost connection does."""
         if client.generation.open:
             client.gone, client.generation.open = True, False
             self.fleet.cancel(client.generation)
@@ -458,7 +458,7 @@ class Storm:
         self.clients += clients
 
     def _places(self, generation: Any) -> int:
-        """Engines, and queues of waiting requests, with its location."""
+        """The number of engines and waiting queues that hold a choice."""
         links = [link for link in self.fleet.links if link.pair is not None]
         live = sum(request.owner is generation and not request.cancelled for link in links for request in link.pair.requests)
         deferred = [each[0] for link in self.fleet.links for each in link._deferred]
@@ -497,7 +497,7 @@ class Storm:
         """The fleet's view of its engines, compared with their state."""
         prompt = self.look.choice(self.clients).asked.prompt if self.clients else []
         if self.fleet._has_placement():
-            self.fleet._loads()  # as before each choice: a restarted engine is noticed there
+            self.fleet._loads()  # as before each choice: this notices a restarted engine
         for link in self.fleet.links:
             if link.pair is None:
                 continue
@@ -548,7 +548,7 @@ class Storm:
             self._judge_drafts(client)
             if client.asked.sampling.logprobs >= 0:
                 self.require(client.logprobs == logprobs, "log probabilities are lost")
-            if generation.scores is not None and generation.leader is None:  # other choices that show them wait for the leader's
+            if generation.scores is not None and generation.leader is None:  # other choices wait for the leader's scores
                 known = [entry.token for entry in generation.scores.entries]
                 self.require(known == client.asked.prompt, "the scores are not the prompt's")
                 self.require(len(generation.scores.ranks) == len(known), "a token has more or less than one rank")
@@ -562,12 +562,12 @@ class Storm:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
+    """The number of tokens in the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _automaton(draw: random.Random) -> ByteAutomaton:
-    """Of some strings over the bytes of PIECES."""
+    """An automaton of some strings over the bytes of PIECES."""
     while True:
         states = draw.randint(2, 7)
         class_of = np.zeros(256, np.uint8)

@@ -1,4 +1,5 @@
-"""A process for jobs whose first forks fail. Its order: the error of these forks, their number, and the CPU time of a job, s.
+"""A process for jobs whose first forks fail. Its input: the error of these forks, their number, and the maximum CPU time of a
+job, s.
 
 A job is two numbers: seconds to wait, and seconds to compute."""
 

@@ -1,6 +1,7 @@
 """Property tests of the whole protocol: a Hypothesis state machine over the real client and the real scheduler.
 
-After every rule the state is checked, and every completion when it is read. At the end everybody behaves, and all must end.
+Every rule is followed by a check of the state, and every read completion is checked. At the end all front ends behave, and every
+request must end.
 """
 
 import importlib
@@ -35,15 +36,15 @@ BEAT_EVERY = 8  # calls; a lease is 20
 
 
 class FrontMachine(RuleBasedStateMachine):
-    """Front ends come, go, write late and read slowly. The modules under test are looked up when it begins, so that a test may
-    plant bugs in them."""
+    """Front ends that attach, crash, write late and read slowly. The constructor looks up the modules under test, so that a test
+    may plant bugs in them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.client: Any = importlib.import_module("blinkpy.dpu.link.queue_pair")
         self.drained = False
         self.delayed: set[int] = set()
-        self.excused: set[int] = set()  # those whose lease may end
+        self.excused: set[int] = set()  # pairs whose lease may end
         self.calls = 0
 
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
@@ -52,7 +53,7 @@ class FrontMachine(RuleBasedStateMachine):
         recorded = seed % 4 == 0
         world = make_world(seed, 1, tight=True, records=recorded)
         turn = scheduler.make_turn(SHIPPED[policy])
-        if world.limits.grammar_share:  # space for the largest automaton and the largest token rules, and for a few others
+        if world.limits.grammar_share:  # space for the largest automaton, the largest token rules, and a few more
             lengths = world.sim.grammars.length, world.sim.rules.length
             arena = sum(int(length.max()) for length in lengths) + 16 * (seed % 5)
             np.ndarray((1,), HEADER, world.segment)["grammar_arena"] = arena
@@ -73,14 +74,14 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, many=st.integers(1, 6), seed=SEEDS)
     def submit(self, pair: int, many: int, seed: int) -> None:
-        """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
+        """Submit requests of all kinds, drawn from a seed: prompts with a common start, any length, any limit."""
         client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
             sent = ExpectedRequest(self.case.limits, *self._request(draw), self.case.pieces)
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar, sent.rules)
             except self.client.NoSpaceError:
-                assert client.in_flight, "busy with nothing"
+                assert client.in_flight, "the queue is full without a request"
                 return
             except self.client.EngineUnavailableError:
                 assert self.drained
@@ -88,7 +89,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, seed=SEEDS)
     def serve(self, pair: int, seed: int) -> None:
-        """The usual course of things, so that the rare ones find something to disturb."""
+        """The usual events, so that rare events have requests to disturb."""
         draw = random.Random(seed)
         for _ in range(draw.randint(1, 5)):
             self.submit(draw.randrange(5), draw.randint(1, 6), draw.randrange(1 << 30))
@@ -98,14 +99,14 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 8))
     def steps(self, steps: int) -> None:
-        """Time passes. Every live party sends heartbeats; writes arrive, except delayed ones."""
+        """Let time pass. Every live party sends heartbeats; all writes arrive except delayed ones."""
         for _ in range(steps):
             self._beat()
             self.case.turn()
 
     @rule(pair=PAIRS, which=st.integers(0, 5), at_once=st.booleans())
     def cancel(self, pair: int, which: int, at_once: bool) -> None:
-        """Wherever the request is: not yet arrived, waiting, computed in chunks, preempted, just ended."""
+        """Cancel a request in any state: not yet arrived, waiting, computed in chunks, preempted, or just ended."""
         client = self._living(pair)
         live = client.live() if client else []
         if live:
@@ -123,20 +124,20 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, reads=st.integers(0, 6))
     def lag(self, pair: int, reads: int) -> None:
-        """This front end now reads old words, for a number of reads; it never goes back in time."""
+        """Let this front end read old words for a number of reads, but never older words than before."""
         client = self._living(pair)
         if client:
             client.transport.lag = reads
 
     @rule(pair=PAIRS)
     def delay(self, pair: int) -> None:
-        """From now on this front end's writes stay under way, until `resume`. Its lease may end meanwhile."""
+        """Keep this front end's writes in flight until `resume`. Its lease may end meanwhile."""
         self.delayed.add(pair % len(self.pairs))
         self.excused.add(pair % len(self.pairs))
 
     @rule(pair=PAIRS, seed=SEEDS, calls=st.integers(1, 3))
     def trickle(self, pair: int, seed: int, calls: int) -> None:
-        """A delayed front end submits, and its writes arrive one by one, with calls of the scheduler in between."""
+        """A delayed front end submits; its writes arrive one by one, between calls of the scheduler."""
         self.delay(pair)
         self.submit(pair, 2, seed)
         for _ in range(8):
@@ -151,7 +152,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, writes=st.integers(0, 8))
     def crash(self, pair: int, writes: int) -> None:
-        """Between any two of its writes."""
+        """A front end crashes between any two of its writes."""
         client = self._living(pair)
         if client:
             client.transport.deliver(writes)
@@ -165,20 +166,20 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule()
     def silence(self) -> None:
-        """No heartbeat arrives for longer than a lease."""
+        """All heartbeats are missing for longer than a lease."""
         self.case.now += 2 * self.case.limits.lease_ns
         self.excused |= set(range(len(self.pairs)))
 
     @rule(pair=PAIRS)
     def look(self, pair: int) -> None:
-        """A front end looks whether it still has its pair; if not, it begins again."""
+        """A front end checks that it still has its pair; if not, it attaches again."""
         client = self._living(pair)
         if client:
             self._check(pair % len(self.pairs), client)
 
     @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((W.FRONT_DOORBELL, W.FRONT_CQ_HEAD)))
     def late(self, pair: int, seed: int, word: int) -> None:
-        """A write of an earlier epoch lands on top of the latest one."""
+        """A late write of an earlier epoch overwrites the latest write."""
         self.submit(pair, 2, seed)
         pair %= len(self.pairs)
         if self.pairs[pair]:
@@ -196,7 +197,7 @@ class FrontMachine(RuleBasedStateMachine):
             self.case.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def teardown(self) -> None:
-        """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""
+        """All front ends behave: all requests must end within a bounded number of calls, and free all pages."""
         if not hasattr(self, "case"):
             return
         limits, case = self.case.limits, self.case
@@ -272,8 +273,8 @@ class FrontMachine(RuleBasedStateMachine):
             client.check()
             assert lives, "a client did not notice that its epoch was revoked"
         except self.client.EngineLostError:
-            assert not lives, "a client thinks that its epoch was revoked"
-            assert pair in self.excused, "a client lost its epoch and did nothing wrong"
+            assert not lives, "a client reports that its epoch was revoked, but it was not"
+            assert pair in self.excused, "a client lost its epoch without missing a heartbeat"
             client.abandon()
             client.transport.wire.clear()
             self.pairs[pair] = None

@@ -1,4 +1,4 @@
-"""Page hashes token by token, as their definition says; blinkpy.queues.page_hash and the engine's must be the same."""
+"""Page hashes token by token, straight from their definition; blinkpy.queues.page_hash and the engine must agree."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ PRIMES = (2**31 - 1, 2**31 - 19)
 
 
 def page_hashes(tokens: Iterable[int], page_size: int, multipliers: tuple[int, int], cache_salt: int = 0) -> list[int]:
-    """The hash of each full page, 62 bits. Multipliers of 0, which make collisions, are fine here."""
+    """The hash of each full page, 62 bits. Multipliers of 0, which cause collisions, are permitted here."""
     first, second, found = cache_salt % PRIMES[0], cache_salt // PRIMES[0] % PRIMES[1], []
     for position, token in enumerate(tokens, 1):
         first = (first * multipliers[0] + int(token) + 1) % PRIMES[0]

@@ -1,4 +1,4 @@
-"""Bugs on purpose between an HTTP request and its submission, and back: support.front_end.http_oracle must find each."""
+"""Bugs planted between an HTTP request and its submission, and back: support.front_end.http_oracle must find each."""
 
 from support.seeded_bugs import Bug
 

@@ -1,5 +1,5 @@
-"""Random requests for /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages. Each feature is drawn by itself, so
-any of them meet; values at the edges of their ranges are frequent."""
+"""Random requests for /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages. Features are drawn independently, so
+any of them combine; values at the edges of their ranges are frequent."""
 
 import json
 import random
@@ -29,7 +29,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "slow": {"service_tier": "flex", "number": 8, "priorities": [-(2**31), 2**31 - 1]},
     "both": {"weight": 0.25, "number": 9, "service_tiers": ["flex", "priority"], "priorities": [-(2**31), 2**31 - 1]},
 }
-FLEX = {"slow": 1, "fast": 0, "both": 0}  # class of a request that names no tier
+FLEX = {"slow": 1, "fast": 0, "both": 0}  # class of a request without a tier
 FUNCTIONS = {
     "get_weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "get_time": {"type": "object", "properties": {}},
@@ -42,7 +42,7 @@ GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"guided_json": SCHEMA}, ['{"a": 1}', '{"a":-2}'], ['{"a": "1"}', "{}", '{"a": 1, "b": 2}']),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, ['{"a": 1}'], ["{}", "1"]),
 ]
-"""Fields of a grammar, texts that it accepts, and others."""
+"""Fields of a grammar, texts that it accepts, and texts that it rejects."""
 _FORMAT = {"type": "json_schema", "schema": SCHEMA}
 MESSAGES_GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"output_format": _FORMAT}, ['{"a": 1}'], ["{}", "1"]),
@@ -51,7 +51,7 @@ MESSAGES_GRAMMARS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 
 class CaseMaker:
-    """Makes cases from one generator. Seeds, salts and texts are fresh in each."""
+    """Makes cases from one generator. Seeds, salts and texts are fresh in each case."""
 
     def __init__(self, seed: int, model: Model):
         self.draw, self.model = random.Random(seed), model
@@ -64,7 +64,7 @@ class CaseMaker:
         return "".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(1, most)))
 
     def case(self) -> Case:
-        """The next one."""
+        """The next case."""
         self.made += 1
         path = self.draw.choice([COMPLETIONS, CHAT, RESPONSES, MESSAGES])
         case = self._completion() if path == COMPLETIONS else self._chat(path)
@@ -163,7 +163,7 @@ class CaseMaker:
         return case
 
     def _conversation(self, path: str, body: dict[str, Any], messages: list[dict[str, str]]) -> bool:
-        """The fields for one question, at times behind instructions, and before a turn with calls. Returns whether the answer
+        """The fields for one question, sometimes after instructions, and before a turn with calls. Returns whether the answer
         continues a text of the model.
 
         messages: the question's messages; becomes the whole conversation as text."""
@@ -198,7 +198,7 @@ class CaseMaker:
         return [f"{self.draw.randint(0, 99)}{self.text(3)}x" for _ in range(self.draw.randint(1, 3))]
 
     def _blocks(self, texts: list[str], kind: str = "text") -> Any:
-        """A content: blocks, or at times the only text."""
+        """The content of a message: blocks, or sometimes a plain text if it is the only one."""
         return texts[0] if len(texts) == 1 and self.some(0.5) else [{"type": kind, "text": one} for one in texts]
 
     def _turn(
@@ -212,7 +212,7 @@ class CaseMaker:
         thanked: list[str],
     ) -> list[dict[str, Any]]:
         """Messages or items: the model's text and calls, their results, and the user's text. summary: summary of the reasoning,
-        which counts without thoughts.
+        used if thoughts are missing.
         """
         ids = [f"id_{i}" for i in range(count)]
         if path == RESPONSES:
@@ -295,7 +295,7 @@ class CaseMaker:
         ]
 
     def _prediction(self, case: Case) -> None:
-        """At times that of a chat: the text of one of its choices, at times edited, or any text. It fits behind the prompt."""
+        """A chat's prediction, sometimes: the text of a choice, possibly edited, or any text. It fits after the prompt."""
         if case.path != CHAT or self.some(0.6):
             return
         said = self.model.text(self.draw.choice(case.speeches[0]), True, chat=False)

@@ -10,7 +10,7 @@ FINISHES = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"
 
 
 def found_message(case: Case, text: str, said: Said, page_size: int) -> dict[str, Any]:
-    """Content, reasoning, calls and finish reason of an answer, once its counts and its stop string are checked.
+    """Content, reasoning, calls and finish reason of an answer, after a check of its counts and its stop string.
 
     text: whole answer or events. page_size: tokens of a cached page. Raises AssertionError.
     """
@@ -29,7 +29,7 @@ def found_message(case: Case, text: str, said: Said, page_size: int) -> dict[str
         else:
             got[{"text": "content", "thinking": "reasoning"}[block["type"]]] += block[block["type"]]
     calls = got["calls"]
-    whole = bool(calls) and calls[-1][1] == case.calls[len(calls) - 1][1]  # then a stop string may still be the reason
+    whole = bool(calls) and calls[-1][1] == case.calls[len(calls) - 1][1]  # then the reason may still be a stop string
     got["finish"] = FINISHES[stop] if stop != "stop_sequence" else "tool_calls" if whole else "stop"
     if case.thinking or case.body.get("tools"):
         got |= {name: got[name].strip() for name in ("content", "reasoning")}
@@ -37,7 +37,7 @@ def found_message(case: Case, text: str, said: Said, page_size: int) -> dict[str
 
 
 def _arguments(case: Case, number: int, index: int, block: dict[str, Any], events: list[dict[str, Any]]) -> str:
-    """The text of a call's arguments. An input that was cut off is a text in an object."""
+    """The text of a call's arguments. An object holds the text of an input that was cut off."""
     if events:
         own = [event["delta"] for event in events if event["type"] == "content_block_delta" and event["index"] == index]
         return "".join(delta["partial_json"] for delta in own)

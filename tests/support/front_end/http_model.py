@@ -1,7 +1,7 @@
-"""The effects of an HTTP request: a short model of the API, made from docs/api.md and not from the product's code.
+"""The effects of an HTTP request: a short model of the API, derived from docs/api.md, not from the product's code.
 
-It takes a body and the engine's tokens for each choice, and gives submissions, texts, finish reasons and counts.
-The text comes from the `tokenizers` library; no module of blinkpy.dpu is used.
+It computes submissions, texts, finish reasons and counts from a body and the engine's tokens of each choice. It decodes text with
+the `tokenizers` library, and uses no module of blinkpy.dpu.
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer as Encoder
 
 EOS = 1
-SHOWN = ("<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")  # special tokens that parsers of chats read
+SHOWN = ("<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")  # special tokens that chat parsers read
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 PLAIN = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant:"
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9}  # of the model's generation_config.json
@@ -26,7 +26,7 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "min_tokens": 0,
 }
-Speech = list[int]  # token ids that the engine generates for one choice, repeated as often as needed
+Speech = list[int]  # token ids that the engine generates for one choice, repeated as needed
 
 
 def logprob_of(token: int) -> float:
@@ -35,13 +35,13 @@ def logprob_of(token: int) -> float:
 
 
 def is_own_draft(token: int) -> bool:
-    """Whether a token that no prediction contains was a draft in these tests."""
+    """Whether a token outside every prediction counts as a draft in these tests."""
     return token % 3 == 0
 
 
 @dataclass
 class Case:
-    """A request. tenant: whose key it has. prompts: token ids. speeches: tokens of each choice of each prompt. hits: pages of
+    """A request. tenant: owner of its key. prompts: token ids. speeches: tokens of each choice of each prompt. hits: pages of
     each prompt in the prefix cache."""
 
     path: str
@@ -52,8 +52,8 @@ class Case:
     hits: list[int]
     thinking: bool = False  # the prompt opens the reasoning
     calls: list[tuple[str, str]] = field(default_factory=list)  # name and arguments in each speech
-    plain: bool = False  # chats have content alone
-    broken: bool = False  # each speech ends within its last call
+    plain: bool = False  # chats have only content
+    broken: bool = False  # each speech ends inside its last call
 
     @property
     def chat(self) -> bool:
@@ -61,12 +61,12 @@ class Case:
 
     @property
     def choices(self) -> int:
-        """Generated for each prompt."""
+        """Number of choices for each prompt."""
         return int(self.body.get("best_of") or self.body.get("n") or 1)
 
     @property
     def logprobs(self) -> int | None:
-        """Most likely tokens that the answer shows for each token; None: no log probabilities."""
+        """Number of most likely tokens that the answer shows for each token; None: no log probabilities."""
         body = self.body
         if self.path == COMPLETIONS:
             return None if body.get("logprobs") is None else int(body["logprobs"])
@@ -99,18 +99,19 @@ class Case:
 
 @dataclass
 class Said:
-    """One choice. tokens: that count; texts: the text before each of them, and behind the last one."""
+    """One choice. tokens: tokens that count; texts: the text before each token, and after the last."""
 
     tokens: list[int]
     text: str
     finish: str
     texts: list[str]
-    pushed: list[int]  # tokens that have text
+    pushed: list[int]  # tokens with text
     met: str = ""  # the stop string that ended it
 
 
 class Model:
-    """Over a tokenizer and the engine's limits. context, page_size: in tokens. plain: the template is PLAIN, else THINKING."""
+    """The model of the API for a tokenizer and the engine's limits. context, page_size: in tokens. plain: the template is PLAIN,
+    otherwise THINKING."""
 
     def __init__(self, encoder: Encoder, context: int, page_size: int, plain: bool = False):
         self.encoder, self.context, self.page_size, self.plain = encoder, context, page_size, plain
@@ -121,7 +122,7 @@ class Model:
     # ---- texts
 
     def text(self, tokens: list[int], skip: bool, chat: bool) -> str:
-        """Of tokens, without a character that has not come whole."""
+        """The text of tokens, without an incomplete last character."""
         hidden = self.special - (self.shown if chat else set()) if skip else set()
         kept = [token for token in tokens if token not in hidden]
         return str(self.encoder.decode(kept, skip_special_tokens=False)).rstrip("\ufffd")
@@ -135,7 +136,7 @@ class Model:
         return own if case.body.get("ignore_eos") else own | {EOS}
 
     def said(self, case: Case, prompt: list[int], speech: Speech) -> Said:
-        """A choice up to the first of: a stop id, a stop string, the limit."""
+        """A choice up to a stop id, a stop string or the limit, whichever comes first."""
         body, minimum = case.body, int(case.body.get("min_tokens") or 0)
         skip, include = body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
         tokens: list[int] = []
@@ -160,7 +161,7 @@ class Model:
                 return Said(tokens, text, "length", texts, pushed)
 
     def reasoning_tokens(self, case: Case, said: Said) -> int:
-        """Up to the closing tag, which counts."""
+        """Tokens up to the closing tag, which counts."""
         closing = self.encoder.token_to_id("</think>")
         if not case.thinking:
             return 0
@@ -187,7 +188,7 @@ class Model:
     # ---- what the engine gets
 
     def entry(self, case: Case, prompt: list[int], choice: int) -> dict[str, Any]:
-        """Fields of the submission that follow from the body alone. A field that is absent may have any value."""
+        """Fields of the submission that follow from the body. An absent field may have any value."""
         body = case.body
         wanted: dict[str, Any] = {"max_tokens": self.limit(case, prompt)}
         for name, neutral in NEUTRAL.items():
@@ -213,7 +214,7 @@ class Model:
     # ---- prompts
 
     def prompt_of(self, given: str | list[int], body: dict[str, Any]) -> list[int]:
-        """Of /v1/completions."""
+        """The prompt of a request to /v1/completions."""
         if not isinstance(given, str):
             return list(given)
         return list(self.encoder.encode(given, add_special_tokens=body.get("add_special_tokens") is not False).ids)
@@ -221,8 +222,8 @@ class Model:
     def chat_prompt(
         self, messages: list[dict[str, str]], tools: list[dict[str, Any]], values: dict[str, Any], *, continues: bool
     ) -> list[int]:
-        """By the template. messages: with their calls as text, and results of the role `tool`. tools: as chats have them.
-        continues: the answer continues the last text."""
+        """The prompt of a chat by the template. messages: with calls as text, and results with the role `tool`. tools: in the
+        form of chats. continues: the answer continues the last text."""
         texts = [
             ("user", f"<tool_response>{m['content']}</tool_response>") if m["role"] == "tool" else (m["role"], m["content"])
             for m in messages

@@ -48,7 +48,7 @@ ORACLE_SIZES = QueueSizes(**{**SIZES.__dict__, "slots": 16, "sq_entries": 16, "p
 
 
 class SpeakingEngine(FakeEngine):
-    """Each choice of a case gets the case's speech."""
+    """An engine that generates the case's speech for each choice."""
 
     def __init__(self) -> None:
         self._case: Case | None = None
@@ -64,14 +64,14 @@ class SpeakingEngine(FakeEngine):
         return self.submitted[self._first :]
 
     def place(self, request: Request) -> tuple[int, int]:
-        """Which prompt of the case it has, and which of this prompt's choices it is."""
+        """The numbers of a request's prompt in the case, and of its choice of this prompt."""
         assert self._case is not None
         same = [other for other in self.taken if other.prompt == request.prompt]
         return self._case.prompts.index(request.prompt), next(i for i, other in enumerate(same) if other is request)
 
     @property
     def hit_pages(self) -> int:
-        """Of the request that came last. Choices behind the first find the whole prompt."""
+        """Hit pages of the latest request. Choices after the first find the whole prompt."""
         if self._case is None or not self.taken or self.taken[-1].prompt not in self._case.prompts:
             return 0
         prompt, choice = self.place(self.taken[-1])
@@ -99,8 +99,8 @@ class SpeakingEngine(FakeEngine):
 
 @contextlib.contextmanager
 def oracle_server(folder: Path, plain: bool, **options: Any) -> Iterator["HttpOracle"]:
-    """A server over its engine, with the keys of TENANTS. folder: for a model and the keys. plain: its model neither reasons nor
-    calls. options: of `serving`."""
+    """A server with its engine and the keys of TENANTS. folder: for a model and the keys. plain: its model neither reasons nor
+    calls. options: see `serving`."""
     model = folder_with(folder / f"model-{plain}", PLAIN if plain else chat_templates.THINKING)
     keys = write_keys(folder / "keys", **TENANTS)
     encoder = Encoder.from_file(str(model / "tokenizer.json"))
@@ -114,7 +114,7 @@ class HttpOracle:
     def __init__(self, server: RunningServer, engine: SpeakingEngine, model: Model):
         self.server, self.engine, self.model = server, engine, model
         self._salts: dict[tuple[str, str], int] = {}
-        self.asked: list[tuple[int, int, int]] = []  # of the queue for slots: tokens of prompts, of all at most, and slots
+        self.asked: list[tuple[int, int, int]] = []  # of the queue for slots: tokens of prompts, maximum tokens, and slots
         admission: Any = server.server.app.service.admission
         enter = admission.enter
 
@@ -125,7 +125,7 @@ class HttpOracle:
         admission.enter = noting
 
     def run(self, seed: int, count: int) -> None:
-        """The number of random cases."""
+        """Check `count` random cases."""
         maker = CaseMaker(seed, self.model)
         for number in range(count):
             case = maker.case()
@@ -138,13 +138,13 @@ class HttpOracle:
                 raise AssertionError(f"case {number}: {error}\n{shown}") from error
 
     def refuse(self, case: Case) -> None:
-        """The case with one token more than the context holds: an error that names the field, and nothing for the engine."""
+        """Send the case with one token more than the context holds: the error names the field, and the engine gets no request."""
         self.engine.begin(case)
         space = min(CONTEXT - len(prompt) for prompt in case.prompts)
         body = case.body | {case.limit_field: space + 1}
         response = self.server.client.post(case.path, json=body, headers=bearer(case.tenant))
         error = response.json()["error"]
-        if case.path == MESSAGES:  # has no names of fields
+        if case.path == MESSAGES:  # its errors name no fields
             assert (response.status_code, error["type"], self.engine.taken) == (400, "invalid_request_error", []), response.text
             assert f"{space + 1} in the completion" in error["message"], response.text
             return
@@ -152,7 +152,7 @@ class HttpOracle:
         assert (error["code"], self.engine.taken) == ("context_length_exceeded", []), response.text
 
     def check(self, case: Case) -> None:
-        """One case."""
+        """Send one case and check its answer."""
         self.engine.begin(case)
         response = self.server.client.post(case.path, json=case.body, headers=bearer(case.tenant))
         assert response.status_code == 200, response.text
@@ -174,14 +174,14 @@ class HttpOracle:
         self._equal(case, got, wanted)
 
     def _equal(self, case: Case, got: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-        """Compare choices."""
+        """Compare choices of an answer with the expected choices."""
         assert len(got) == len(wanted), f"{len(got)} choices, not {len(wanted)}"
         for one, other in zip(got, wanted, strict=True):
             if case.calls:
                 self._cut(case, one, other)
             assert one == other, f"the answer has\n{one}\nand not\n{other}"
 
-    # ---- what the engine got
+    # ---- submissions
 
     def _submissions(self, case: Case) -> None:
         taken = self.engine.taken
@@ -204,13 +204,13 @@ class HttpOracle:
             assert sum(self.engine.place(request)[0] == prompt for request in taken) == case.choices
 
     def _admitted(self, case: Case) -> None:
-        """Compare the size of its ticket: each prompt once, and each choice with its limit."""
+        """Compare the size of the request's ticket: each prompt once, and each choice with its limit."""
         lengths, choices = list(map(len, case.prompts)), case.choices
         most = sum(choices * (len(prompt) + self.model.limit(case, prompt)) for prompt in case.prompts)
-        assert self.asked[-1] == (sum(lengths), most, choices * len(lengths)), f"the queue was asked for {self.asked[-1]}"
+        assert self.asked[-1] == (sum(lengths), most, choices * len(lengths)), f"the queue got a ticket for {self.asked[-1]}"
 
     def _salt(self, case: Case, salt: int) -> None:
-        """Equal for equal texts of one tenant; else different."""
+        """Check that salts are equal for equal texts of one tenant, and otherwise different."""
         key = case.tenant, case.body.get("cache_salt", "")
         assert self._salts.setdefault(key, salt) == salt, f"two salts for {key}"
         assert len(set(self._salts.values())) == len(self._salts), f"{key} shares a salt with another"
@@ -236,7 +236,7 @@ class HttpOracle:
                     assert automaton.accepts(text.encode()) == accepted, f"{text!r} under {grammar[0]}"
 
     def _banned(self, words: Sequence[str]) -> Iterator[list[int]]:
-        """Each word at the start of a text, and behind a space if it has another token there."""
+        """Tokens of each word at the start of a text, and after a space if they differ there."""
         for word in words:
             alone, spaced = (
                 list(self.model.encoder.encode(before + word.strip(), add_special_tokens=False).ids) for before in ("", " ")
@@ -248,7 +248,7 @@ class HttpOracle:
     # ---- chats and completions
 
     def _wanted(self, case: Case, said: list[list[Said]]) -> list[dict[str, Any]]:
-        """The choices of the answer."""
+        """The expected choices of the answer."""
         wanted: list[dict[str, Any]] = []
         for prompt, choices in zip(case.prompts, said, strict=True):
             order = sorted(choices, key=lambda one: -sum(map(logprob_of, one.tokens)) / len(one.tokens) * -1, reverse=True)
@@ -278,8 +278,8 @@ class HttpOracle:
 
     @staticmethod
     def _cut(case: Case, got: dict[str, Any], wanted: dict[str, Any]) -> None:
-        """Compare the calls of a text that may have been cut anywhere, and its finish reason: `tool_calls` only after
-        whole calls. Then make both equal."""
+        """Compare the calls of a text that may be cut anywhere, and its finish reason: `tool_calls` only after whole calls. Then
+        make both answers equal."""
         calls, said = got["calls"], wanted["calls"]
         assert len(calls) <= len(said), f"calls {calls}"
         for number, (call, other) in enumerate(zip(calls, said, strict=False), 1):
@@ -292,11 +292,11 @@ class HttpOracle:
         if wanted.pop("whole"):
             assert calls == said, f"calls {calls}, not {said}"
         elif got["content"].startswith(wanted["content"]):
-            wanted["content"] = got["content"]  # and the beginning of a call
+            wanted["content"] = got["content"]  # and the start of a call
         wanted |= {name: got[name] for name in ("calls", "finish") if name in got}
 
     def _message(self, case: Case, said: Said) -> dict[str, Any]:
-        """Content, reasoning and calls of a chat. White space between them is dropped."""
+        """Content, reasoning and calls of a chat, without white space between them."""
         reasoning, _, rest = said.text.partition("</think>") if case.thinking else ("", "", said.text)
         content = rest.partition("\n<tool_call>")[0] if case.calls else rest
         if case.plain:
@@ -346,7 +346,7 @@ class HttpOracle:
             assert (len(tables), tables[0]) == (len(prompt), None)
             for token, table in zip(prompt[1:], tables[1:], strict=True):
                 likely = [(token + distance) % ORACLE_FACTS.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))][:count]
-                assert set(table) == {str(other) for other in (*likely, token)}, "of other tokens"
+                assert set(table) == {str(other) for other in (*likely, token)}, "log probabilities of other tokens"
                 assert (table[str(token)]["logprob"], table[str(token)]["rank"]) == (logprob_of(token), 3)
 
     def _streamed(self, case: Case, text: str) -> list[dict[str, Any]]:
@@ -367,7 +367,7 @@ class HttpOracle:
             for count in counts:
                 self._usage(case, count, final=False)
             done = [count["completion_tokens"] for count in counts]
-            assert done == sorted(done), "counts go back"
+            assert done == sorted(done), "counts decrease"
             self._usage(case, counts[-1], final=True)
         parts: dict[int, dict[str, Any]] = {}
         for event in events:
@@ -379,10 +379,10 @@ class HttpOracle:
         return [self._got(case, i, p["text"], p["reasoning"], calls, p["finish"], p["logprobs"] or None) for i, p, calls in made]
 
     def _part(self, case: Case, choice: dict[str, Any], parts: dict[int, dict[str, Any]]) -> None:
-        """One event of a stream, added to its choice."""
+        """Add one event of a stream to its choice."""
         new = choice["index"] not in parts
         part = parts.setdefault(choice["index"], {"text": "", "reasoning": "", "calls": [], "logprobs": [], "finish": None})
-        assert part["finish"] is None, "an event behind the end of its choice"
+        assert part["finish"] is None, "an event after the end of its choice"
         delta = choice.get("delta", {"content": choice.get("text", "")})
         assert not case.chat or ("role" in delta) == new, "the role comes once, first"
         part["text"] += delta.get("content") or ""
@@ -406,7 +406,7 @@ class HttpOracle:
         assert shown == (tier if tier in ("flex", "priority") else own), f"service_tier {shown} for {tier}"
 
     def _logprobs(self, case: Case, shown: dict[str, Any] | None) -> list[float | None] | None:
-        """The log probabilities of the tokens themselves, once those of the others are checked."""
+        """The log probabilities of the generated tokens, after a check of the alternatives."""
         assert shown is None or case.logprobs is not None, "log probabilities without their field"
         if shown is None:
             return None
@@ -431,7 +431,7 @@ class HttpOracle:
     # ---- counts
 
     def _usage(self, case: Case, usage: dict[str, Any], final: bool) -> None:
-        """Conservation: prompts count once, choices each; cached tokens are the prompts' own."""
+        """Check the usage: each prompt counts once, each choice separately; cached tokens belong to prompts."""
         names = ("input_tokens", "output_tokens") if case.path == RESPONSES else ("prompt_tokens", "completion_tokens")
         prompt, completion = (usage[name] for name in names)
         cached = usage[f"{names[0]}_details"]["cached_tokens"]
@@ -452,7 +452,7 @@ class HttpOracle:
             self._drafts(case, usage["completion_tokens_details"], said, final)
 
     def _drafts(self, case: Case, details: dict[str, int], said: list[Said], final: bool) -> None:
-        """Each predicted token is an accepted draft of a choice or not. Without a prediction, other drafts count."""
+        """Check that each predicted token counts as accepted or rejected. Without a prediction, other drafts count."""
         limits = [self.model.limit(case, prompt) for prompt in case.prompts for _ in range(case.choices)]
         drafts = [self.model.drafts(case, one, limit) for one, limit in zip(said, limits, strict=True)]
         predicted, accepted = self.model.prediction(case), details.get("accepted_prediction_tokens", 0)
@@ -506,7 +506,7 @@ class HttpOracle:
             assert values == [logprob_of(token) for token in said.tokens]
 
     def _events(self, text: str) -> dict[str, Any]:
-        """The response in the last event of a stream; its items must equal those of the events before."""
+        """The response in the last event of a stream; its items must equal those of the earlier events."""
         events: list[dict[str, Any]] = []
         for block in text.split("\n\n")[:-1]:
             name, _, data = block.partition("\ndata: ")
@@ -522,7 +522,7 @@ class HttpOracle:
 
     @staticmethod
     def _items(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The items of the events. Each begins, grows and ends before the next one."""
+        """The items of the events. Each item begins, grows and ends before the next."""
         text, begun = "", 0
         for event in events:
             kind = event["type"].removeprefix("response.")

@@ -1,4 +1,4 @@
-"""A front-end worker on a thread of this process, in front of an engine in plain Python."""
+"""A front-end worker on a thread of this process, with an engine in plain Python."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ class RunningServer:
         return self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
     def idle(self) -> None:
-        """Wait until no slot is in use any more."""
+        """Wait until all slots are free."""
         wait_for(lambda: self.engine_client.pair is not None and self.engine_client.pair.in_flight == 0)
 
     def ready(self) -> None:
@@ -48,15 +48,15 @@ class RunningServer:
         wait_for(lambda: self.engine_client.status() is None)
 
     def raw(self, data: bytes) -> bytes:
-        """Send bytes and return all that comes until the server closes, or is silent for a while although its event loop turns
-        and no request is unanswered."""
+        """Send bytes and return all data until the server closes the connection, or is silent for a while although its event loop
+        runs and all requests are answered."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=BUSY_S) as sock:
             sock.sendall(data)
             sock.settimeout(SILENT_S)
             received, silences = b"", 0
             with contextlib.suppress(ConnectionResetError):
                 until = time.monotonic() + BUSY_S
-                while silences < 2 and time.monotonic() < until:  # in the first one, all that was sent has been read
+                while silences < 2 and time.monotonic() < until:  # in the first turn, the server has read all sent data
                     turned = self._next_turn()
                     try:
                         if not (piece := sock.recv(65536)):
@@ -69,10 +69,10 @@ class RunningServer:
             return received
 
     def _next_turn(self) -> threading.Event:
-        """Set in a later turn of the server's event loop."""
+        """An event that a later turn of the server's event loop sets."""
         turned = threading.Event()
         assert self.server._loop is not None
-        with contextlib.suppress(RuntimeError):  # it is closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.server._loop.call_soon_threadsafe(turned.set)
         return turned
 
@@ -108,8 +108,8 @@ def serving(
     make: Callable[..., Any] = make_server,
     **options: object,
 ) -> Iterator[RunningServer]:
-    """A worker for an engine, or for one with that name, until the end of the block. send_buffer: size for the server's sockets,
-    in bytes; 0: the kernel's default. make: another make_server, with a planted bug. options: by their flat names.
+    """A worker for an engine, or for the engine with this name, until the end of the block. send_buffer: bytes of the server's
+    send buffers; 0: the kernel's default. make: a make_server with a planted bug. options: by their flat names.
     """
     name = engine if isinstance(engine, str) else engine.segment_name
     values = {"name": name, "served_model_name": MODEL, "shutdown_s": 1, "log_level": "error", "engine_timeout_ms": 60_000}
@@ -119,7 +119,7 @@ def serving(
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = make(config, 0, folder)
-    server.app.metrics_page.every_s = 0.0  # tests read the counters immediately after their requests
+    server.app.metrics_page.every_s = 0.0  # tests read counters immediately after their requests
     running = RunningServer(server, sock.getsockname()[1])
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()

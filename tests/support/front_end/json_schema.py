@@ -1,4 +1,4 @@
-"""A validator for the part of JSON Schema that /openapi.json uses, straight from the specification's words."""
+"""A validator for the part of JSON Schema that /openapi.json uses, straight from the specification."""
 
 import re
 from functools import partial
@@ -26,7 +26,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def valid(value: Any, schema: dict[str, Any], components: dict[str, Any] | None = None) -> bool:
-    """Whether a value is one of a schema's. components: the schemas that references name."""
+    """Whether a value matches a schema. components: the schemas that references name."""
     return _valid(components or {}, value, schema)
 
 
@@ -46,7 +46,7 @@ def _valid(components: dict[str, Any], value: Any, schema: dict[str, Any]) -> bo
         rules.append("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
     if isinstance(value, str):
         rules.append(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
-        pattern = re.sub(r"\$(?=$|\(\?!)", r"\\Z", schema.get("pattern", ""))  # ECMA-262's $ is the very end
+        pattern = re.sub(r"\$(?=$|\(\?!)", r"\\Z", schema.get("pattern", ""))  # ECMA-262's $ matches only at the end of the text
         rules.append(re.search(pattern, value) is not None)
     if isinstance(value, list):
         rules.append(schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)))

@@ -1,8 +1,7 @@
-"""Storms over a link: the real scheduler and real clients, whose transports a test gives. Every token and record is known.
+"""Storms over a link: the real scheduler and real clients, with transports from a test. Every expected token and record is known.
 
-Front ends submit, cancel, read, live on and crash; a successor claims the pair while words of the dead one are
-under way. No front end breaks the protocol, so a fault of a front end in the engine's counters is a fault of
-the link.
+Front ends submit, cancel, read, stay alive and crash; a successor claims the pair while words of the dead front end are in
+flight. No front end breaks the protocol, so any fault of a front end in the engine's counters is a fault of the link.
 """
 
 import random
@@ -20,17 +19,17 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import hits_of
 from blinkpy.verify.sim.world import make_world
 
-PATIENCE = 500  # turns until everything has ended
+PATIENCE = 500  # turns until all requests have ended
 
 
 def hit_tokens(case: Case, pair: int, request: Any) -> int:
-    """Tokens that the engine found in the prefix cache for a request whose slot was not used again, from its memory."""
+    """Tokens that the engine found in the prefix cache for a request, read from the engine's memory before its slot is reused."""
     word = int(case.views.hits[pair, request.slot])
     return hits_of(word, request.request_id) * case.limits.page_size
 
 
 def looks_clock() -> Any:
-    """Instead of the module time: reading the clock takes a millisecond, and no thread sleeps."""
+    """A stand-in for the module time: each look at the clock advances it by a millisecond, and no thread sleeps."""
     looks = count()
     return SimpleNamespace(
         monotonic=lambda: next(looks) / 1e3, monotonic_ns=lambda: next(looks) * 1_000_000, sleep=lambda seconds: None
@@ -38,8 +37,8 @@ def looks_clock() -> Any:
 
 
 class LinkStorm:
-    """turn: the scheduler's. queue_pair: the client's module. connect(pair): set by the creator, a transport
-    for a new owner."""
+    """turn: the scheduler's turn. queue_pair: the client's module. connect(pair): makes a transport for a new owner; the creator
+    sets it."""
 
     connect: Callable[[int], Any]
 
@@ -47,15 +46,15 @@ class LinkStorm:
         self.draw, self.queue_pair = random.Random(seed), queue_pair
         sizes = case_sizes(slots=4, cq_entries=4 << seed % 2 * 2, pages=24, lease_ms=1000, intake_entries=1)
         world = make_world(seed, 1, chosen=sizes)
-        world = world._replace(limits=world.limits._replace(claim_ns=0))  # owners change all the time
+        world = world._replace(limits=world.limits._replace(claim_ns=0))  # owners change often
         self.case = Case(world, turn, None)
         self.case.judged = False  # published words may be old
         self.clients: list[Any] = [None] * self.case.limits.pairs
         self.taking_turn = False
-        self.late_words = False  # a hit word may come after the first completion, and then counts as none
+        self.late_words = False  # a hit word may arrive after the first completion, and then counts as no hit
 
     def turn(self) -> None:
-        """Between two accesses of a front end, too, but not within another turn."""
+        """Make a turn, also between two accesses of a front end, but not within another turn."""
         if not self.taking_turn:
             self.taking_turn = True
             self.case.turn()
@@ -91,7 +90,7 @@ class LinkStorm:
         self.clients[pair] = client
 
     def _change_owner(self, pair: int) -> None:
-        """Words of the old one are under way when the new one submits, and then says no more than that it lives."""
+        """The new owner submits while words of the old owner are in flight, and then only sends heartbeats."""
         for _ in range(2):
             if self.clients[pair] is None:
                 self._attach(pair)
@@ -138,7 +137,7 @@ class LinkStorm:
         try:
             client.submit(np.array(prompt, np.int32), sampling, ExpectedRequest(self.case.limits, prompt, sampling))
         except self.queue_pair.NoSpaceError:
-            assert client.in_flight, "no free slot, and nothing in flight"
+            assert client.in_flight, "no free slot, although no request is in flight"
 
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():

@@ -24,7 +24,7 @@ def shape(item: Any) -> tuple[Any, ...]:
 
 
 def respond(served: Served, text: str, **fields: Any) -> tuple[Response, list[Any]]:
-    """The answer, whole, and the events of the same as a stream, which must add up to it."""
+    """The whole answer, and the events of a stream of the same, which must add up to it."""
     served.says(text)
     ask = {"model": MODEL, "input": "Hi", **fields}
     whole = served.client.responses.create(**ask)

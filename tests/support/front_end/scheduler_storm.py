@@ -1,9 +1,9 @@
-"""The storm of fleet_storm over worlds of the simulator: each engine is a real scheduler behind a real queue pair, with the
-simulator's model and its checks after each turn.
+"""The storm of fleet_storm over worlds of the simulator: each engine is a real scheduler with a real queue pair, the simulator's
+model, and its checks after each turn.
 
-Engines are killed and begin again, drain, and lose their link. Then the old owner's requests continue in a living scheduler,
-and its late writes must reach no client. The next token is a hash of all cache entries that a request's page table leads to,
-so a continuation that is wrong in any token, position or page gives another text than the undisturbed one.
+Engines are killed and restarted, drain, and lose their link. If only the link is lost, the old owner's requests continue in the
+live scheduler, whose late writes must reach no client. The next token is a hash of all cache entries in a request's page table.
+So a wrong token, position or page changes the text.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from blinkpy.verify.sim.grammar_supply import RULES
 from blinkpy.verify.sim.world import make_world
 
 ENGINE_SLOTS, CONTEXT, PAGE, PAGES = 4, 40, 4, 28
-KILLED_SHARE = 0.6  # of the losses; else the link is cut, and the engine lives
+KILLED_SHARE = 0.6  # share of the losses; otherwise the link is cut, and the engine survives
 LONGEST_PROMPT = 16
 CALM_STEPS = 900
 DRAFTING = 4  # every fourth storm has engines with drafts
@@ -36,8 +36,7 @@ DRAFTS: dict[str, Any] = {"speculative": "ngram", "speculative_tokens": 3, "spec
 
 
 class ScheduledPair:
-    """The storm's view of a queue pair, in addition to QueuePair's. Mixed into the module's own class, which
-    may have a bug."""
+    """A mix-in for QueuePair with the storm's view of it. The class itself may have a planted bug."""
 
     case: Case
     transport: Any
@@ -45,7 +44,7 @@ class ScheduledPair:
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.asked: dict[Any, tuple[tuple[int, ...], int]] = {}  # of each request: prompt and max_tokens
+        self.asked: dict[Any, tuple[tuple[int, ...], int]] = {}  # by request: prompt and max_tokens
 
     @property
     def state(self) -> int:
@@ -78,8 +77,8 @@ class ScheduledPair:
 
 
 class WorldClient(Client):
-    """One whose engines are schedulers of the simulator. sent: the tokens of an undisturbed engine. drafts: all, and those from
-    the prediction, as the engines published them."""
+    """A client whose engines are schedulers of the simulator. sent: the tokens of an undisturbed engine. drafts: published
+    numbers of all drafts, and of those from the prediction."""
 
     def __init__(self, sent: ExpectedRequest):
         super().__init__(sent, ())  # type: ignore[arg-type]
@@ -92,7 +91,7 @@ class WorldClient(Client):
 
 
 class SchedulerStorm(Storm):
-    """See the module. cuts: links that were lost while their engines lived on."""
+    """A storm over real schedulers. cuts: number of lost links whose engines survived."""
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -108,7 +107,7 @@ class SchedulerStorm(Storm):
         super()._open()
         case = self._cases[0]
         self.fleet.moves.pieces = lambda: case.pieces
-        # The simulator's model takes small seeds. The storm patches this module, and mends it at the end.
+        # The simulator's model takes small seeds. The storm patches this module, and restores it at the end.
         vars(self.modules["fleet.engines"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
 
     def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
@@ -122,7 +121,7 @@ class SchedulerStorm(Storm):
         link.pair.case = case
 
     def _world(self) -> Case:
-        """An engine that has just been started; all have the same sizes and tokens."""
+        """A fresh engine; all engines have the same sizes and tokens."""
         sizes = case_sizes(
             pairs=1, slots=ENGINE_SLOTS, page_size=PAGE, pages=PAGES, max_model_len=CONTEXT, lease_ms=1000, share=2,
             **(DRAFTS if self.drafting else {}),
@@ -145,7 +144,7 @@ class SchedulerStorm(Storm):
     def _step(self) -> None:
         super()._step()
         for link in self.fleet.links:
-            if link.pair is None and link.index in self._cases:  # an engine that no front end reaches continues
+            if link.pair is None and link.index in self._cases:  # an engine without a link continues
                 self._cases[link.index].turn()
 
     def _submit(self) -> None:
@@ -170,7 +169,7 @@ class SchedulerStorm(Storm):
         if sent.finish == C.FINISH_ERROR:
             return
         drawn = grammar is None and draw.random() < 0.3
-        if drawn:  # the fleet draws a seed, which all engines must get
+        if drawn:  # all engines must get the seed that the fleet has drawn
             sampling = sampling.changed(seed=None)
         client, module = WorldClient(sent), self.modules["generation"]
         made = module.Generation(0, len(prompt), Texts(), (), self.now, client, sampling.logprobs, None)
@@ -190,7 +189,7 @@ class SchedulerStorm(Storm):
         self.clients.append(client)
 
     def _prediction(self, prompt: list[int], expected: list[int]) -> np.ndarray | None:
-        """For most requests: the output, at times with other first tokens."""
+        """For most requests: the output, sometimes with other first tokens."""
         draw = self.predicting
         if draw.random() < 0.3:
             return None
@@ -199,7 +198,7 @@ class SchedulerStorm(Storm):
         return np.array(tokens[: CONTEXT - len(prompt)], np.int32)
 
     def _finish(self) -> None:
-        """Everybody behaves: all requests end, and every page comes back."""
+        """All parties behave: all requests must end and free their pages."""
         for _ in range(CALM_STEPS):
             for link in self.fleet.links:
                 if link.pair is not None and link.pair.state != W.STATE_READY:
