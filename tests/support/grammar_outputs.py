@@ -23,7 +23,7 @@ def pieces(llm: LLM) -> list[bytes]:
 
 
 def require_legal(done: RequestOutput, automaton: ByteAutomaton, spelled: list[bytes], stop_ids: set[int]) -> str:
-    """The output is what its automaton accepts, or a prefix of it. Returns why it ended."""
+    """Assert that the automaton accepts the output, or a continuation of it. Returns why the output ended."""
     (out,) = done.outputs
     ids = list(out.token_ids)
     state = automaton.advance(automaton.start, b"".join(spelled[token] for token in ids))
@@ -44,11 +44,11 @@ def string(least: int, most: int) -> dict[str, Any]:
 
 
 def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 60) -> None:
-    """More automata than the engine holds at a time, next to requests without a grammar, with penalties, filters, log
-    probabilities."""
+    """Generate with more automata than the engine holds at a time, next to requests without a grammar; with penalties, filters
+    and log probabilities."""
     sizes = zip(rng.integers(2, 40, 8).tolist(), rng.integers(2, 30, 8).tolist(), strict=True)
     automata = [random_automaton(rng, states=states, classes=classes, dead=0.7) for states, classes in sizes]
-    for automaton in automata:  # no token has the last byte, so it must not be the only way on
+    for automaton in automata:  # no token has the last byte, so it must not be the only continuation
         automaton.class_of[255] = automaton.class_of[254]
     choices = [JSON, JSON[:-1] + b', "y": null}'], [b"yes", b"no", "vielleicht é".encode()]
     automata += [automaton_of_choices(some) for some in choices]

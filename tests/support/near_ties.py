@@ -1,4 +1,4 @@
-"""Outputs of float32 steps of other sizes: equal, except after a token whose choice was a matter of rounding."""
+"""Comparison of outputs of float32 steps of different sizes: equal, except after a token that rounding has chosen."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from support.drafted_requests import DraftedRequest, Output
 from support.models import kernel_reference as reference
 from support.models.expected_logits import expected_logits, experts_of_a_token
 
-SLACK = 1e-5  # of logits, of experts' weights, and of the uniform number that draws
+SLACK = 1e-5  # of logits, of experts' weights, and of the uniform random number
 TRIES = 50
-MOST_TIES = 2  # of the requests
+MOST_TIES = 2  # among all requests
 
 
 def check_same_outputs(folder: Path, requests: list[DraftedRequest], found: list[Output], expected: list[Output]) -> int:
-    """Assert that outputs are equal up to near ties, which transformers' logits must explain. Returns the number of ties."""
+    """Assert that outputs are equal up to near ties in transformers' logits. Returns the number of ties."""
     ties = 0
     for request, own, other in zip(requests, found, expected, strict=True):
         if own == other:
@@ -29,7 +29,8 @@ def check_same_outputs(folder: Path, requests: list[DraftedRequest], found: list
 
 
 def possible_tokens(folder: Path, request: DraftedRequest, output: list[int]) -> set[int] | None:
-    """The tokens that rounding may choose after a prompt and an output; None: any, since it may choose other experts."""
+    """The tokens that rounding may choose after a prompt and an output; None: any token, since rounding may choose other
+    experts."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     prompt, p = request[0], request[1]
     every, end = expected_logits(model, prompt + output, experts_of_a_token(model.config), SLACK)
@@ -48,6 +49,6 @@ def possible_tokens(folder: Path, request: DraftedRequest, output: list[int]) ->
 
 
 def _equal_tokens(first: list[int], second: list[int]) -> int:
-    """The number of equal tokens at the start of both."""
+    """The number of equal tokens at the start."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

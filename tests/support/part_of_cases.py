@@ -1,4 +1,4 @@
-"""A part of the cases of a sweep in each run: other seeds have the other parts, and BLINKPY_PROFILE=nightly all."""
+"""A part of a sweep's cases in each run: other seeds select other parts, and BLINKPY_PROFILE=nightly selects all."""
 
 import os
 from collections.abc import Iterable
@@ -8,6 +8,6 @@ Case = TypeVar("Case")
 
 
 def part_of(cases: Iterable[Case], parts: int = 3) -> list[Case]:
-    """Every `parts`-th case, from a place that follows from the seed of the run (tests/conftest.py sets it)."""
+    """Every `parts`-th case; the run's seed, which tests/conftest.py sets, determines the first."""
     chosen = list(cases)
     return chosen if os.environ.get("BLINKPY_PROFILE") == "nightly" else chosen[int(os.environ["BLINKPY_SEED"]) % parts :: parts]

@@ -1,9 +1,9 @@
 """The loop on the GPU in plain Python: the functions of its kernels, and a CUDA graph's conditions as LoopGraph builds them.
 
-A PlayedLoop is a scheduler of the simulator. Each call continues from the end of a step, or from a turn without a step, to
-the next end, as the graph does. The simulator makes all its checks after each turn of the loop. In addition, each batch runs
-in a graph captured for it, each group of a cut step runs once and in order, and the state is copied only while no step is
-between two groups, with all records before it published.
+A PlayedLoop is a scheduler of the simulator. Each call continues from the end of a step, or from a turn without a step, to the
+next end, as the graph does. The simulator makes all its checks after each turn of the loop. In addition, each batch must run in a
+graph captured for it, and each group of a cut step once and in order. The state may be copied only while no step is between two
+groups, and after all earlier records are published.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ END = object()
 
 
 def graphs_of(limits: Limits, buckets: list[tuple[int, int]]) -> tuple[list[StepShape], NDArray[np.int64]]:
-    """A step graph for each kind of batch, those that are cut behind the others; and which of them a batch gets, [buckets,
-    kinds]. An engine has fewer (blinkpy.models.gpu.step_shapes): here no two kinds have one in common."""
+    """Step graphs, one for each kind of batch, the graphs of cut steps last; and the graph of each batch, [buckets, kinds]. An
+    engine has fewer (blinkpy.models.gpu.step_shapes), because its kinds share graphs."""
     shapes, table = list[StepShape](), np.zeros((len(buckets), K.GRAPHS_OF_BUCKET), np.int64)
     for kind in (S.DECODE_STEP, S.MIXED_STEP, S.DRAFTED_STEP, S.CUT_STEP):
         for bucket, (tokens, rows) in enumerate(buckets):
@@ -43,21 +43,21 @@ def graphs_of(limits: Limits, buckets: list[tuple[int, int]]) -> tuple[list[Step
 
 
 class PlayedLoop:
-    """See the module. patch: for the kernels' module, which is patched from the first turn on. copy_every: words of the recorder
-    between two copies of the state. budget_ns: after which the loop ends by itself. steps, groups, drafted, copies: that
-    there were."""
+    """A scheduler that plays the loop's graph. patch: patches the kernels' module from the first turn on. copy_every: words of
+    the recorder between two copies of the state. budget_ns: time after which the loop ends by itself. steps, groups, drafted,
+    copies: numbers so far."""
 
     def __init__(self, patch: pytest.MonkeyPatch, policy: Policy, copy_every: int = NEVER, budget_ns: int = 0):
         self._patch, self._policy, self._every, self._budget = patch, policy, copy_every, budget_ns
         self._conditions = dict[int, int]()
         self._turns: Iterator[None] | None = None
         self._now = self._bucket = 0
-        self._chosen = False  # the last turn's decision was not carried out
+        self._chosen = False  # the last turn's decision was not yet executed
         self.words = np.zeros(L.LOOP_WORDS, np.int64)
         self.steps = self.groups = self.drafted = self.copies = self._copied_at = 0
 
     def __call__(self, limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
-        """A turn: the bucket, or why there is no step."""
+        """Make a turn: returns its bucket, or the reason for no step."""
         self._now = now
         if self._turns is None:
             self._make(limits, queues, state)
@@ -105,15 +105,15 @@ class PlayedLoop:
         self._after_copy_kernel = K.after_copy_kernel()
 
     def _scheduled(self, limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:
-        assert not self._chosen  # the previous turn's decision was carried out
+        assert not self._chosen  # the previous turn's decision was executed
         self._chosen, self._bucket = True, self._phases.schedule(limits, queues, state, lane, lanes)
         return self._bucket
 
     # ---- the graph ---------------------------------------------------------------------------------------------------
 
     def _played(self) -> Iterator[None]:
-        """Continues after each step, and after each turn without a step. Before the first turn is `overlap`, too: the simulator's
-        first turn has something to read."""
+        """Yields after each step, and after each turn without a step. Runs `overlap` before the first turn, too, because the
+        simulator's first turn has submissions to read."""
         conditions = self._conditions
         self._overlap_kernel(self._table, self.words)
         self._schedule(-1)
@@ -136,7 +136,7 @@ class PlayedLoop:
                     assert self.steps > steps
 
     def _step(self, own: int, group: int) -> Iterator[None]:
-        """A step, or a group of a cut step: its graph was captured for such a batch."""
+        """Run a step, or a group of a cut step; assert that its graph was captured for such a batch."""
         counts, shape = self._state.batch.counts, self._shapes[own]
         buckets, others = self._state.buckets, bool(counts[S.DECODE_ROWS] < counts[S.ROWS])
         assert counts[S.BUCKET] == self._bucket >= 0
@@ -169,7 +169,7 @@ class PlayedLoop:
         assert counts[S.GROUP] == 0 and not self._state.forecast.unpublished[0]
         position = int(recorder.cursor[S.POSITION])
         assert self._conditions[LOOP] and recorder.progress[S.POSITION] == position
-        assert position - self._copied_at >= self._every, "a copy comes too soon behind the last one"
+        assert position - self._copied_at >= self._every, "a copy follows the last copy too soon"
         self._copied_at = position
         self.copies += 1
         assert recorder.progress[S.COPIES_BEGUN] == self.copies

@@ -1,4 +1,4 @@
-"""Random policies from a grammar of the policies' language: what can overflow, divide by zero or continue for ever often does."""
+"""Random policies from a grammar of the policies' language: they often overflow, divide by zero or never end."""
 
 import random
 
@@ -27,7 +27,7 @@ class RandomPolicy:
         self._depth = 0
 
     def source(self) -> str:
-        """All of it."""
+        """The whole source."""
         self.integers = ["n", "x"]
         kind = self.draw.choice(("n // 3", "int(x)", "n"))
         statement = self.statements(1, "    ")
@@ -58,7 +58,7 @@ class RandomPolicy:
         return f"{indent}while {self.truth(2)}:\n{self.inner(indent)}"
 
     def inner(self, indent: str, name: str = "") -> str:
-        """A block; its assigned variables have no value behind it."""
+        """An indented block; the variables that it assigns have no value after it."""
         before = self.integers[:]
         self.integers += [name] if name else []
         text = self.statements(self.draw.randint(1, 2), indent + "    ")
@@ -108,7 +108,7 @@ class RandomPolicy:
 
 
 def random_request(draw: random.Random) -> RequestFields:
-    """Fields of any 64 bits, of the bounds, and small ones."""
+    """A request whose fields are random 64-bit values, bounds and small values."""
 
     def field() -> int:
         if draw.random() < 0.8:

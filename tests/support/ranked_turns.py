@@ -1,4 +1,4 @@
-"""Several ranks of one scheduler in one process, as a scheduler of the simulator: after each turn they have one state."""
+"""Several ranks of one scheduler in one process, as a scheduler of the simulator: after each turn their states are equal."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +17,12 @@ WORDS_OF_OTHERS = ("control", "front", "sq", "sq_long", "cancel", "hashes", "pro
 
 
 def queues_of_rank(mirror: Any, outputs: Any) -> Any:
-    """The words of other parties from the mirror, the engine's own words in `outputs`."""
+    """A rank's queues: words of other parties from the mirror, the engine's own words in `outputs`."""
     return outputs._replace(**{name: getattr(mirror, name) for name in WORDS_OF_OTHERS})
 
 
 def exchanges(ranks: int, watched: list[np.ndarray]) -> list[X.Exchange]:
-    """Of each rank. watched: its state as words."""
+    """The exchange of each rank. watched: the rank's state as words."""
     shared = [np.zeros(size, np.int64) for size in (1, 2, 1, ranks * X.APART, ranks * X.APART)]
     own = [(np.zeros(X.OWN_WORDS, np.int64), np.zeros(2, np.int32)) for _ in range(ranks)]
     return [X.Exchange(rank, ranks, *shared, *own[rank], len(watched[rank]), watched[rank]) for rank in range(ranks)]
@@ -37,11 +37,10 @@ def plain(tree: Any) -> Any:
 
 
 class RankedTurns:
-    """A turn of all ranks. Called as a scheduler of the simulator, whose state is that of rank 0.
+    """A turn of all ranks. The simulator calls it as a scheduler with rank 0's state.
 
-    between: called with the number of each rank before its part of a turn, and the queues, which no other rank may read.
-    phases: replace those of the policy.
-    lanes: number of lanes of each rank.
+    between: callback before each rank's part of a turn, with its number and the queues, which no other rank may read. phases:
+    used instead of the policy's phases. lanes: number of lanes of each rank.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class RankedTurns:
     def __call__(self, limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
         if not self.states:
             self._make(queues, state)
-        for other in self.states[1:]:  # all ranks have the tokens of the step that was computed
+        for other in self.states[1:]:  # all ranks get the tokens of the computed step
             other.batch.sampled[:] = self.states[0].batch.sampled
             other.batch.logprobs[:] = self.states[0].batch.logprobs
             other.batch.drafted[:] = self.states[0].batch.drafted
@@ -81,7 +80,7 @@ class RankedTurns:
         for rank in range(self.ranks):
             self._between(rank, queues)
             own = X.RankArguments(limits, queues, self._views[rank], plain(self.exchanges[rank]), self._plain[rank])
-            clock = now if rank == 0 else -999  # theirs must not matter
+            clock = now if rank == 0 else -999  # the other ranks' values must not matter
             self._phases.overlap(own, clock, lane, lanes)
             results.append(self._phases.schedule(own, lane, lanes))
             if results[-1] != X.RANK_FAULT:

@@ -1,5 +1,4 @@
-"""A cluster for FleetKeeper in simulated time: actors that start, serve, end and die as a test, or a draw,
-decides."""
+"""A cluster for FleetKeeper in simulated time: a test, or a random draw, decides when actors start, serve, end and die."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from blinkpy.top.server_sample import ServerSample
 
 @dataclass(eq=False)
 class PlayCall:
-    """A call of a method. due: when it ends, s; problem: with which loss."""
+    """A call of a method. due: time of its end, s; problem: the loss with which it ends."""
 
     actor: "PlayActor"
     method: str
@@ -24,7 +23,7 @@ class PlayCall:
 
 @dataclass(eq=False)
 class PlayActor:
-    """engines: engines that a front end was given; serves: its process runs; gone: the actor is dead."""
+    """engines: engines of a front end; serves: its process runs; gone: the actor is dead."""
 
     is_engine: bool
     number: int
@@ -38,8 +37,8 @@ class PlayActor:
 
 
 class PlayCluster:
-    """start_s, end_s: how long these take. problem: problem of the next starts, as in Started; sample: the metrics of front
-    ends."""
+    """start_s, end_s: durations of a start and an end. problem: problem of the next starts, as in Started; sample: the metrics of
+    front ends."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.now = draw, 1000.0
@@ -97,7 +96,7 @@ class PlayCluster:
             if call.method == "end":
                 call.actor.serves = False
         if ended:
-            self.now += 0.01  # nothing takes no time
+            self.now += 0.01  # every action takes time
         return ended
 
     def result(self, call: PlayCall) -> Any:
@@ -113,7 +112,7 @@ class PlayCluster:
                 call.due, call.problem = self.now, "the actor was killed"
 
     def lose_process(self, actor: PlayActor, how: str = "was ended by SIGKILL") -> None:
-        """Its process has died; the actor reports it."""
+        """Let an actor's process die; the actor reports the loss."""
         actor.serves = False
         for call in actor.calls:
             if call.method == "wait_end" and call.due > self.now:

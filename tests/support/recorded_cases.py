@@ -1,5 +1,4 @@
-"""Cases and storms whose scheduler records, in memory that readers can attach to: an engine's recording,
-without an engine."""
+"""Cases and storms whose scheduler records into memory to which readers can attach: an engine's recording, without an engine."""
 
 import dataclasses
 import os
@@ -24,14 +23,14 @@ from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World, make_world, random_limits
 
-# Written by the step, or meaningless: cancel words of requests that are gone are not recorded.
+# Written by the step, or meaningless: cancel words of ended requests are not recorded.
 NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "inbox.now_ns", "batch.sampled", "batch.logprobs", "pairs.verdict", "counts")
 
 Turn = Callable[..., int]
 
 
 class Recording:
-    """An engine's recorder of a world's scheduler, and a reader of it. linked: whether others find it too."""
+    """An engine's recorder for a world's scheduler, and its reader. linked: whether other readers can find it, too."""
 
     def __init__(self, world: World, policy: Policy = fcfs, linked: bool = False) -> None:
         queue = dataclasses.asdict(read_header(world.segment)[0].sizes)
@@ -43,14 +42,14 @@ class Recording:
         self.memory.publish(name)
         self.reader = RecordingReader(name)
         if not linked:
-            self.memory.close()  # the link; the memory stays while it is used
+            self.memory.close()  # removes the link; the memory remains while it is in use
 
     def keep(self) -> None:
-        """After each call of the scheduler."""
+        """Keep the state after each call of the scheduler."""
         self.memory.keep(self.world.state)
 
     def opens(self, turn: Turn) -> Turn:
-        """The same turn, opened and closed as an engine does it."""
+        """The same turn, with the recorder opened and closed around it, as an engine does."""
 
         def run(limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
             self.memory.open_turn(now, state.counts[TURNS])
@@ -62,7 +61,7 @@ class Recording:
 
 
 class RecordedCase(Case):
-    """See make_case. record: calls that the ring has at least."""
+    """See make_case. record: minimum calls that the ring holds."""
 
     def __init__(self, policy: Policy = fcfs, record: int = 64, linked: bool = False, **sizes: Any) -> None:
         chosen = case_sizes(**sizes, record_turns=record, intake_tokens=8)
@@ -80,7 +79,7 @@ class RecordedCase(Case):
 
 
 class RecordedStorm(Simulation):
-    """A storm of a seed, with the recorder on. options: of Simulation."""
+    """A storm of one seed that records. options: see Simulation."""
 
     def __init__(
         self, seed: int, turns: int, policy: Policy = fcfs, record: int = 16, scheduler: Turn | None = None, **options: Any
@@ -108,7 +107,7 @@ def crowded(policy: Policy = fcfs) -> RecordedCase:
 
 
 def changed_by_replay(world: World, replay: Replay) -> list[str]:
-    """Arrays that differ after a replay to the present, as far as they mean anything."""
+    """Arrays that differ after a replay to the present, without their meaningless parts."""
     ours, theirs = dict(named_arrays(world.state)), dict(named_arrays(replay.state))
     alive = ours["requests.status"] != EMPTY
     different = []
@@ -118,28 +117,28 @@ def changed_by_replay(world: World, replay: Replay) -> list[str]:
         chosen = alive if name.startswith("requests.") else slice(None)
         a, b = array[chosen], theirs[name][chosen]
         if name == "requests.tokens":
-            # A request that only waits for the report of its end has no tokens any more; a rejected request never had tokens.
+            # A request that only waits to report its end has no tokens any more; a rejected request never had tokens.
             length = np.where(ours["requests.status"] == FINISHING, 0, ours["requests.length"])[alive]
             known = np.arange(array.shape[1]) < length[:, None]
             a, b = np.where(known, a, 0), np.where(known, b, 0)
         if not (a == b).all():
             different.append(name)
-    # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
-    # call: the replay may then take the fast path where the scheduler did not, to the same state.
+    # Calls without news have a number, but no record. A cancel is not recorded if its request ended by itself in that call. The
+    # replay may then take the fast path, unlike the scheduler, to the same state.
     numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
 def replayed(replay: Replay) -> int:
-    """Run it; every turn must be as recorded. Returns the number of turns."""
+    """Run a replay; every turn must be as recorded. Returns the number of turns."""
     for turn, differences in replay.run():
         assert not differences, (turn.number, differences)
     return len(replay.turns)
 
 
 def replay_all(captures: list[Capture], counter: str) -> tuple[int, int]:
-    """Replay what was recorded, each turn to the same decisions. Returns the number of turns, and by how much a counter of
-    COUNTER_NAMES rose in them."""
+    """Replay the captures; each turn must make the same decisions. Returns the number of turns, and the increase of a counter of
+    COUNTER_NAMES in them."""
     replayed, rose = 0, 0
     for capture in captures:
         replay = Replay(capture, recorded_policy(capture.description, ""), "njit")

@@ -1,4 +1,5 @@
-"""Cases: the real scheduler, the real clients of its queue pairs, and model, checks and storms of `blinkpy.verify.sim`."""
+"""Cases: the real scheduler with real clients of its queue pairs, and with the model, checks and storms of
+`blinkpy.verify.sim`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,8 @@ def case_sizes(
     max_model_len: int = 32, vocab_size: int = VOCAB, lease_ms: int = 1, multipliers: tuple[int, int] = MULTIPLIERS,
     share: int = 0, grammar_arena: int = 0, **options: Any,
 ) -> WorldSizes:  # fmt: skip
-    """Small sizes, so that everything runs out. share: of grammars. grammar_arena: words; 0: as
-    many as all requests may have. options: of make_limits."""
+    """Sizes so small that every resource runs out. share: slots for grammars. grammar_arena: words; 0: enough for all requests.
+    options: see make_limits."""
     sq, words = max(2, 1 << (slots - 1).bit_length()), GRAMMAR_WORDS if share else 0
     arena = max(16, sq * (max_model_len + 2 * words))
     queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
@@ -50,17 +51,16 @@ def case_sizes(
 
 
 def tokens(n: int, start: int = 0) -> list[int]:
-    """A prompt of n tokens; equal for equal arguments."""
+    """A prompt of n tokens, equal for equal arguments."""
     return [(start + 7 * i) % VOCAB for i in range(n)]
 
 
 class Case:
-    """One world of the simulator in plain Python. Each turn is judged by the simulator's checks.
+    """One world of the simulator in plain Python. The simulator's checks judge each turn.
 
-    policy: of `turn`, for the oracle; None: without it. clients: that beat and deliver in each turn, unless their pair is in
-    `silent`. judged: whether more than the state is checked. opinion: the oracle, from the first turn on; None: without an
-    oracle.
-    records: each turn is repeated from its record, too.
+    policy: policy of `turn`, for the oracle; None: no oracle. clients: clients that send heartbeats and deliver in each turn,
+    unless their pair is in `silent`. judged: whether a turn is checked, too, not only its state. opinion: the oracle, from the
+    first turn on, or None. records: also repeat each turn from its record.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Case:
         return self.clients[pair]
 
     def attach(self, pair: int, while_attaching: Callable[[], None] = lambda: None) -> Any:
-        """A client that has the pair. while_attaching: actions of other parties meanwhile, in each turn."""
+        """A client that owns the pair. while_attaching: actions of other parties in each turn meanwhile."""
         transport = WireTransport(self, pair)
         client = self._client(transport, engine_timeout_s=1e9)
         transport.while_attaching = while_attaching
-        client.attach(60.0)  # the engine moves while the client waits
+        client.attach(60.0)  # the engine makes turns while the client waits
         transport.while_attaching = None
         return client
 
     def turn(self, times: int = 1) -> int:
-        """Turns of the scheduler, and steps of the model. Returns what the last turn returned."""
+        """Make turns of the scheduler, and steps of the model. Returns the last turn's result."""
         limits, queues, state, sim = self._arguments
         for _ in range(times):
             self.now += TICK_NS
@@ -107,7 +107,7 @@ class Case:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
             self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
-            self.opinion = self.opinion if self.judged else None  # it has to see every turn
+            self.opinion = self.opinion if self.judged else None  # the oracle has to see every turn
             difference = self.opinion.difference(self.now, self.bucket) if self.opinion else ""
             difference = difference or (self._recorded.difference() if self._recorded else "")
             assert not difference, difference
@@ -125,8 +125,8 @@ class Case:
         grammar: ByteAutomaton | None = None, rules: TokenRules | None = None,
         predicting: Callable[[list[int]], list[int]] | None = None, **sampling: Any,
     ) -> ExpectedRequest:  # fmt: skip
-        """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
-        values than the client wrote. predicting: the prediction of its expected output."""
+        """Submit a request, and deliver it to the engine's memory. rejected: the engine must reject it. entry: fields of its
+        entry to overwrite. predicting: computes its prediction from its expected output."""
         parameters = RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling)
         request = ExpectedRequest(self.limits, prompt, parameters, grammar, rules, self.pieces)
         client = self.clients[pair]
@@ -137,12 +137,13 @@ class Case:
             self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]
         if rejected:
             request.expected, request.finish = [], FINISH_REJECTED
-        if not {"slot", "epoch"} & set(entry):  # else it is skipped, without a completion
+        if not {"slot", "epoch"} & set(entry):  # otherwise it is skipped, without a completion
             self.awaited.append(request)
         return request
 
     def check_named(self, pair: int, client: Any) -> None:
-        """The automata and token rules that unread entries name are there, whether the engine reads them or has copies."""
+        """Assert that the automata and token rules of unread entries are in the arena, whether the engine reads them or has
+        copies."""
         head, mask = int(self.views.pair[pair, PAIR_SQ_HEAD]), self.limits.sq_entries - 1
         for sent in client.live():
             if sent.after > head:
@@ -153,13 +154,13 @@ class Case:
                     assert self.views.prompt[pair, first : first + count].tolist() == words, f"{name} of an unread entry"
 
     def cancel(self, request: ExpectedRequest) -> None:
-        """It reaches the engine in the next turn."""
+        """Cancel a request; the cancel reaches the engine in the next turn."""
         client, sent = next((c, s) for c in self.clients for s in c.live() if s.owner is request)
         request.cancelled = True
         client.cancel(sent)
 
     def read(self, *pairs: int) -> None:
-        """Front ends read their completions, and check each."""
+        """Let front ends read their completions, and check each."""
         for pair in pairs:
             for sent, token, flags in self.clients[pair].poll():
                 sent.owner.take(token, flags, sent.records)
@@ -167,7 +168,7 @@ class Case:
                     self.done.append(sent.owner)
 
     def finish(self, most: int = 2000) -> None:
-        """Turns in which everybody reads, until each request has its end; bounded: nothing hangs."""
+        """Make turns in which all clients read, until each request has ended. Raises AssertionError after `most` turns."""
         everybody = [pair for pair, client in enumerate(self.clients) if client is not None and pair not in self.silent]
         for _ in range(most):
             self.read(*everybody)
@@ -180,12 +181,12 @@ class Case:
         return int(self.views.engine[COUNTER[name]])
 
     def word(self, index: int, pair: int = 0) -> int:
-        """PAIR_*, as published."""
+        """The published value of a word PAIR_*."""
         return int(self.views.pair[pair, index])
 
 
 def make_case(policy: Policy = fcfs, lanes: int = 3, *, attached: bool = True, **sizes: Any) -> Case:
-    """lanes: several show races, too. sizes: of case_sizes. attached: every pair has its client."""
+    """lanes: several lanes show races, too. sizes: see case_sizes. attached: whether every pair has a client."""
     turn = make_turn(policy)
     case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes, races=True), policy)
     for pair in range(case.limits.pairs if attached else 0):

@@ -1,5 +1,5 @@
-"""Random schemas, and outputs made of random legal tokens, as the CPU engine chooses and follows them; each is judged by an
-independent validator."""
+"""Random schemas, and outputs of random legal tokens, as the CPU engine chooses and follows them; an independent validator judges
+each."""
 
 import json
 from collections import Counter
@@ -34,8 +34,8 @@ from blinkpy.queues.words import Int32
 from blinkpy.verify.sim.grammar_supply import written_out
 
 MOST_TOKENS = 400  # of an output
-FREE_TOKENS = 60  # chosen without a thought of the end, at most
-LOOKS = 48  # tokens among which the nearest to the end is searched
+FREE_TOKENS = 60  # maximum tokens chosen at random, before the walk heads for the end
+LOOKS = 48  # tokens from which the nearest to the end is chosen
 END = -1  # instead of a token
 
 
@@ -49,11 +49,11 @@ class Drawn(NamedTuple):
 
 
 class InvalidOutputError(AssertionError):
-    """An output that ended by itself, and that the schema does not allow."""
+    """An output that ended by itself, but that its schema does not allow."""
 
 
 def draw(seed: int, index: int) -> Drawn:
-    """The schema of this number; the same for the same seed."""
+    """The schema with this number, the same for the same seed."""
     schema = WideSchemaDraw(np.random.default_rng([seed, index])).whole()
     try:
         return Drawn(index, schema, automaton_of_schema(schema))
@@ -63,7 +63,7 @@ def draw(seed: int, index: int) -> Drawn:
 
 
 def judge(drawn: Drawn, output: bytes) -> None:
-    """Raise InvalidOutputError unless the schema allows an output that ended by itself."""
+    """Raise InvalidOutputError unless the schema allows the output, which ended by itself."""
     try:
         fine = validator(drawn.schema).is_valid(document(output))
     except ValueError as error:
@@ -82,12 +82,12 @@ CHOICES: dict[str, Callable[[np.ndarray, np.random.Generator], int]] = {
     "highest": lambda legal, rng: int(legal[-1]),
     "uniform": lambda legal, rng: int(legal[rng.integers(len(legal))]),
 }
-SPARE_TOKENS = 50  # in an output, at most, beyond the bytes of the shortest one
+SPARE_TOKENS = 50  # maximum tokens of an output beyond the bytes of the shortest
 
 
 @cached_njit
 def _distances(next_state, accepting):  # type: ignore[no-untyped-def]
-    """Of each state the fewest bytes to an accepting one: rounds over all edges until nothing changes."""
+    """The minimum number of bytes from each state to an accepting state: rounds over all edges until nothing changes."""
     found = np.where(accepting, 0, 1 << 30)
     changed = True
     while changed:
@@ -116,7 +116,7 @@ class TokenWalk:
         self._automaton: ByteAutomaton | None = None
 
     def take(self, automaton: ByteAutomaton) -> None:
-        """Walk by this automaton from now on."""
+        """Use this automaton for the next outputs."""
         packed = automaton.words()
         self._grammars.words[0, : len(packed)] = packed
         table, accepting, number = written_out(automaton)
@@ -124,7 +124,7 @@ class TokenWalk:
         self._automaton, self._far = automaton, {position: int(far[i]) for position, i in number.items()}
 
     def output(self, rng: np.random.Generator) -> tuple[bytes, bool]:
-        """An output, and whether it ended by itself."""
+        """A random output, and whether it ended by itself."""
         state, free, parts = 0, int(rng.integers(0, FREE_TOKENS)), list[bytes]()
         logits = np.zeros(len(self._pieces), np.float32)
         for count in range(MOST_TOKENS):
@@ -147,9 +147,9 @@ class TokenWalk:
         return b"".join(parts), False
 
     def closed(self, rng: np.random.Generator, choice: str) -> bytes:
-        """An output of at least as many tokens as the shortest one has bytes, by one of CHOICES alone. It must be complete.
+        """An output by one of CHOICES, within some more tokens than the shortest output has bytes. It must be complete.
 
-        Raises InvalidOutputError if it is cut."""
+        Raises InvalidOutputError if the output is cut."""
         most = max(1, self._distance(0)) + int(rng.integers(SPARE_TOKENS))
         entry: Int32 = np.full((1, SQ_ENTRY_WORDS), -1, np.int32)
         entry[0, [WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS]] = most, 0, 0
@@ -180,7 +180,7 @@ class TokenWalk:
         return b"".join(parts)
 
     def _distance(self, position: int) -> int:
-        """The fewest bytes from a position to an accepting state."""
+        """The minimum number of bytes from a position to an accepting state."""
         assert self._automaton is not None
         state, count = position & A.STATE_MASK, position >> A.COUNT_SHIFT
         if state >= self._automaton.counted:
@@ -198,7 +198,8 @@ class TokenWalk:
 
 
 def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> Iterator[tuple[Drawn, Counter[str]]]:
-    """For each schema, its outputs by how they ended: some of random tokens, and one by each of CHOICES; refusals by keyword.
+    """For each schema, counts of its outputs by their ends: some of random tokens, and one by each of CHOICES; and refusals by
+    keyword.
 
     Raises InvalidOutputError."""
     for index in indices:
@@ -222,7 +223,7 @@ def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> It
 
 
 def engine_outputs(llm: LLM, seed: int, drawn: list[Drawn], max_tokens: int) -> Counter[str]:
-    """One output of the engine for each schema that has an automaton, by how it ended. Raises InvalidOutputError."""
+    """Counts, by their ends, of the engine's outputs: one for each schema that has an automaton. Raises InvalidOutputError."""
     given = [one for one in drawn if one.automaton is not None]
     params = [
         SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=(seed + one.number) % (1 << 31), grammar=one.automaton)

@@ -15,7 +15,8 @@ def _date_time(value: object) -> bool:
 
 
 def validator(schema: Any) -> Any:
-    """Its patterns are Python's, where $ also matches before a last line feed, and a point what ends a line elsewhere."""
+    """A validator. Its patterns are Python's, in which $ also matches before a last line feed, and `.` most line ends; so both
+    are rewritten."""
     text = json.dumps(schema).replace('$"', r'\\Z"').replace('"^.{', r'"^[^\\n\\r\\u2028\\u2029]{')
     changed = json.loads(text)
     kind = jsonschema.validators.validator_for(changed, jsonschema.Draft202012Validator)
@@ -23,5 +24,5 @@ def validator(schema: Any) -> Any:
 
 
 def document(text: bytes) -> Any:
-    """A document. Of members that come twice the last one counts, as to most readers."""
+    """A parsed document. If a member occurs twice, the last counts, as in most parsers."""
     return json.loads(text.decode())

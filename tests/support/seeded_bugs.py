@@ -1,7 +1,7 @@
-"""Bugs on purpose: small changes of the source, each of which the simulator or the properties must find.
+"""Seeded bugs: small changes of the source. The simulator or the properties must find each.
 
-A bug is a patch of one module. The patched module is loaded next to the real ones, with everything that imports it, so that
-nothing else in the process changes. A patch that no longer fits its module is an error: the list follows the source.
+A bug is a patch of one module. The patched module and its importers are loaded next to the real modules, so that nothing else in
+the process changes. A patch that no longer fits its module is an error: the list follows the source.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from blinkpy.sources import PACKAGE
 
 
 class Bug(NamedTuple):
-    """What is wrong, in which module (file names of the package differ), and the patch: `before` occurs once in the module
-    and is replaced by `after`."""
+    """A planted bug: its description, its module (file names of the package are unique), and its patch. `before` must occur once
+    in the module; `after` replaces it."""
 
     what: str
     module: str
@@ -30,7 +30,7 @@ class Bug(NamedTuple):
 
 
 def _bugs(patches: dict[str, list[tuple[str, str, str]]]) -> tuple[Bug, ...]:
-    """patches: module -> (what, before, after)."""
+    """patches: module -> (description, before, after)."""
     return tuple(Bug(what, module, before, after) for module, bugs in patches.items() for what, before, after in bugs)
 
 
@@ -471,7 +471,7 @@ SCHEDULER_BUGS = _bugs({
     ],
 })
 
-# For the state machine, which compares with the rules: the client, and what no front end can see.
+# Bugs for the state machine, which compares with the rules: in the client, and in state that no front end can see.
 FRONT_BUGS = _bugs({
     "commit": [
         ("tokens of a prompt count as generated",
@@ -508,7 +508,7 @@ FRONT_BUGS = _bugs({
 })
 # fmt: on
 ARENA_BUGS = ("a piece of the arena wraps", "an arena gives out what is in use")
-"""Found by random pieces of an arena alone."""
+"""Bugs that only random allocations in an arena find."""
 
 
 def module_of(bug: Bug) -> tuple[str, Path]:
@@ -518,7 +518,7 @@ def module_of(bug: Bug) -> tuple[str, Path]:
 
 
 def patched_source(bug: Bug) -> str:
-    """The module's source with the bug. Raises ValueError when the patch does not fit."""
+    """The module's source with the bug. Raises ValueError if the patch does not fit."""
     source = module_of(bug)[1].read_text()
     if source.count(bug.before) != 1:
         raise ValueError(f"{bug.what}: {bug.before!r} occurs {source.count(bug.before)} times in {bug.module}, not once")
@@ -527,15 +527,15 @@ def patched_source(bug: Bug) -> str:
 
 @contextlib.contextmanager
 def planted(bug: Bug | None) -> Iterator[None]:
-    """Within the block, imports of the patched module, and of all that import it, give new modules; without a bug, of the
-    scheduler's. Afterwards all is as before."""
+    """Within the block, imports of the patched module and its importers return new modules; without a bug, of the scheduler's
+    modules. The end of the block restores the old modules."""
     name, path = ("blinkpy.kv.page_allocator", PACKAGE / "kv" / "page_allocator.py") if bug is None else module_of(bug)
     with replaced(name, path, path.read_text() if bug is None else patched_source(bug)):
         yield
 
 
 class _Source(importlib.abc.InspectLoader):
-    """The mark of a module whose source differs from its file."""
+    """A loader that marks a module whose source differs from its file."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -546,7 +546,7 @@ class _Source(importlib.abc.InspectLoader):
 
 @contextlib.contextmanager
 def replaced(name: str, path: Path, source: str) -> Iterator[None]:
-    """Within the block, imports of a module, and of all that import it, give new modules, with another source of this one."""
+    """Within the block, imports of a module and its importers return new modules, and the module has this source."""
     names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     try:
@@ -562,7 +562,7 @@ def replaced(name: str, path: Path, source: str) -> Iterator[None]:
 
 
 def _enter(name: str, module: ModuleType) -> None:
-    """Make it what imports of the name give."""
+    """Make imports of the name return this module."""
     sys.modules[name] = module
     parent, _, child = name.rpartition(".")
     setattr(importlib.import_module(parent), child, module)

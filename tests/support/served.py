@@ -1,4 +1,4 @@
-"""`blinkpy serve` as people run it, with the official client."""
+"""`blinkpy serve` as users run it, with the official client."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
 
 
 def programs_below(pid: int) -> list[int]:
-    """The processes below one. A fork that has not started its program yet is left out: it has its parent's command line."""
+    """The descendants of a process, without a fork that has not started its program yet: it has its parent's command line."""
     found = []
     for one in tree(pid)[1:]:
         with contextlib.suppress(OSError):  # it ended
@@ -36,7 +36,7 @@ while "engine" in sys.orig_argv and not os.path.exists({gate!r}) and os.getppid(
 
 
 def held_environment(folder: Path) -> tuple[dict[str, str], Path]:
-    """(environment, gate): in a server with this environment, the start of each engine waits until the gate exists."""
+    """(environment, gate): with this environment, each engine of a server waits at its start until the file `gate` exists."""
     gate = folder / "gate"
     (folder / "sitecustomize.py").write_text(HELD.format(gate=str(gate)))
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}, gate
@@ -46,7 +46,7 @@ class Server(Command):
     """A running `blinkpy serve`."""
 
     def connect(self) -> None:
-        """Wait until it is ready."""
+        """Wait until the server is ready, and connect a client."""
         self.model, self.url = self.find(LINE).groups()
         self.find(re.compile("^curl "))
         self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=BUSY_S)
@@ -56,7 +56,7 @@ class Server(Command):
         return next(pid for pid in self.children() if f" {entry} " in command_line(pid))
 
     def children(self, jobs: bool = False) -> list[int]:
-        """The processes below it. jobs: also the workers' children for large bodies and grammars."""
+        """The server's descendants. jobs: include the workers' children for large bodies and grammars."""
         below = sorted(programs_below(self.process.pid))
         return below if jobs else [pid for pid in below if not JOB_SERVERS.search(command_line(pid))]
 
@@ -69,7 +69,7 @@ class Server(Command):
         return answer.choices[0].message.content or ""
 
     def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
-        """A streamed answer of this length."""
+        """A streamed answer of this number of tokens."""
         options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
         return iter(self.client.chat.completions.create(messages=STORY, **options))
 

@@ -1,4 +1,4 @@
-"""The longest output of a bounded schema as docs/structured-output.md states it, computed from the schema alone; and outputs of
+"""The maximum output of a bounded schema, as docs/structured-output.md states it, computed from the schema; and outputs of
 samplers without a preference, which must end within it."""
 
 import json
@@ -23,7 +23,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 def stated_bytes(schema: Any) -> int:
-    """The most bytes of a value; an upper bound where several keywords restrict it. schema: drawn with `bounded`."""
+    """The maximum bytes of a value; an upper bound if several keywords restrict it. schema: drawn with `bounded`."""
     if "const" in schema or "enum" in schema:
         return max(2 * len(json.dumps(one, ensure_ascii=False).encode()) for one in schema.get("enum", [schema.get("const")]))
     found = [LITERAL]
@@ -61,8 +61,8 @@ def walk(walker: Walker, sampler: Sampler, rng: np.random.Generator, most: int) 
 
 
 def bounded_outputs(seed: int, number: int) -> Counter[str]:
-    """The outputs of one random bounded schema, one by each sampler, or its refusal. Raises AssertionError if one does not end
-    within the stated bytes."""
+    """The outputs of one random bounded schema, one by each sampler, or its refusal. Raises AssertionError if an output exceeds
+    the stated bytes."""
     rng = np.random.default_rng([seed, number, 2])
     schema = SchemaDraw(rng, bounded=True).schema(2)
     try:

@@ -1,7 +1,7 @@
-"""Storms so large that every strided loop of the scheduler runs several tiles, under njit and another execution next to it.
+"""Storms so large that every strided loop of the scheduler runs several tiles, by njit and by another execution.
 
-After each turn both must have left the same, bit for bit. The sizes follow from the number of lanes of the other execution, so
-that a few lanes of plain Python meet what a block of threads on a GPU meets.
+After each turn both must leave the same state, bit for bit. The sizes follow from the lanes of the other execution, so a few
+lanes of plain Python run the same cases as a block of threads on a GPU.
 """
 
 import itertools
@@ -34,16 +34,16 @@ WILD = Odds(**NEVER | {
     "submit": 700, "answer": 1, "burst": 120, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
-# All front ends come at the same time, and with as much as they can: more than a tile of entries is accepted in one turn.
+# All front ends submit as much as they can at the same time: a turn accepts more than a tile of entries.
 CROWD = WILD._replace(notice=1000, submit=1000, burst=400, delay=0)
-# Many leases end, and last completions wait; and all slots of a front end are filled together.
+# Many leases end, and last completions wait; a front end fills all its slots together.
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns
-# The tiled arrays, and the full tiles that some turn must have in addition to a partial one.
+# The tiled arrays, and the number of full tiles that some turn must have in addition to a partial tile.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
 TILES |= {"paced": 1, "suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
-# Of the counters, not those of faults, and not refused drafts: the requests of these storms have no grammar.
+# Counters that stay 0: faults, and refused drafts, because the requests of these storms have no grammar.
 NOT_COUNTED = ("integrity_errors", "policy_faults", "draft_tokens_refused")
 HAPPENED = (
     *("drained", "stopped", "compactions", "mixed budget", "burst budget", "largest budget", "cut", "suspended", "resumed"),
@@ -54,7 +54,7 @@ HAPPENED = (
 def wide(
     lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, max_model_len: int, step_groups: int = 1
 ) -> WorldSizes:
-    """Many rows, slots and pages, and more queue pairs than are counted together."""
+    """Many rows, slots and pages, and more queue pairs than a turn counts together."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=pairs, slots=lanes * 6 // pairs + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
@@ -65,7 +65,7 @@ def wide(
 
 
 def long(lanes: int, **options: int) -> WorldSizes:
-    """Few requests of many pages. options: of make_limits."""
+    """Few requests of many pages. options: see make_limits."""
     context = 5 * lanes
     return case_sizes(
         pairs=4, slots=6, rows=4, page_size=2, pages=3 * context, max_model_len=context, tokens=2 * context,
@@ -75,7 +75,7 @@ def long(lanes: int, **options: int) -> WorldSizes:
 
 
 def paced(lanes: int) -> WorldSizes:
-    """Space for all, so that no request waits, and a pace."""
+    """Space for all requests, so that no request waits, and a pace."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=16, pages=24 * lanes,
@@ -84,7 +84,7 @@ def paced(lanes: int) -> WorldSizes:
 
 
 def drafting(lanes: int, speculative: str) -> WorldSizes:
-    """Two different tokens, so that requests repeat themselves, and rows left over for drafts. speculative: their source."""
+    """Two different tokens, so that requests are repetitive, and spare rows for drafts. speculative: source of the drafts."""
     rows = 4 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=4, pages=24 * lanes,
@@ -110,11 +110,11 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
 
 
 class Mirror:
-    """A copy of state and queues in one piece of memory on a device: first what others write, then what the scheduler writes."""
+    """A copy of state and queues in one piece of memory on a device: first the words of other parties, then the scheduler's."""
 
     def __init__(self, state: State, queues: EngineViews, device: str):
         arrays = dict(named_arrays(queues)) | dict(named_arrays(state))
-        del arrays["sq_long"]  # sq once more
+        del arrays["sq_long"]  # the same memory as sq
         inputs = [name for name in EngineViews._fields if name in ("front", "sq", "cancel", "hashes", "prompt", "control")]
         inputs += STEP_INPUTS
         scratch = [name for name in arrays if name.startswith("scratch.")]
@@ -142,13 +142,13 @@ class Mirror:
         self.queues: EngineViews = mirrored._replace(sq_long=mirrored.sq.view(torch.int64))
 
     def push(self) -> None:
-        """Copy what front ends, host and the step have written."""
+        """Copy all words that front ends, host and the step have written."""
         for name in self._inputs:
             self._copies[name][...] = self._ours[name]
         self._memory[: self._input_bytes].copy_(self._host[: self._input_bytes], non_blocking=True)
 
     def differences(self) -> list[str]:
-        """The place at which the scheduler's output differs from the original."""
+        """The places at which the mirror's scheduler output differs from the original."""
         written = slice(self._input_bytes, self._written_bytes)
         self._host[written].copy_(self._memory[written])
         different = [name for name in self._written if not np.array_equal(self._ours[name], self._copies[name])]
@@ -156,14 +156,14 @@ class Mirror:
 
 
 class Seen:
-    """Counts of the storms: the maximum of each in one turn, and how often something happened."""
+    """Counts of the storms: the maximum of each in one turn, and the number of each event."""
 
     def __init__(self) -> None:
         self.most, self.happened, self.steps = Counter[str](), Counter[str](), 0
         self._suspended = 0
 
     def note(self, limits: Limits, state: State, before: tuple[np.ndarray, np.ndarray], bucket: int) -> None:
-        """One turn. before: counts and counters before it."""
+        """Count one turn. before: counts and counters before it."""
         counts, requests, rows = state.counts, state.requests, int(state.batch.counts[S.ROWS])
         tokens = int(state.batch.counts[S.TOKENS])
         rose = dict(zip(COUNTER_NAMES, (state.counters - before[1]).tolist(), strict=True))
@@ -198,7 +198,7 @@ class Seen:
         self.steps += 1
 
     def missing(self, lanes: int) -> list[str]:
-        """The demands that were not met: see TILES and HAPPENED."""
+        """The demands of TILES and HAPPENED that were not met."""
         small = [f"{name}: {self.most[name]}" for name, tiles in TILES.items() if self.most[name] <= tiles * lanes]
         return small + [name for name in HAPPENED if not self.happened[name]]
 
@@ -217,11 +217,12 @@ def run_storms(
     seconds: float,
     enough: Callable[[], bool] = lambda: True,
 ) -> Seen:
-    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, nothing is missing and it is
-    enough, or four times as many, or the time is over. seconds: from the end of the first storm, which compiles; of this process
-    on the CPU, so that a loaded machine runs as many; of the clock on a GPU.
+    """Run storms of all shapes in turn, each of `turns` turns. They end after `steps` of each shape if no demand is missing and
+    enough() holds, at the latest after four times as many, or when the time is over. seconds: time since the first storm, which
+    compiles; CPU time of this process if the device is the CPU, so that a loaded machine runs as many; on a GPU, time of the
+    clock.
 
-    twin: of the limits and a mirror on the device, the turn of the other execution.
+    twin: makes the turn of the other execution from the limits and a mirror on the device.
     """
     clock = time.process_time if device == "cpu" else time.monotonic
     seen, until = Seen(), math.inf
@@ -231,7 +232,7 @@ def run_storms(
             rounds = seen.steps / (steps * len(shapes))
             if clock() > until or rounds >= 4 or (rounds >= 1 and not seen.missing(lanes) and enough()):
                 return seen
-            world_seed = 3 * seed + number  # so that the first world of each shape has a ring that is compacted often
+            world_seed = 3 * seed + number  # this seed makes the ring of each shape's first world compact often
             world = make_world(world_seed, turns, 16, chosen=chosen, odds=odds)
             mirror = Mirror(world.state, world.queues, device)
             scheduler = side_by_side(world, policy, mirror, twin(world.limits, mirror), seen)
@@ -244,7 +245,7 @@ def run_storms(
 
 
 def side_by_side(world: World, policy: Policy, mirror: Mirror, other: Callable[[int], int], seen: Seen) -> Callable[..., int]:
-    """Turns of njit, for Simulation, and of the other execution; they must do the same."""
+    """A scheduler for Simulation that makes each turn by njit and by the other execution, and compares them."""
     limits, state = world.limits, world.state
     njit = Scheduler(limits, state, policy)
     njit.attach(world.queues)

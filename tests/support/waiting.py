@@ -1,4 +1,4 @@
-"""Waiting for the work of other threads and processes."""
+"""Waits for the work of other threads and processes."""
 
 import contextlib
 import subprocess
@@ -8,11 +8,11 @@ from collections.abc import Callable
 import httpx
 
 BUSY_S = 60.0  # a machine may be busy
-LOOK_S = 0.005, 0.1  # from one look to the next: at first, and at most, since looks take time from the thing that is waited for
+LOOK_S = 0.005, 0.1  # between two looks: at first, and at most, since looks take CPU time from the awaited work
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: Callable[[], str] | str = "it") -> float:
-    """Seconds until the condition held. Raises AssertionError when it does not in time."""
+    """Wait for a condition; returns the seconds. Raises AssertionError if it does not hold in time."""
     began = time.monotonic()
     while not condition():
         waited, (first, most) = time.monotonic() - began, LOOK_S
@@ -22,7 +22,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: C
 
 
 def wait_until_served(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until /health of a front end's process is 200. Raises AssertionError if it ends before."""
+    """Wait until /health of a front end's process is 200. Raises AssertionError if the process ends before."""
 
     def serves() -> bool:
         assert process.poll() is None, f"it ended with exit code {process.returncode}"

@@ -7,7 +7,7 @@ from blinkpy.verify.sim.grammar_supply import written_out
 
 
 class Walker:
-    """Draws strings: steps at random for a while, then the shortest way to an end."""
+    """Draws strings: random steps for a while, then the shortest path to an end."""
 
     def __init__(self, automaton: ByteAutomaton):
         table, accepting, _ = written_out(automaton)
@@ -20,7 +20,7 @@ class Walker:
         self.distance = self._distances()
 
     def _distances(self) -> list[int]:
-        """Of each state: the fewest bytes to an accepting one."""
+        """The minimum number of bytes from each state to an accepting state."""
         sources: list[set[int]] = [set() for _ in self.rows]
         for state, row in enumerate(self.rows):
             for target in set(row) - {DEAD}:
@@ -36,7 +36,7 @@ class Walker:
         return distance
 
     def longest(self) -> int | None:
-        """The bytes of the longest string; None if strings have any length."""
+        """The bytes of the longest string; None if strings are unbounded."""
         found: dict[int, int] = {}
         waiting, open_states = [0], set[int]()
         while waiting:
@@ -56,7 +56,7 @@ class Walker:
         return found[0]
 
     def draw(self, rng: np.random.Generator, steps: int, start: bytes = b"") -> bytes:
-        """A string; up to `steps` bytes are free. start: how it begins, which the automaton must allow."""
+        """A string with up to `steps` random bytes. start: its first bytes, which the automaton must allow."""
         text, state = bytearray(start), 0
         for byte in start:
             state = self.rows[state][byte]
@@ -66,7 +66,7 @@ class Walker:
             if self.accepting[state] and (not free or not self.bytes_of[state] or rng.random() < 0.1):
                 return bytes(text)
             row, bytes_of = self.rows[state], self.bytes_of[state]
-            if free and rng.random() < 0.5:  # each way on is as likely as the others, however many bytes take it
+            if free and rng.random() < 0.5:  # each next state is equally likely, however many bytes lead to it
                 target = self.classes[state][rng.integers(len(self.classes[state]))]
                 bytes_of = [byte for byte in bytes_of if row[byte] == target]
             elif not free:

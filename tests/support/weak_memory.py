@@ -1,10 +1,10 @@
-"""Memory that several machines share, each with its own order of accesses, for the real code of both ends of a link.
+"""Memory that several machines share, each with its own memory order, for the real code of both ends of a link.
 
-The machines are those of the memory model (verified/memory_model/machines.py), but programs are the code itself: `SharedArray`
-stands where the code has an array or a memoryview of the segment, and every access through it is one of the party's machine.
-Stores become visible late and, on a weak machine, out of order; loads return old values. What the model calls LoadLater is an
-array that is `late`: its loads may happen after later stores that are no release, so nobody may write there until a release
-store or a fence behind them is visible.
+The machines are those of the memory model (verified/memory_model/machines.py), but the programs are the code itself. A
+`SharedArray` replaces an array or a memoryview of the segment, and the party's machine makes every access through it. Stores
+become visible late and, on a weak machine, out of order; loads return old values. The model's LoadLater is an array that is
+`late`: its loads may happen after later stores without release. So no party may write there until a later release store or fence
+is visible.
 """
 
 import random
@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from verified.memory_model.machines import MemoryOrder
 
-LAND, STALE, MEANWHILE = 0.05, 0.4, 0.03  # how often: stores become visible, a load is old, another party acts meanwhile
-LAND_LATE = 0.0005  # how often a store of a dead party becomes visible
+LAND, STALE, MEANWHILE = 0.05, 0.4, 0.03  # probabilities: a store becomes visible, a load is old, another party acts meanwhile
+LAND_LATE = 0.0005  # probability that a store of a dead party becomes visible
 PLAIN, RELAXED, ACQUIRE, RELEASE = "plain", "relaxed", "acquire", "release"
 
 
 class PendingStore(NamedTuple):
-    """A store that is not visible yet. group: number of the write that it belongs to; after: late loads that precede it, where
-    it is a release."""
+    """A store that is not visible yet. group: number of its write; after: number of late loads before it, for a release."""
 
     group: int
     address: int
@@ -33,13 +32,13 @@ class PendingStore(NamedTuple):
 
 
 class WeakMemory:
-    """The words of a segment, and when each of their values became visible."""
+    """The words of a segment, and the moment at which each value became visible."""
 
     def __init__(self, segment: memoryview, draw: random.Random) -> None:
         self.segment, self.draw = segment, draw
         self.base = int(np.frombuffer(segment, np.uint8).ctypes.data)
         self.moment = 0  # visible writes
-        self.history: dict[int, tuple[list[int], list[int]]] = {}  # address -> moments, and the values after that
+        self.history: dict[int, tuple[list[int], list[int]]] = {}  # address -> (moments, value from each moment on)
         self.width: dict[int, int] = {}
         self.parties: list[Party] = []
 
@@ -52,9 +51,9 @@ class WeakMemory:
         return self.history[address]
 
     def land(self, writer: "Party", store: PendingStore) -> None:
-        """A store becomes visible."""
+        """Make a store visible."""
         for party in self.parties:
-            assert party is writer or store.address not in party.late, "words written here may not have been read yet"
+            assert party is writer or store.address not in party.late, "a store overwrites a word before its late load"
         self.moment += 1
         moments, values = self.history[store.address]
         moments.append(self.moment)
@@ -64,15 +63,15 @@ class WeakMemory:
 
 
 class Party:
-    """One processor. order: the order of its machine. meanwhile: actions of other parties between two of its accesses."""
+    """One processor. order: memory order of its machine. meanwhile: actions of other parties between two of its accesses."""
 
     def __init__(self, memory: WeakMemory, order: MemoryOrder, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._memory, self._order, self._meanwhile = memory, order, meanwhile
         self._pending: list[PendingStore] = []
         self._groups = self._loads = 0
-        self._floor = memory.moment  # it begins, so it sees all that is visible
+        self._floor = memory.moment  # at its start it sees all visible writes
         self._seen: dict[int, int] = {}
-        self.late: dict[int, int] = {}  # address -> number of the load, which may still happen
+        self.late: dict[int, int] = {}  # address -> number of a load that may still happen
         self.dead = False
         memory.parties.append(self)
 
@@ -106,7 +105,7 @@ class Party:
         return values[chosen]
 
     def begin_write(self) -> int:
-        """The number of a write: its words become visible in any order, on every machine."""
+        """The number of a new write: its words become visible in any order, on every machine."""
         self._groups += 1
         return self._groups
 
@@ -120,18 +119,18 @@ class Party:
         self._floor = self._memory.moment
 
     def drain(self, stores: int) -> None:
-        """Some stores become visible, in an order that the machine permits."""
+        """Make some stores visible, in an order that the machine permits."""
         for _ in range(min(stores, len(self._pending))):
             self._land(self._next())
 
     def crash(self, is_word: Callable[[int], bool]) -> None:
-        """No more stores. Those to words may land much later, all others have landed: Transport's promise 7."""
+        """End the party. Its pending stores to words may land much later; all other stores land now: Transport's promise 7."""
         for store in [store for store in self._pending if not is_word(store.address)]:
             self._land(self._pending.index(store))
         self.dead = True
 
     def _next(self) -> int:
-        """A pending store that may become visible next."""
+        """The index of a pending store that may become visible next."""
         draw, pending = self._memory.draw, self._pending
         if self._order.ordered_stores:
             group = [i for i, store in enumerate(pending) if store.group == pending[0].group]
@@ -148,8 +147,8 @@ class Party:
 
 
 class SharedArray:
-    """An array of the segment as a party accesses it. late: see the module. kinds: of the accesses to each
-    index of the last axis, if they are to be recorded."""
+    """An array of the segment as a party accesses it. late: whether loads may happen after later stores. kinds: recorded kinds of
+    access to each index of the last axis."""
 
     def __init__(self, party: Party, memory: WeakMemory, array: NDArray[Any], late: bool = False) -> None:
         self._party, self._late, self.dtype = party, late, array.dtype
@@ -205,4 +204,4 @@ PRIMITIVES = {
     "store_release": _store(RELEASE),
     "store_relaxed": _store(RELAXED),
 }
-"""For device functions in plain Python, instead of the functions of blinkpy.device.portable."""
+"""Replacements of blinkpy.device.portable's functions, for device functions in plain Python."""

@@ -1,4 +1,4 @@
-"""Random JSON Schemas of all that is supported, and the documents that decide each: see SchemaDraw."""
+"""Random JSON Schemas of all supported keywords, and the documents that decide each: see SchemaDraw."""
 
 import json
 from typing import Any
@@ -7,19 +7,20 @@ from support.json_schemas import NAMES, PATTERNS, SchemaDraw, recursive
 
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
-DEPTHS = (0, 1, 1, 1, 1, 2, 2, 3)  # of containers: deep schemas take the most time, and flat ones find nearly as much
+DEPTHS = (0, 1, 1, 1, 1, 2, 2, 3)  # of containers: deep schemas take the most time, but flat schemas find nearly as many faults
 
 
 class WideSchemaDraw(SchemaDraw):
-    """Adds formats, references, tuples, dependencies, several types at a time, and alternatives and conjunctions of anything."""
+    """Adds formats, references, tuples, dependencies, several types at a time, and alternatives and conjunctions of any
+    schemas."""
 
     def whole(self) -> Any:
-        """A schema with definitions."""
+        """A whole schema with its definitions."""
         if self.chance(0.05):
             return recursive(self)
         schema = self.schema(self.one(*DEPTHS))
         if "$ref" in str(schema):
-            one = json.loads(json.dumps(self.schema(1)).replace("defs/one", "defs/two"))  # the validator does not end in itself
+            one = json.loads(json.dumps(self.schema(1)).replace("defs/one", "defs/two"))  # the validator would recurse for ever
             schema = {**schema, "$defs": {"one": one, "two": self.scalar(0)}}
         return schema
 
@@ -39,7 +40,7 @@ class WideSchemaDraw(SchemaDraw):
         return {"type": self.one("string", "string", "integer"), "format": self.one(*names)}
 
     def mixed(self, depth: int) -> Any:
-        """Rules for several types, each for separate values."""
+        """Rules for several types; each rule restricts values of its type."""
         schema = {key: value for one in (self.integer(0), self.string(0)) for key, value in one.items() if key != "type"}
         schema["type"] = self.one(["integer", "string"], ["number", "string", "null"], ["string", "boolean"])
         return {**schema, **({"maxItems": 2} if self.chance(0.3) else {})}
@@ -76,7 +77,7 @@ class WideSchemaDraw(SchemaDraw):
         return {"allOf": [kind(depth - 1) if kind in (self.object, self.array) else kind(0) for _ in range(2)]}
 
     def counted(self, depth: int) -> Any:
-        """Objects by names alone."""
+        """Objects restricted only by their members' names."""
         value = self.scalar(0)
         return {
             "type": "object",

@@ -1,6 +1,6 @@
-"""A server whose model follows a script in the conversation, for clients that want calls. `python -m` this module prints its URL.
+"""A server whose model follows a script in the conversation, for clients that need calls. `python -m` this module prints its URL.
 
-Lines of a user's message are the script, and results of calls lead from one line to the next:
+A user's message is the script; each result of a call leads to the next line:
 
     CALL NAME {"argument": "value"}   the model calls a tool that it was given
     WRITE TEXT                        it writes the rest of the line
@@ -28,8 +28,8 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.worker import make_server
 
 EOS = 1
-CONTEXT = 1 << 19  # tokens: agents' prompts have some 100,000 bytes, which are as many tokens of the small tokenizer
-# Grammars are accepted, without effect on answers: scripts have to fit.
+CONTEXT = 1 << 19  # tokens: agents' prompts have some 100,000 bytes, and as many tokens of the small tokenizer
+# Grammars are accepted but have no effect on answers: scripts must fit them.
 FACTS_OF_AGENTS = {
     "max_model_len": CONTEXT,
     "num_pages": CONTEXT,
@@ -38,13 +38,13 @@ FACTS_OF_AGENTS = {
     "grammar_words": 1 << 16,
     "grammar_arena": 1 << 17,
 }
-MOST_RESULT = 400  # characters of a result that are repeated
+MOST_RESULT = 400  # maximum characters of a repeated result
 LINE = re.compile(r"^\s*(CALL|WRITE|THINK) (.*)$", re.MULTILINE)
 RESULT = re.compile(r"^user\n<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 
 def steps_of(text: str) -> list[str]:
-    """The model's answers, in their order, by the script in a user's message."""
+    """The model's answers in order, by the script in a user's message."""
     found, thoughts = [], ""
     for kind, rest in LINE.findall(text):
         if kind == "THINK":

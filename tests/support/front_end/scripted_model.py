@@ -1,4 +1,4 @@
-"""A server whose engine says given texts, in tests of tools and reasoning."""
+"""A server whose engine generates given texts, for tests of tools and reasoning."""
 
 import contextlib
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Served:
         self.engine.script = [*self.tokenizer.encode(text, add_special_tokens=False, parse_special=True).tolist(), EOS]
 
     def chat(self, text: str, **fields: Any) -> Any:
-        """The choices' answer to a chat, whole, which a stream must equal."""
+        """The choices of a whole answer to a chat; checks that a stream equals it."""
         self.says(text)
         ask = {"model": MODEL, "messages": ASK, **fields}
         whole = self.client.chat.completions.create(**ask)
@@ -56,7 +56,7 @@ class Served:
         return whole.choices[0]
 
     def prompt(self) -> str:
-        """The last prompt's text."""
+        """The text of the last prompt."""
         return str(self.tokenizer.encoder.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False))
 
     def refused(self, **fields: Any) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def message_of(choice: Any) -> tuple[Any, ...]:
 
 
 def folder_with(path: Path, template: str | list[dict[str, str]]) -> Path:
-    """template: or several, with their names."""
+    """template: a template, or several with their names."""
     encoder = Encoder.from_str(byte_level_json())
     encoder.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *HARMONY)])
     return write_model(path, str(encoder.to_str()), chat_template=template)

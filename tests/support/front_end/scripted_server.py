@@ -1,4 +1,4 @@
-"""An HTTP server in a thread that answers completions as a script says, for tests of load generators."""
+"""An HTTP server in a thread that answers completions by a script, for tests of load generators."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ Script = Callable[["Exchange"], None]
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request: its body, and possible additions. Anything but POST is answered 501."""
+    """One request: its body, and possible answers. All methods except POST get a 501."""
 
     protocol_version = "HTTP/1.1"
     server: "Server"
@@ -21,7 +21,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with contextlib.suppress(OSError), self.server.in_flight(self.body):  # the client may go
+        with contextlib.suppress(OSError), self.server.in_flight(self.body):  # the client may disconnect
             self.server.script(self)
 
     def raw(self, data: bytes) -> None:
@@ -50,7 +50,7 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 def answer(exchange: Exchange) -> None:
-    """All requested tokens, immediately."""
+    """Answer with all requested tokens immediately."""
     exchange.head()
     for i in range(exchange.body["max_tokens"]):
         exchange.token(last=i + 1 == exchange.body["max_tokens"])
@@ -58,7 +58,8 @@ def answer(exchange: Exchange) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """seen: (time.perf_counter(), body) of every request; most: requests in flight at one time; connections: how many came."""
+    """seen: (time.perf_counter(), body) of every request; most: maximum requests in flight; connections: number of
+    connections."""
 
     request_queue_size = 512
 

@@ -1,9 +1,7 @@
-"""A slow RDMA card and network, for the RDMA transport without verbs: all permitted behaviour of a reliable
-connection.
+"""A slow RDMA card and network for the RDMA transport, without verbs: all permitted behaviour of a reliable connection.
 
-Posted work is done later, word by word in any order, with turns of the engine in between. Writes keep their
-order; a read may happen after writes that were posted behind it. Completions come in the order of posting, some
-now and some with a later poll.
+Posted work is done later, word by word in any order, between turns of the engine. Writes keep their order; a read may happen
+after writes that were posted after it. Completions arrive in the order of posting, some of them only at a later poll.
 """
 
 import ctypes
@@ -20,7 +18,7 @@ MEANWHILE = 0.05  # how often another party acts between two words
 
 
 class SlowCard(Card):
-    """meanwhile: actions of other parties between two of its steps. status: status of all further completions."""
+    """meanwhile: actions of other parties between two steps of the card. status: status of all further completions."""
 
     def __init__(self, draw: random.Random, meanwhile: Callable[[], None]) -> None:
         super().__init__()
@@ -28,14 +26,14 @@ class SlowCard(Card):
         self._posted: deque[Any] = deque()
         self._batch: list[Any]
         self._begun: tuple[int, bool]
-        self._working = False  # turns in between find it at work
+        self._working = False  # turns that the work itself calls must not work again
 
     def wr_start(self) -> None:
         self._batch = []
 
     def wr_rdma_read(self, rkey: int, remote: int) -> None:
         super().wr_rdma_read(rkey, remote)
-        self._begun = self.wr_id, bool(self.wr_flags & 1)  # a driver takes them now
+        self._begun = self.wr_id, bool(self.wr_flags & 1)  # a driver reads them now
 
     def wr_rdma_write(self, rkey: int, remote: int) -> None:
         super().wr_rdma_write(rkey, remote)
@@ -58,7 +56,7 @@ class SlowCard(Card):
         return count, done
 
     def work(self, most: int) -> None:
-        """Do some of the posted work."""
+        """Do at most this much of the posted work."""
         for _ in range(most):
             ready = [work for work in self._posted if not work.done]
             if not ready or self._working:
@@ -73,12 +71,12 @@ class SlowCard(Card):
                     self._done.append(SimpleNamespace(status=self.status, wr_id=work.tag))
 
     def crash(self) -> None:
-        """The connection ends: some posted work was done, and the rest never is."""
+        """End the connection: some posted work is done, and the rest never."""
         self.work(self._draw.randint(0, len(self._posted)))
         self._posted.clear()
 
     def _post(self, local: int, length: int, source: bytes | None) -> None:
-        """source: the bytes, of inline data; else they are at `local` until it is done."""
+        """source: bytes of inline data; other bytes stay at `local` until the work is done."""
         tag, signaled = self._begun
         self._batch.append(
             SimpleNamespace(

@@ -1,8 +1,7 @@
-"""Replaces pyverbs, the cards and the network: refuses the same calls, and notes objects that are not closed.
+"""A replacement for pyverbs, the cards and the network: refuses the same calls, and notices objects that are not closed.
 
-Names, values and messages are those of pyverbs and libibverbs. Posted work is done when the caller asks for
-completions; inline data is taken immediately. Both ends of a connection are in this process, so memory is
-copied.
+Names, values and messages are those of pyverbs and libibverbs. Posted work is done when the caller polls for completions; inline
+data is copied immediately. Both ends of a connection are in this process, so a transfer copies memory.
 """
 
 import ctypes
@@ -43,7 +42,7 @@ class PyverbsRDMAError(PyverbsError):
 
 
 class Trouble:
-    """fails: the number of the next call of pyverbs that fails without a reason; 0: no call fails."""
+    """fails: number of calls of pyverbs until one fails without a reason; 0: no call fails."""
 
     fails = 0
 
@@ -55,7 +54,7 @@ def need(fine: object, what: str, code: int = EINVAL) -> None:
 
 
 class Part:
-    """Something that is closed once, and after all that was made of it."""
+    """An object that must be closed once, after all objects made from it."""
 
     def __init__(self, *parents: "Part"):
         self.open, self.children, self.parents = True, list[Part](), parents
@@ -73,7 +72,7 @@ class Part:
 
 
 def card(name: str = "rxe0", **changed: Any) -> SimpleNamespace:
-    """A device. ports: (state, link layer, GIDs by index: (address, 1 for RoCE v2)). Limits as drivers have them."""
+    """A device. ports: (state, link layer, GIDs by index: (address, 1 for RoCE v2)). Its limits are typical of drivers."""
     gids = {0: ("fe80::1", 0), 1: ("::ffff:10.0.0.1", 1)}
     values = {"ports": [(C.IBV_PORT_ACTIVE, C.IBV_LINK_LAYER_ETHERNET, gids)], "max_qp_wr": 1024, "max_cqe": 2048, "lid": 0}
     return SimpleNamespace(**{"name": name, "max_qp_rd_atom": 8, "inline": 512, "mtu": 3} | values | changed)
@@ -83,7 +82,7 @@ class Context(Part):
     """`Context(name=...)`; mr_limit: bytes that may be registered."""
 
     cards: tuple[Any, ...] = ()
-    made: list["Context"] = []  # noqa: RUF012 - of a test; all of them must be closed at its end
+    made: list["Context"] = []  # noqa: RUF012 - contexts of a test, which must close all of them
     mr_limit = 1 << 40
 
     def __init__(self, name: str):
@@ -173,7 +172,7 @@ class MR(Part):
 
 
 class QPAttr:
-    """Remembers which attributes were set: a transition takes its own, all of them, and no others."""
+    """Records which attributes were set: a transition requires exactly its own attributes."""
 
     def __init__(self, port_num: int = 1):
         self.port_num = port_num
@@ -186,7 +185,7 @@ class QPAttr:
 
 
 class QP(Part):
-    """An RC queue pair; all open ones are in `all`, by number. transitions: the attributes of each."""
+    """An RC queue pair. all: open queue pairs by number. transitions: attributes of each transition."""
 
     all: dict[int, "QP"] = {}  # noqa: RUF012
     numbers, lazy = 16, 0
@@ -204,7 +203,7 @@ class QP(Part):
         self.transitions: dict[str, Any] = {}
         self.posted, self.failed = deque[Any](), False
         self.batch: Any = None
-        self.outstanding = self.silent = 0  # requests whose completion was not taken; and of these, those done since the last one
+        self.outstanding = self.silent = 0  # requests without a polled completion; those of them done since the last completion
         self.all[self.qp_num] = self.cq.queue = self
         self.wr_id = self.wr_flags = 0
 
@@ -231,7 +230,7 @@ class QP(Part):
         return gids
 
     def gid(self) -> str:
-        """The GID that it sends from."""
+        """The GID from which the queue pair sends."""
         return ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).packed.hex(":", 2)
 
     def close(self) -> None:
@@ -239,10 +238,10 @@ class QP(Part):
         del self.all[self.qp_num]
         self.cq.queue = None
 
-    # ---- what is posted -----------------------------------------------------------------------------------------------
+    # ---- posted work --------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Do what was posted, in order, except for the last `lazy` requests. After the first error nothing is done any more."""
+        """Do the posted work in order, except for the last `lazy` requests. After the first error no more work is done."""
         while len(self.posted) > self.lazy:
             work = self.posted.popleft()
             status = C.IBV_WC_WR_FLUSH_ERR if self.failed else self._status(work)
@@ -258,7 +257,7 @@ class QP(Part):
                 self.silent = 0
 
     def _status(self, work: Any) -> int:
-        """Of one request, as the card of the other end and the own one judge it."""
+        """The status of one request, as both ends' cards judge it."""
         mine = [region for region in self.pd.regions if region.lkey == work.lkey]
         if work.data is None and not any(region.holds(work.local, work.length, work.read) for region in mine):
             return int(C.IBV_WC_LOC_PROT_ERR)
@@ -283,7 +282,7 @@ class QP(Part):
 
 
 class QPEx(QP):
-    """reads, writes: (address, bytes) of each that was posted."""
+    """reads, writes: (address, bytes) of each posted request."""
 
     def __init__(self, context: Context, init: Any):
         assert init.pd.context is context
@@ -341,7 +340,7 @@ class QPEx(QP):
 
 
 def made(**defaults: Any) -> Any:
-    """A class of plain values, which takes no others."""
+    """A class of plain values that accepts only its own fields."""
 
     def make(**values: Any) -> SimpleNamespace:
         assert set(values) <= set(defaults), f"unknown: {set(values) - set(defaults)}"
@@ -351,7 +350,8 @@ def made(**defaults: Any) -> Any:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Any, enums: str = "enums") -> None:
-    """Let `import pyverbs` find this, with these cards. enums: the module of constants, whose name newer releases changed."""
+    """Make `import pyverbs` find this replacement with these cards. enums: name of the module of constants, which newer releases
+    changed."""
     init = {"qp_type": 0, "scq": None, "rcq": None, "cap": None, "sq_sig_all": 1}
     modules: dict[str, dict[str, Any]] = {
         "": {"__path__": []},
@@ -388,7 +388,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Any, enums: str = "enums") 
 
 
 def uninstall() -> None:
-    """Forget it, and see that everything was closed."""
+    """Remove the replacement, and check that all objects were closed."""
     verbs.module.cache_clear()
     verbs.constants.cache_clear()
     left = [type(child).__name__ for context in Context.made for child in context.children]

@@ -1,4 +1,4 @@
-"""Rules by which public chat templates refuse conversations, to combine at random, and conversations as agents send them."""
+"""Rules by which public chat templates refuse conversations, in random combinations, and typical conversations of agents."""
 
 import random
 from typing import Any
@@ -112,7 +112,7 @@ RULES = {
     ),
 }
 CONTRADICTORY = {"parts_only": ("strip", "content_string", "content_always_string"), "mapping": ("string_args",)}
-# The rest of a template: it writes all texts, whether content is a text or a list.
+# The rest of a template: it writes all texts; content may be a text or a list.
 BODY = """{%- if tools %}<tools>{%- for t in tools %}{{ t | tojson }}{%- endfor %}</tools>{%- endif %}
 {%- for m in messages %}<|{{ m.role }}|>
 {%- if m.content is string %}{{ m.content }}{%- elif m.content %}{%- for p in m.content %}{{ p.text }}{%- endfor %}{%- endif %}
@@ -124,7 +124,7 @@ ARGUMENTS = ('{"city": "A"}', "{}", "", '{"city": ', "null", "[1]", '"x"')
 
 
 def template_of(draw: random.Random, rules: int) -> tuple[list[str], str]:
-    """The names of some rules that agree, and a template with them."""
+    """The names of some compatible rules, and a template with them."""
     while True:
         names = draw.sample(list(RULES), rules)
         if not any(other in names for name in names for other in CONTRADICTORY.get(name, ())):
@@ -132,7 +132,7 @@ def template_of(draw: random.Random, rules: int) -> tuple[list[str], str]:
 
 
 class Conversation:
-    """Random messages that end with a user's or a tool's. texts: those in them, each once."""
+    """Random messages that end with a user's or a tool's. texts: all texts in the messages, each once."""
 
     def __init__(self, draw: random.Random):
         self.draw, self.messages, self.texts = draw, list[dict[str, Any]](), list[str]()
@@ -165,7 +165,7 @@ class Conversation:
         self.messages.append({"role": self.draw.choice(roles), "content": content, **more})
 
     def _calls(self) -> None:
-        """Calls, and results: perhaps in another order, of an empty text, or one less, as after an interrupt."""
+        """Calls and results: possibly in another order, with an empty text, or without the last result, as after an interrupt."""
         draw, count = self.draw, self.draw.choice([1, 1, 2, 3])
         forms = ("call_{}", "toolu_{}", "{:09d}", "functions.get_weather:{}")
         ids = [draw.choice(forms).format(draw.randrange(10**9)) for _ in range(count)]

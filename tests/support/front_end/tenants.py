@@ -14,7 +14,7 @@ SECRET = bytes(range(32))
 
 
 def write_keys(path: Path, **tenants: dict[str, Any]) -> Path:
-    """A keys file. tenants: their fields; without `key` theirs is "key-of-NAME"."""
+    """Write a keys file. tenants: fields of each; a tenant without `key` gets "key-of-NAME"."""
     lines = []
     for name, fields in tenants.items():
         lines.append(f"[{name}]")
@@ -26,13 +26,13 @@ def write_keys(path: Path, **tenants: dict[str, Any]) -> Path:
 
 
 def bearer(name: str) -> dict[str, str]:
-    """The header with the key of a tenant of write_keys."""
+    """The header with a tenant's key, as write_keys makes it."""
     return {"authorization": f"Bearer key-of-{name}"}
 
 
 def make_admission(
     path: Path | str, free_slots: Callable[[], int], clock: Callable[[], float], table: TenantTable | None = None, **options: Any
 ) -> Admission:
-    """Of a worker with a keys file ("": none)."""
+    """The admission of a worker with a keys file ("": no file)."""
     keys = KeysFile(str(path), "", False, SECRET)
     return Admission(AdmissionOptions(**options), keys, table or TenantTable(), Metrics(), free_slots, clock)

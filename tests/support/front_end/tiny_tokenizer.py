@@ -1,4 +1,4 @@
-"""Small tokenizers, made on the spot: byte-level BPE, and SentencePiece style with a space mark and byte fallback."""
+"""Small tokenizers, made at run time: byte-level BPE, and SentencePiece style with a space mark and byte fallback."""
 
 import json
 from functools import cache
@@ -57,7 +57,7 @@ def byte_fallback_json() -> str:
 
 @cache
 def word_piece_json() -> str:
-    """tokenizer.json with a decoder that looks at neighbours."""
+    """tokenizer.json with a decoder whose output depends on neighbouring tokens."""
     words = ["[UNK]", "the", "king", "##s", "##dom", "cat", ",", "cas", "##tle", "don", "'", "t"]
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

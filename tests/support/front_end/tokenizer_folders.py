@@ -1,4 +1,4 @@
-"""Folders with a tokenizer of each kind, and the edges of texts, for comparisons with transformers' AutoTokenizer."""
+"""Folders with a tokenizer of each kind, and difficult texts, for comparisons with transformers' AutoTokenizer."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def _byte_level(words: str | None) -> Tokenizer:
 
 
 def _marked(kind: str) -> Tokenizer:
-    """SentencePiece's kinds: an older and a newer Llama, and Gemma."""
+    """SentencePiece's variants: an older and a newer Llama, and Gemma."""
     pieces = [
         *SPECIALS,
         *(f"<0x{byte:02X}>" for byte in range(256)),
@@ -100,7 +100,7 @@ CLASSES = {
 
 
 def config_of(encoder: Tokenizer, tokenizer_class: str, template: str) -> dict[str, Any]:
-    """A tokenizer_config.json as people have it."""
+    """A typical tokenizer_config.json."""
     added = {str(number): token.__getstate__() for number, token in encoder.get_added_tokens_decoder().items()}
     return {
         "added_tokens_decoder": added,
@@ -116,7 +116,7 @@ def config_of(encoder: Tokenizer, tokenizer_class: str, template: str) -> dict[s
 
 
 def write_files(folder: Path, files: dict[str, Any]) -> Path:
-    """Write files of a folder: JSON, or text. None leaves one out."""
+    """Write files of a folder: JSON or text. None leaves a file out."""
     for name, content in files.items():
         if content is not None:
             path = folder / name
@@ -126,7 +126,7 @@ def write_files(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def some_texts(rng: np.random.Generator, number: int) -> list[str]:
-    """Texts of several edges and special tokens in turn."""
+    """Texts of several difficult pieces and special tokens."""
     parts = [*EDGES, *SPECIALS, "<tool>", "two words é", "<x>", " <x> "]
     return ["".join(parts[i] for i in rng.integers(len(parts), size=int(rng.integers(1, 6)))) for _ in range(number)]
 

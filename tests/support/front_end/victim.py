@@ -1,4 +1,4 @@
-"""A server under attack, and a client that must not notice."""
+"""A server under attack, and a client that the attack must not disturb."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ from support.waiting import BUSY_S, wait_for
 
 
 class Victim(threading.Thread):
-    """Takes a stream, and counts its events. text: of them."""
+    """A client that reads a stream and counts its events. text: text of the events."""
 
     def __init__(self, server: RunningServer):
         super().__init__(daemon=True)
@@ -27,7 +27,7 @@ class Victim(threading.Thread):
                     self.text += json.loads(line[6:])["choices"][0]["text"]
                     self.events += 1
                 if self._left:
-                    return  # closing cancels it
+                    return  # closing cancels the stream
 
     def leave(self) -> None:
         self._left = True
@@ -37,7 +37,7 @@ class Victim(threading.Thread):
 
 @contextmanager
 def attacked(folder, **limits: object) -> Iterator[tuple[RunningServer, Victim]]:
-    """A server with these limits, and a victim that must have got all of its text in the end."""
+    """A server with these limits, and a victim that must receive its whole text by the end."""
     facts = FACTS._replace(max_model_len=1 << 20, num_pages=1 << 20)
     with FakeEngine(facts=facts, step_s=0.001) as engine, serving(engine, folder, **limits) as server:
         victim = Victim(server)

@@ -16,11 +16,11 @@ from blinkpy.scheduler.policies import fcfs
 
 GLOBAL_EXPEDITED = 2  # membarrier(2)
 STORMS, ROUNDS = 8, 5
-READ_LATE = {"sq", "prompt", "hashes"}  # by the engine, when it is free to
+READ_LATE = {"sq", "prompt", "hashes"}  # the engine may read these late
 
 
 class WeakLink:
-    """A storm over weak memory. Modules of the code are looked up when it is made, so that a test may plant bugs in them."""
+    """A storm over weak memory. The constructor looks up the modules of the code, so that a test may plant bugs in them."""
 
     def __init__(self, seed: int, front: MemoryOrder, engine: MemoryOrder, patch: pytest.MonkeyPatch) -> None:
         cycle = importlib.import_module("blinkpy.scheduler.cycle")
@@ -38,7 +38,7 @@ class WeakLink:
         storm.connect = self._connect
         storm.late_words = True
         self._order = front
-        self._fencing: Party | None = None  # within its transport's fence
+        self._fencing: Party | None = None  # inside a fence of its transport
         self.memory = WeakMemory(storm.case.segment, storm.draw)
         views, party = storm.case.views, Party(self.memory, engine)
         self.queues = views._replace(
@@ -53,7 +53,7 @@ class WeakLink:
         return GLOBAL_EXPEDITED
 
     def _connect(self, pair: int) -> Any:
-        """The real transport, whose memory is the party's view of it."""
+        """The real transport over the party's view of memory."""
         segment, memory = self.storm.case.segment, self.memory
         transport = self._shm.ShmTransport(Path("weak"), -1, segment, pair)
         party = Party(memory, self._order, self.storm.turn)
@@ -79,7 +79,7 @@ class WeakLink:
 
 
 class EntryBytes:
-    """The bytes of submission entries, which are copied in words of any order."""
+    """The bytes of submission entries, which are copied word by word in any order."""
 
     def __init__(self, words: SharedArray) -> None:
         self._words = words
@@ -89,7 +89,7 @@ class EntryBytes:
 
 
 def weak_storms(seed: int, front: MemoryOrder, engine: MemoryOrder) -> WeakLink:
-    """Storms over one link. Raises the error of the run, mostly AssertionError."""
+    """Storms over one link. Raises the run's error, usually AssertionError."""
     with pytest.MonkeyPatch.context() as patch:
         link = WeakLink(seed, front, engine, patch)
         for _ in range(STORMS):

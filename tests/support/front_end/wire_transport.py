@@ -1,5 +1,5 @@
-"""The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them, and that is read
-as late as the contract allows."""
+"""The transport of a case's front ends: writes reach memory in order, when the case delivers them; reads are as old as the
+contract permits."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class WireTransport(ShmTransport):
-    """Shared memory, without a file behind it, and with the writes under way until `deliver`."""
+    """Shared memory without a file; writes are in flight until `deliver`."""
 
     def __init__(self, case: Case, pair: int) -> None:
         super().__init__(Path(), -1, case.segment, pair)
         self.case, self.pair = case, pair
         self.wire: deque[Callable[[], None]] = deque()
-        self.lag = 0  # how many reads return what an earlier one has seen
+        self.lag = 0  # number of reads that return an older view
         self._reads, self._seen = Counter[str](), dict[str, tuple[Any, Any]]()
         self.while_attaching: Callable[[], None] | None = (
-            None  # actions of the other parties in each turn in which this party waits
+            None  # actions of other parties in each turn while this party waits
         )
 
     def _read(self, name: str, array: Any) -> tuple[Any, Any]:
-        """The words that two looks at an array have seen, the last one and the previous one."""
+        """The words of an array at the last two looks: (previous, last)."""
         if self.while_attaching or name not in self._seen or self._reads[name] >= self.lag:
             now = array.copy()
             self._seen[name] = self._seen.get(name, (now, now))[1], now
@@ -42,11 +42,11 @@ class WireTransport(ShmTransport):
         return self._seen[name]
 
     def catch_up(self) -> None:
-        """The next reads return the contents of the memory: earlier views are older."""
+        """Make the next reads return the present contents of memory."""
         self._seen.clear()
 
     def _late(self) -> bool:
-        """Whether reads may be late. Words that do not land must not be followed by older ones."""
+        """Whether reads may be old. A reader must never see older words after newer ones."""
         if not self.lag:
             self.catch_up()
         return self.lag > 0
@@ -81,7 +81,7 @@ class WireTransport(ShmTransport):
         return [int(word) for word in ring[index : min(index + limit, len(ring))]]
 
     def read_pair(self) -> EngineWords:
-        if self.while_attaching is not None:  # the client waits for its grant: let it come
+        if self.while_attaching is not None:  # the client waits for its grant: deliver it
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()

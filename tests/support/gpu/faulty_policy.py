@@ -1,7 +1,7 @@
 """A scheduling policy whose module breaks the GPU on request. Not a test.
 
-A policy's file is the one piece of the user's code that the engine of `blinkpy serve` runs, so it is how a test gets into
-that process. Once the file that BLINKPY_TEST_FAULT names exists, a kernel reads far outside of its memory.
+A policy's file is the only user code that the engine of `blinkpy serve` runs, so a test uses it to run code in that process. Once
+the file named by BLINKPY_TEST_FAULT exists, a kernel reads far outside of its memory.
 """
 
 import os
@@ -24,7 +24,7 @@ def rank(request: Any) -> int:
 def run(engine: Engine, budget_s: float = 0) -> None:
     values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     bad = good + (1 << 40)
-    values[good].sum()  # loaded now: a kernel that is loaded while the loop runs would wait for its end
+    values[good].sum()  # loaded now: a later load would wait until the loop ends
     torch.cuda.synchronize()
 
     def wait() -> None:

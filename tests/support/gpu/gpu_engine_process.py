@@ -1,7 +1,8 @@
-"""A CUDA engine in its own process, for tests that stop it, break it or drain it.
+"""A CUDA engine in a separate process, for tests that stop, break or drain it.
 
-Its process reads options as JSON from the first argument, says "ready" on standard output, and then takes one word a line from
-standard input: drain, stop, fault (an illegal access on the GPU). Ends with exit code 0, or 3 after a fault of the GPU.
+Its process reads options as JSON from the first argument, and prints "ready" to standard output. Then it reads a command from
+each line of standard input: drain, stop, or fault (an illegal access on the GPU). Its exit code is 0, or 3 after a fault of the
+GPU.
 """
 
 import contextlib
@@ -52,10 +53,10 @@ def report(process: subprocess.Popen[str], word: str) -> None:
 
 
 def illegal_access() -> Callable[[], None]:
-    """A function that makes the GPU read far outside of its memory."""
+    """A function that makes the GPU read far outside of allocated memory."""
     values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     bad = good + (1 << 40)
-    values[good].sum()  # loaded now: a kernel that is loaded while the loop runs would wait for its end
+    values[good].sum()  # loaded now: a later load would wait until the loop ends
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
 

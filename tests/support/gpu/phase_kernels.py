@@ -1,4 +1,4 @@
-"""The phases of a turn as their own kernels, for tests that run them outside of the loop."""
+"""The phases of a turn as separate kernels, for tests that run them outside of the loop."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from blinkpy.scheduler.cycle import Phases
 
 def phase_kernels(phases: Phases, kind: TableType, words: int) -> tuple[Callable[..., None], Callable[..., None]]:
     """The Python functions of two kernels of one block, the halves of a turn: overlap(table, now) and schedule(table, result),
-    result[0] = what the turn decided. kind, words: type and number of words of the table, see device_arguments."""
+    result[0] = the turn's decision. kind, words: type and number of words of the table, see device_arguments."""
     cuda = register_cuda()
     read = table_reader(kind)
     run_overlap, run_schedule, run_publish = phases.overlap, phases.schedule, phases.publish

@@ -1,4 +1,4 @@
-"""For tests of two GPUs of one machine."""
+"""Shared code of tests with two GPUs of one machine."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ needs_two_gpus = pytest.mark.skipif(not have_two(), reason=LACKING)
 
 
 def open_peer_access(ranks: int) -> None:
-    """Let the kernels of each GPU access the memory of all. torch does that with the first copy."""
+    """Let the kernels of each GPU access the memory of all GPUs. torch enables this with the first copy."""
     for one in range(ranks):
         for other in range(ranks):
             if one != other:
