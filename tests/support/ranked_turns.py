@@ -39,8 +39,9 @@ def plain(tree: Any) -> Any:
 class RankedTurns:
     """A turn of all ranks. The simulator calls it as a scheduler with rank 0's state.
 
-    between: callback before each rank's part of a turn, with its number and the queues, which no other rank may read. phases:
-    used instead of the policy's phases. lanes: number of lanes of each rank.
+    between: callback before each rank's part of a turn, with its number and the queues, which no other rank may read.
+    phases: used instead of the policy's phases.
+    lanes: number of lanes of each rank.
     """
 
     def __init__(

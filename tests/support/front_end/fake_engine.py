@@ -68,10 +68,11 @@ class FakeEngine(threading.Thread):
     """An engine that runs from start() to stop(), or within a block. step_s: time of a step, in which every running request gets
     one token.
 
-    paused: the engine stops, including its heartbeat. hold: it accepts and cancels requests, but makes no tokens. most_tokens: no
-    request makes more, until a test raises it. script: tokens of answers instead of an echo. Tokens that equal a prediction's
-    count as its drafts, except the last token. reject: reason to reject the next request; 0: accept it. hit_pages, waited_ns:
-    values to report for each further request. submitted: all requests so far.
+    paused: the engine stops, including its heartbeat. hold: it accepts and cancels requests, but makes no tokens.
+    most_tokens: no request makes more, until a test raises it.
+    script: tokens of answers instead of an echo. Tokens that equal a prediction's count as its drafts, except the last token.
+    reject: reason to reject the next request; 0: accept it.
+    hit_pages, waited_ns: values to report for each further request. submitted: all requests so far.
     """
 
     def __init__(

@@ -284,9 +284,7 @@ class Storm:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._instances = count(), count(1)
         self.clients: list[Client] = []
-        self.reported: dict[
-            int, set[tuple[int, ...]]
-        ] = {}  # prompts whose placement was reported, by the engine's instance
+        self.reported: dict[int, set[tuple[int, ...]]] = {}  # prompts whose placement was reported, by the engine's instance
         self.failures: list[BaseException] = []
 
     def run(self, steps: int) -> "Storm":

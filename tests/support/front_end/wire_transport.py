@@ -27,9 +27,7 @@ class WireTransport(ShmTransport):
         self.wire: deque[Callable[[], None]] = deque()
         self.lag = 0  # number of reads that return an older view
         self._reads, self._seen = Counter[str](), dict[str, tuple[Any, Any]]()
-        self.while_attaching: Callable[[], None] | None = (
-            None  # actions of other parties in each turn while this party waits
-        )
+        self.while_attaching: Callable[[], None] | None = None  # actions of other parties in each turn while this party waits
 
     def _read(self, name: str, array: Any) -> tuple[Any, Any]:
         """The words of an array at the last two looks: (previous, last)."""

@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from support.models import model_zoo
 
 FAMILIES = ("glm4-moe", "glm4-moe-air", "deepseek-v3", "glm4-moe-lite")
-RECURRENT_FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")  # whose draft layer transformers does not have
-ENDS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")  # matrices of layers' results
-QUIET = 0.1  # factor of the layers' results: the next token then often depends on the last one alone
+RECURRENT_FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")  # transformers has no draft layer for these
+ENDS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")  # matrices of the layers' outputs
+QUIET = 0.1  # factor of the layers' outputs: then the next token often depends only on the last
 
 
 def save_drafting_model(name: str, folder: Path, seed: int, *, quiet: float = QUIET, **more: Any) -> None:
-    """Save a model of the zoo with a draft layer: the last of its layers, with random weights around it.
+    """Save a model of the zoo with a draft layer: its last layer, with random weights around it.
 
-    The projection takes the next token's embedding unchanged, and a little of the hidden state. quiet: factor of the results
-    of all layers.
+    The projection keeps the next token's embedding unchanged, and adds a little of the hidden state. quiet: factor of all layers'
+    outputs.
     """
     if name in RECURRENT_FAMILIES:
         _save_recurrent_model(name, folder, seed, quiet, more)
@@ -60,7 +60,7 @@ def _projection(width: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _save_recurrent_model(name: str, folder: Path, seed: int, quiet: float, more: dict[str, Any]) -> None:
-    """Save a model with gated delta nets, with the tensors of another model's only layer as its draft layer."""
+    """Save a model with gated delta nets, whose draft layer is the only layer of another model."""
     model_zoo.save_model(name, folder, seed, **more)
     tensors = load_file(folder / "model.safetensors")
     for tensor_name, tensor in tensors.items():
@@ -84,7 +84,7 @@ def _save_recurrent_model(name: str, folder: Path, seed: int, quiet: float, more
 
 
 class RecurrentReference:
-    """The draft layer of a model with gated delta nets, as a transformers model of one layer over given inputs."""
+    """The draft layer of a model with gated delta nets, as a one-layer transformers model over given inputs."""
 
     def __init__(self, folder: Path):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -105,7 +105,7 @@ class RecurrentReference:
 
     @torch.inference_mode()
     def drafts(self, tokens: list[int], count: int) -> list[tuple[int, float]]:
-        """(Draft, distance from the next most probable one) of each draft after some tokens. The layer repeats itself."""
+        """(Draft, distance from the next most probable token) of each draft after some tokens. The layer runs repeatedly."""
         hidden = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state
         inputs, found = self._inputs(torch.tensor([tokens[1:]]), hidden), list[tuple[int, float]]()
         while len(found) < count:

@@ -29,14 +29,14 @@ HEAD: dict[str, Any] = {
     "torch_dtype": "float32",
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
 }
-COPYING, SHARP = 0.05, 1.6  # weight of the noise, and of queries and keys, in a head that is often right
+COPYING, SHARP = 0.05, 1.6  # weight of the noise, and of queries and keys, in a head with many correct drafts
 
 
 def save_head(model: Path, folder: Path, seed: int, *, right: bool = False, embedding: bool = False, **changes: Any) -> Path:
     """Save a head for the model in a folder. Its tokens are a random part of the vocabulary, in random order.
 
     right: its attention copies the embedding of the last token, so that many of its drafts are correct for a model with quiet
-    layers. embedding: it has its own. changes: keys of its config.
+    layers. embedding: give the head its own embedding. changes: keys of its config.
     """
     config, draw = HEAD | changes, torch.Generator().manual_seed(seed)
     hidden, inner, rows, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "draft_vocab_size", "vocab_size"))
@@ -88,7 +88,7 @@ def _biases(width: int, keys: int, hidden: int) -> list[tuple[str, int]]:
 
 
 def save_quiet_model(name: str, folder: Path, seed: int, quiet: float = 0.1, **more: Any) -> None:
-    """A model of the zoo whose layers change the residual stream little: the next token often depends on the last one alone."""
+    """A model of the zoo whose layers change the residual stream little: the next token often depends only on the last."""
     model_zoo.save_model(name, folder, seed, **more)
     tensors = load_file(folder / "model.safetensors")
     for tensor_name, tensor in tensors.items():
@@ -98,7 +98,7 @@ def save_quiet_model(name: str, folder: Path, seed: int, quiet: float = 0.1, **m
 
 
 class Reference:
-    """A head behind transformers' model, which recomputes everything for each draft.
+    """A head on transformers' model, which recomputes everything for each draft.
 
     layers: the numbers of layers before which the head reads the residual stream.
     """
@@ -151,7 +151,8 @@ class Reference:
 
     @torch.inference_mode()
     def drafts(self, tokens: list[int], count: int, states: torch.Tensor | None = None) -> list[tuple[int, float]]:
-        """(Draft, distance from the next most probable one) of each draft after some tokens. states: of at least these tokens."""
+        """(Draft, distance from the next most probable token) of each draft after some tokens. states: residual streams of at
+        least these tokens."""
         states = self.states(tokens) if states is None else states
         hidden, following, found = self.linear(states[: len(tokens) - 1], "fc"), tokens[1:], list[tuple[int, float]]()
         while len(found) < count:

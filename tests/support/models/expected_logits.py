@@ -1,4 +1,4 @@
-"""transformers' logits, and the positions up to which roundings can't change an expert."""
+"""transformers' logits, and the positions up to which rounding can't change the choice of experts."""
 
 import copy
 import sys
@@ -16,14 +16,14 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
-TIE = 1e-5  # of two experts' weights: up to 9e-6 off, with delta nets
+TIE = 1e-5  # of two experts' weights, whose error is up to 9e-6 with delta nets
 
 
 def expected_logits(
     model: torch.nn.Module, tokens: list[int], experts_per_token: int, tie: float = TIE
 ) -> tuple[np.ndarray, int]:
-    """transformers' logits [tokens, vocab], and the first position at which roundings may choose another expert, which all later
-    tokens see. tie: the largest difference of two experts' weights that roundings may reverse."""
+    """transformers' logits [tokens, vocab], and the first position at which rounding may choose another expert, which affects all
+    later tokens. tie: the largest difference of two experts' weights that rounding may reverse."""
     ties = [len(tokens)]
 
     def find_ties(router: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> None:
@@ -60,8 +60,8 @@ def expected_logits(
 
 
 def greedy_tokens(model: torch.nn.Module, prompt: list[int], found: list[int], rounding: float = 1e-3) -> int:
-    """Assert that each token is the most probable one after those before it, or as probable within rounding, up to a token for
-    which roundings may choose another expert. Returns how many tokens were judged."""
+    """Assert that each token is the most probable after the previous tokens, or as probable within rounding. Stops at a token for
+    which rounding may choose another expert. Returns the number of judged tokens."""
     logits, end = expected_logits(model, [*prompt, *found], experts_of_a_token(model.config))
     judged = max(0, min(len(found), end - len(prompt) + 1))
     own = logits[len(prompt) - 1 :][:judged]
@@ -78,18 +78,18 @@ class Float64Torch(ModuleType):
 
 @contextmanager
 def exact_delta_nets(text: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model itself, or in float64 if it has gated delta nets: in chunks, as transformers computes them, float32 can be off by
-    more than our tolerance."""
+    """The model itself, or in float64 if it has gated delta nets: transformers computes them in chunks, whose float32 error can
+    exceed our tolerance."""
     if not hasattr(text.config.get_text_config(), "linear_num_key_heads"):
         yield text
         return
     module, text = sys.modules[type(text).__module__], copy.deepcopy(text).double()
-    text.config.get_text_config()._experts_implementation = "eager"  # the others lack float64
+    text.config.get_text_config()._experts_implementation = "eager"  # the other implementations lack float64
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "torch", Float64Torch("torch"))
         yield text
 
 
 def experts_of_a_token(config: Any) -> int:
-    """0 without experts."""
+    """The number of experts of a token; 0 without experts."""
     return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0

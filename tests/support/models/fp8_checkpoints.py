@@ -1,6 +1,6 @@
-"""FP8 checkpoints of the zoo's models in the layouts that people publish, and transformers' model with the same roundings.
+"""FP8 checkpoints of the zoo's models in published layouts, and transformers' model with the same rounding.
 
-Written by hand, after what compressed-tensors 0.20, transformers 5.23 (FineGrainedFP8) and modelopt write.
+Written by hand, after the output of compressed-tensors 0.20, transformers 5.23 (FineGrainedFP8) and modelopt.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 LINEAR = re.compile(
     r"(?!.*vision).*layers\.\d+\.(?!.*(norm|router|mlp\.gate\b|moe\.gate\b|shared_expert_gate|sinks|bias|conv1d|A_log|mamba\.D|mixer\.(D|gate)\b|conv\.conv|forward\.gate\b))"
 )
-KINDS = {  # of matrices, the first that fits; those of a kind and a layer have the same inputs here
+KINDS = {  # kinds of matrices, by the first matching pattern; matrices of a kind and a layer have the same inputs here
     "strengths and decays": r"linear_attn\.in_proj_(b|a|ba)\.",
     "qkv": r"(self_attn|mixer)\.(q|k|v|qkv|q_a)_proj|kv_a_proj|(linear_attn|conv|mamba|mixer)\.in_proj",
     "q_b": r"self_attn\.q_b_proj",
@@ -50,7 +50,7 @@ def compressed(weights: dict[str, Any], inputs: dict[str, Any], **more: Any) -> 
 TOKEN = {"strategy": "token", "dynamic": True}
 GROUP = {"strategy": "group", "dynamic": True, "group_size": 128}
 TENSOR = {"strategy": "tensor", "dynamic": False}
-# name -> quantization_config, what shares a scale of the weights, names of the scales, whether those of inputs are stored
+# name -> quantization_config, unit with a scale of weights, names of the scales, whether scales of inputs are stored
 SCHEMES: dict[str, tuple[dict[str, Any], str, tuple[str, str], bool]] = {
     "channel": (compressed({"strategy": "channel"}, TOKEN), "row", ("weight_scale", ""), False),
     "channel-static": (compressed({"strategy": "channel"}, TENSOR), "row", ("weight_scale", "input_scale"), True),
@@ -75,7 +75,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], str, tuple[str, str], bool]] = {
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """float32 numbers as the nearest ones of E4M3, at most 448."""
+    """float32 numbers rounded to the nearest numbers of E4M3, at most 448."""
     step = torch.exp2((torch.frexp(x).exponent - 1).clamp(min=-6) - 3.0)
     return (torch.round(x.double() / step.double()) * step).clamp(-448, 448).float()
 
@@ -103,11 +103,11 @@ def quantised(weight: torch.Tensor, share: str) -> tuple[torch.Tensor, torch.Ten
     return values, scales if share == "block" else scales.view(1), values * every
 
 
-TOGETHER = re.compile(r".*(?:feed_forward|layers\.\d+)\.experts")  # transformers has all of a layer in one tensor
+TOGETHER = re.compile(r".*(?:feed_forward|layers\.\d+)\.experts")  # transformers has all of a layer's experts in one tensor
 
 
 def each_expert_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With the experts of Llama 4 and Gemma 4 as llm-compressor has them: a linear layer for each matrix."""
+    """The tensors with the experts of Llama 4 and Gemma 4 in llm-compressor's layout: a linear layer for each matrix."""
     result = {}
     for name, value in tensors.items():
         stem, _, last = name.rpartition(".")
@@ -122,7 +122,7 @@ def each_expert_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The other way."""
+    """The reverse of each_expert_apart."""
     result, found = {}, defaultdict[tuple[str, str], list[torch.Tensor]](list)
     for name, value in tensors.items():
         match = re.match(rf"({TOGETHER.pattern})\.(\d+)\.(\w+)_proj", name)
@@ -141,7 +141,7 @@ def experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def group(name: str) -> tuple[str, str]:
-    """Layer and kind of a matrix."""
+    """The layer and kind of a matrix."""
     layer = re.search(r"layers\.(\d+)\.", name)
     assert layer is not None
     return layer[1], next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
@@ -158,9 +158,9 @@ def save_fp8(
     stacked: bool = False,
     **more: Any,
 ) -> tuple[transformers.PreTrainedModel, "FakeFp8"]:
-    """Save a model of the zoo in an FP8 layout. Returns what transformers makes of the same numbers, and the mode that it has to
-    run in. kept: whether a matrix stays unquantised; ignored: the section's entry for it. stacked: quantise experts that are
-    one tensor. more: further changes of BASE."""
+    """Save a model of the zoo in an FP8 layout. Returns transformers' model of the same numbers, and the mode in which it must
+    run. kept: whether a matrix stays unquantised; ignored: the section's entry for it. stacked: quantise experts that are one
+    tensor. more: further changes of BASE."""
     config, share, (scale, input_scale), static = SCHEMES[scheme]
     plain = folder / "plain"
     if "shared_expert_intermediate_size" in ZOO[name][1] and share == "block":
@@ -204,8 +204,8 @@ def save_fp8(
 
 
 class FakeFp8(TorchFunctionMode):
-    """Within it, products with a model's FP8 matrices take inputs that are rounded to FP8 and back. inputs: static scales by
-    layer and kind; without any, each input has its own."""
+    """A mode in which products with a model's FP8 matrices round their inputs to FP8 and back. inputs: static scales by layer and
+    kind; if empty, each input has its own scale."""
 
     def __init__(self, model: torch.nn.Module, share: str, inputs: dict[tuple[str, str], float], kept: Callable[[str], bool]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""FP8 matrices of random models, and float64 inputs as they are once quantised: what blinkpy.kernels.fp8_rows states."""
+"""FP8 matrices of random models, and float64 values of quantised inputs, after the definition in blinkpy.kernels.fp8_rows."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ MATRICES += ("layer_input_gate", "layer_input_projection")
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """x [..., k] as FP8 numbers and their scales [..., groups]: of this many columns each."""
+    """x [..., k] as FP8 numbers and their scales [..., groups]. group: columns of a group."""
     groups = x.float().split(group, -1)
     scales = [part.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 448 for part in groups]
     parts = [part / scale for part, scale in zip(groups, scales, strict=True)]
@@ -36,7 +36,7 @@ def fp8_matrix(weight: Tensor, blocks: bool, input_scale: float | None = None) -
 
 
 def exact(matrix: Fp8Matrix) -> Tensor:
-    """float64 values times scales."""
+    """The float64 values of a matrix: numbers times scales."""
     n, k = matrix.values.shape[-2:]
     by = matrix.scales.double()
     by = by.repeat_interleave(128, -2)[..., :n, :].repeat_interleave(128, -1)[..., :k] if matrix.blocks else by[..., None]
@@ -44,14 +44,14 @@ def exact(matrix: Fp8Matrix) -> Tensor:
 
 
 def rounded(x: Tensor, blocks: bool, dtype: torch.dtype) -> Tensor:
-    """float64 x as it is once rounded to a storage dtype and quantised."""
+    """float64 x after rounding to a storage dtype and quantisation."""
     group = 128 if blocks else x.shape[-1]
     values, scales = quantised(x.to(dtype), group)
     return values.double() * scales.double().repeat_interleave(group, -1)[..., : x.shape[-1]]
 
 
 def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False, kept: tuple[str, ...] = ()) -> Weights:
-    """The same model with FP8 matrices except for those kept. static: inputs have one scale."""
+    """The same model with FP8 matrices, except those kept. static: inputs have one scale."""
 
     def layer(of: LayerWeights) -> LayerWeights:
         given = {name: getattr(of, name) for name in MATRICES if name not in kept}

@@ -1,4 +1,4 @@
-"""Joins the weights of all ranks, by the rules of the split. It shares no code with the loader."""
+"""Joins the weights of all ranks by the rules of the split; shares no code with the loader."""
 
 from dataclasses import fields
 
@@ -15,7 +15,7 @@ ONCE = ("o_bias", "down_bias")  # the sum over ranks adds them
 
 
 def exact(weight: torch.Tensor | Fp8Matrix | PackedMatrix) -> torch.Tensor:
-    """A weight's numbers; MXFP4 as its bytes."""
+    """The numbers of a weight; MXFP4 as bytes."""
     if isinstance(weight, torch.Tensor):
         return weight
     rows = weight.values if isinstance(weight, Fp8Matrix) else weight.words
@@ -31,13 +31,13 @@ def _expert(weight: Fp8Matrix | PackedMatrix, expert: int) -> Fp8Matrix | Packed
 
 
 def join(model: DecoderDescription, layer: int, field: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    """A field of LayerWeights from those of all ranks."""
+    """A field of LayerWeights, joined from the fields of all ranks."""
     ranks, attention = len(parts), model.layers[layer].attention
     if field in ("qkv", "qkv_bias"):
         heads, keys = attention.heads // ranks, max(1, attention.kv_heads // ranks)
         counts = [heads, keys, keys] + ([heads] if attention.gate else [])
         found = [part.split([count * attention.head_dim for count in counts]) for part in parts]
-        step = max(1, ranks // attention.kv_heads)  # ranks that share a key head
+        step = max(1, ranks // attention.kv_heads)  # number of ranks that share a key head
         for first in range(0, ranks, step):
             for other in found[first : first + step]:
                 assert all(torch.equal(one, two) for one, two in zip(found[first][1:3], other[1:3], strict=True))

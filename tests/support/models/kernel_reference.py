@@ -51,7 +51,7 @@ def attention(
     softcap: float = 0.0, sinks: Tensor | None = None, chunked: bool = False,
 ) -> Tensor:  # fmt: skip
     """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape. sinks:
-    [heads], scores of one more key without a value. chunked: tokens see those of the same chunk of `window` alone."""
+    [heads], scores of one more key without a value. chunked: tokens see only tokens of the same chunk of `window`."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
@@ -73,7 +73,7 @@ def capped(x: Tensor, cap: float) -> Tensor:
 
 
 def swiglu(x: Tensor, gelu: bool = False) -> Tensor:
-    """x: [..., 2 * width], gate then up -> [..., width]. gelu: with that, approximated with tanh, instead of silu."""
+    """x: [..., 2 * width], gate then up -> [..., width]. gelu: use gelu, approximated by tanh, instead of silu."""
     gate, up = x.double().chunk(2, -1)
     if gelu:
         return gate * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
@@ -99,8 +99,8 @@ def route(logits: Tensor, top_k: int, normalize: bool, groups: int = 1, kept: in
 
 
 def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, groups: int, kept: int) -> tuple[Tensor, Tensor]:
-    """The same by sigmoids: of each token the `kept` groups whose best two experts, by sigmoid + bias, sum to the most, and of
-    these the best top_k experts. In float32 where the choice is made: equal there is equal."""
+    """As route(), by sigmoids: for each token the `kept` groups whose best two experts have the largest sum of sigmoid + bias,
+    and of these the best top_k experts. The choice is made in float32, so that ties are those of the kernel."""
     shares = torch.sigmoid(logits)
     every = range(logits.shape[1])
     size, chosen = logits.shape[1] // groups, []
@@ -114,7 +114,7 @@ def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, 
 
 
 def route_by_biased_softmax(logits: Tensor, bias: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The same by a softmax over all experts: of each token the top_k experts with the largest softmax + bias."""
+    """As route(), by a softmax over all experts: for each token the top_k experts with the largest softmax + bias."""
     shares = torch.softmax(logits.double(), -1)
     ids = torch.argsort(shares + bias.double(), dim=-1, descending=True, stable=True)[:, :top_k]
     weights = shares.gather(1, ids)
@@ -122,7 +122,7 @@ def route_by_biased_softmax(logits: Tensor, bias: Tensor, top_k: int, normalize:
 
 
 def route_by_sigmoid_of_top_k(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The same by sigmoids of the top_k largest logits."""
+    """As route(), by sigmoids of the top_k largest logits."""
     ids = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :top_k]
     weights = torch.sigmoid(logits.double().gather(1, ids))
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
@@ -150,8 +150,8 @@ def experts(
 ) -> Tensor:  # fmt: skip
     """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
     biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU, and -1 for
-    GeGLU. If gate_up is [E, width, hidden], there is no gate, and squared ReLU.
-    rounded: inputs as the matrices take them. scales_inputs: an expert's weight multiplies its input, not its result."""
+    GeGLU. If gate_up is [E, width, hidden], the experts have no gate, but squared ReLU. rounded: rounds inputs as the matrices
+    do. scales_inputs: an expert's weight multiplies its input, not its result."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
@@ -171,7 +171,7 @@ def experts(
 def uniform(seed: int, position: int) -> float:
     """Philox4x32-10 (key: the seed's two words; counter: position, 0, 0, 0), first word, as a number in [0, 1).
 
-    The last step is that of triton.language.rand: the word as a signed one, folded to 31 bits, times just under 2 ** -31.
+    The last step is that of triton.language.rand: the word as a signed word, folded to 31 bits, times just under 2 ** -31.
     """
     mask = 0xFFFFFFFF
     counter, key = [position & mask, 0, 0, 0], [seed & mask, seed >> 32 & mask]
@@ -197,11 +197,11 @@ def penalize(
 def sample_span(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float, slack: float
 ) -> np.ndarray:
-    """The tokens that numbers within `slack` of the uniform number choose, with top_p and min_p that are off by as large a share
-    or not: what sums in float32 may round to."""
+    """The tokens that a float32 sampler may draw: for numbers within `slack` of the uniform number, and for top_p and min_p with
+    a relative error of `slack`."""
     if temperature <= 0:
         return np.array([logits.argmax()])
-    # Distances from the best in float32, as stored in candidates' keys: what is equal there is ordered by token id.
+    # Distances from the best in float32, as stored in candidates' keys: token ids order equal distances.
     distance = ((logits.max() - logits) / np.float32(temperature)).astype(np.float32)
     order = np.argsort(distance, kind="stable")
     order = order[np.isfinite(distance[order])]
@@ -220,7 +220,7 @@ def sample_span(
 
 
 def top_logprobs(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(float64 log probabilities [V], ids [k] of the largest, the lower id first among equals)."""
+    """(float64 log probabilities [V], ids [k] of the largest, lower ids first among equals)."""
     wide = logits.astype(np.float64)
     values = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
     return values, np.argsort(-wide, kind="stable")[:k]

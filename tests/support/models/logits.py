@@ -1,4 +1,5 @@
-"""Logits of given sequences, for any device: by the GPU's step, whatever it samples, and by transformers on the same weights."""
+"""Logits of given sequences on any device: by the GPU's step, regardless of its samples, and by transformers with the same
+weights."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from blinkpy.models.weights.weight_parts import layer_parts
 
 
 class ForcedSteps(OnDevice):
-    """A model's step on a device, run on tokens that are known beforehand. ran: shapes of its steps."""
+    """A model's step on a device, run on given tokens. ran: shapes of its steps."""
 
     def __init__(self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, **options: Any):
         super().__init__(rng, model, weights, **options)
@@ -26,7 +27,7 @@ class ForcedSteps(OnDevice):
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
 
     def logits(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
-        """Compute the next tokens of each sequence; float32 [len(work), vocab], logits behind the last of them."""
+        """Compute the next tokens of each sequence. Returns the logits after the last token, float32 [len(work), vocab]."""
         batch = self.batches.batch(work)
         self._run(self.give(batch))
         rows = {id(sequence): row for row, sequence in enumerate(self.batches.rows)}
@@ -35,7 +36,7 @@ class ForcedSteps(OnDevice):
         return self.step.decoder.buffers.logits[[rows[id(sequence)] for sequence, _ in work]].clone()
 
     def _run(self, shape: StepShape) -> None:
-        """A shape is launched the first time, which compiles its kernels, and runs from a graph after that."""
+        """Launch a shape the first time, which compiles its kernels; later run its graph."""
         if shape not in self.ran or self.device == "cpu":
             self.step.launch(shape)
         else:
@@ -49,7 +50,7 @@ class ForcedSteps(OnDevice):
     def follow(self, tokens: np.ndarray, prompt: int, group: int) -> torch.Tensor:
         """Compute sequences, int [S, L], `group` at a time: their first `prompt` tokens as a prompt, the rest one by one.
 
-        Returns float32 [S, L - prompt + 1, vocab], the logits from the last token of the prompt on.
+        Returns the logits from the prompt's last token on, float32 [S, L - prompt + 1, vocab].
         """
         found = []
         for first in range(0, len(tokens), group):
@@ -67,7 +68,7 @@ class ForcedSteps(OnDevice):
 
 
 def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> None:
-    """Prompts and decode rows give the same bits whatever runs next to them in the same bucket.
+    """Assert that prompts and decode rows give the same bits, regardless of other requests in the same bucket.
 
     Needs 20 slots of 128 tokens, and steps of 8 rows and 64 tokens.
     """
@@ -79,7 +80,7 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
     prompts, more = [some(int(n)) for n in rng.integers(20, 41, 5)], [some(4) for _ in range(5)]
 
     def run(crowded: bool) -> tuple[list[torch.Tensor], list[StepShape]]:
-        """All logits of the five, and the shapes that they ran in; crowded: among others, longer ones, in any order."""
+        """All logits of the five prompts, and the shapes of their steps; crowded: among other, longer requests, in any order."""
         mine = [begin(prompt) for prompt in prompts]
         others = [begin(some(60)) for _ in range(3)] if crowded else []
         for other in others:
@@ -111,9 +112,9 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
 
 
 def in_all_batches(forced: Any, rng: np.random.Generator, vocab: int, count: int = 4, length: int = 44) -> int:
-    """Of a batch-invariant decoder: the logits of `count` sequences of `length` tokens are those of the sequence alone, token by
-    token, to the last bit: however its prompt is cut, whatever runs next to it, and when it is computed again. Returns how many
-    were compared.
+    """Assert that a batch-invariant decoder's logits do not depend on the batch, to the last bit. The logits of `count` sequences
+    of `length` tokens equal those of each sequence alone, token by token: for all cuts of its prompt, all neighbours, and
+    recomputation. Returns the number of compared logits.
 
     Needs 6 slots of 128 tokens, and steps of at least 6 rows and 64 tokens.
     """
@@ -148,7 +149,7 @@ def in_all_batches(forced: Any, rng: np.random.Generator, vocab: int, count: int
         for found, (sequence, _) in zip(logits, work, strict=False):
             if sequence.computed == len(sequence.tokens):
                 expected = alone[sequences.index(sequence)][sequence.computed - 1]
-                assert torch.equal(found, expected), f"logits behind token {sequence.computed} owe something to the batch"
+                assert torch.equal(found, expected), f"logits behind token {sequence.computed} depend on the batch"
                 compared += 1
     for sequence in sequences:
         drop(forced, sequence)
@@ -156,13 +157,13 @@ def in_all_batches(forced: Any, rng: np.random.Generator, vocab: int, count: int
 
 
 def drop(forced: Any, sequence: Sequence) -> None:
-    """Give a sequence's pages and slot back."""
+    """Free a sequence's pages and slot."""
     forced.batches.preempt(sequence)
     forced.batches.free_slots.append(sequence.slot)
 
 
 def transformers_view(model: DecoderDescription, weights: Weights, config: Any) -> transformers.PreTrainedModel:
-    """The transformers model over our weights: its parameters are views of them, so that no memory is needed for it."""
+    """The transformers model over our weights: its parameters are views, so it needs no memory."""
     config._experts_implementation = "eager"
     with torch.device("meta"):
         reference = transformers.AutoModelForCausalLM.from_config(config, dtype=weights.dtype)
@@ -184,7 +185,7 @@ def transformers_view(model: DecoderDescription, weights: Weights, config: Any) 
 
 @contextlib.contextmanager
 def widened(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Within the block the model computes in float32: each part's weights are widened while that part runs, and no longer."""
+    """Within the block the model computes in float32: each part's weights are widened only while the part runs."""
     handles = []
 
     def widen(module: torch.nn.Module, arguments: Any) -> None:
@@ -214,7 +215,7 @@ def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: i
 
 
 def is_greedy(reference: torch.nn.Module, prompt: np.ndarray, tokens: list[int], rounding: float = 1e-3) -> bool:
-    """Whether each token is the most probable one after the prompt and the tokens before it, or as probable within rounding."""
+    """Whether each token is the most probable after the prompt and the previous tokens, or as probable within rounding."""
     ids = torch.tensor([*map(int, prompt), *tokens])
     with torch.inference_mode():
         logits = reference(ids[None, :-1]).logits[0, len(prompt) - 1 :]

@@ -1,7 +1,7 @@
 """Small random models of every supported family, made and saved by transformers.
 
-Weights are drawn wide enough that logits spread over several units: with the usual 0.02 a wrong rotation or a missing bias
-would hide in the rounding.
+Weights are drawn so wide that logits spread over several units: with the usual 0.02, rounding would hide a wrong rotation or a
+missing bias.
 """
 
 import json
@@ -156,7 +156,7 @@ LFM2_BIASED = {"layer_types": [FULL, CONV, FULL], "block_auto_adjust_ff_dim": Fa
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_dense_layers": 1}
 LFM2_MOE |= {"routed_scaling_factor": 1.5}
 
-# name -> (class of the config, what differs from BASE)
+# name -> (class of the config, differences from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", {"num_key_value_heads": 4}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -349,7 +349,7 @@ DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embed
 QWEN2_VISION = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
 SOUND = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 32}
 VOXTRAL_SOUND = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
-VISION_SECTIONS: dict[str, dict[str, Any]] = {  # differences from BASE are in text_config; this is the section next to it
+VISION_SECTIONS: dict[str, dict[str, Any]] = {  # the section next to text_config, which has the differences from BASE
     "Mistral3Config": SMALL_VISION,
     "Gemma3Config": SIGLIP,
     "Gemma4Config": GEMMA4_VISION,
@@ -374,10 +374,10 @@ VISION_SECTIONS: dict[str, dict[str, Any]] = {  # differences from BASE are in t
     "Qwen2AudioConfig": SOUND,
 }
 SOUND_CLASSES = ("VoxtralConfig", "Qwen2AudioConfig")
-# The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
-# phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
+# The contexts of these models. phi4-mini-short stays within its original context and so uses its short factors; phi4-mini-long
+# uses its long ones, as transformers does once a sequence is longer than the original 16.
 MAX_MODEL_LEN = 256
-ADDS_1 = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # to the weights of norms
+ADDS_1 = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # added to the weights of norms
 
 
 def auto_class(name: str) -> Any:
@@ -390,7 +390,7 @@ def auto_class(name: str) -> Any:
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The part that computes text: for Llama 4 with images, the text model within it, since transformers 5.24 requires images."""
+    """The part that computes text: for Llama 4 with images, its text model, because transformers 5.24 requires images."""
     nested = isinstance(model, transformers.Llama4ForConditionalGeneration)
     return model.language_model if nested else model  # type: ignore[return-value]
 
@@ -398,7 +398,7 @@ def text_model(model: torch.nn.Module) -> torch.nn.Module:
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> transformers.PreTrainedModel:
     """The transformers model, with random weights. more: further changes of BASE."""
     kind, changes = ZOO[name]
-    values = deepcopy({**BASE, **changes, **more})  # configs of transformers change the values that they are given
+    values = deepcopy({**BASE, **changes, **more})  # configs of transformers change given values
     if kind in VISION_SECTIONS:
         beside = "audio_config" if kind in SOUND_CLASSES else "vision_config"
         tied = values.get("tie_word_embeddings", kind in ("Gemma3Config", "Gemma4Config", "Gemma4UnifiedConfig"))
@@ -415,9 +415,9 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
                 parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(2, 1)
-            elif parameter_name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
+            elif parameter_name.endswith("router.proj.weight"):  # its inputs are scaled down: otherwise experts are nearly equal
                 parameter.normal_(0, 1.2)
-            elif parameter_name.endswith("e_score_correction_bias"):  # next to shares of a softmax
+            elif parameter_name.endswith("e_score_correction_bias"):  # added to shares of a softmax
                 parameter.uniform_(-0.1, 0.1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name or "embeddings" in parameter_name:
                 parameter.normal_(0, 0.5)
@@ -445,7 +445,7 @@ def save_model(
 
 
 def save_mxfp4(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Draw the experts' matrices again as MXFP4, and save them so. In the model they are what transformers makes of them."""
+    """Redraw the experts' matrices as MXFP4 and save them. The model gets transformers' values of them."""
     tensors = {}
     for name, value in model.state_dict().items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):

@@ -24,7 +24,7 @@ Stored = dict[str, torch.Tensor]
 
 
 class Drawn:
-    """Random numbers of a matrix, its scales and zero points, and the weights that they stand for."""
+    """Random numbers of a matrix, its scales and zero points, and the weights that they represent."""
 
     def __init__(self, rng: np.random.Generator, rows: int, width: int, group: int, zeros: bool, order: np.ndarray | None):
         group = group or width
@@ -133,8 +133,8 @@ MXFP4["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": MXFP4_WE
 
 
 def draw_mxfp4(rng: np.random.Generator, stem: str, rows: int, width: int) -> tuple[Stored, torch.Tensor]:
-    """Tensors of a matrix, packed by compressed-tensors, and its weights. A row's scales differ by 2**30; a row and a group are
-    zero, with the scale 2**-127."""
+    """Tensors of a matrix, packed by compressed-tensors, and its weights. A row's scales differ by up to 2**30; a row and a group
+    are zero, with the scale 2**-127."""
     numbers = VALUES[torch.from_numpy(rng.integers(0, 8, (rows, width)))]
     numbers = numbers * torch.from_numpy(rng.choice([-1.0, 1.0], (rows, width))).float()
     powers = rng.integers(-8, -4, (rows, width // GROUP))
@@ -154,8 +154,8 @@ def is_linear(name: str) -> bool:
 
 
 def save_packed(rng: np.random.Generator, folder: Path, form: str, zoo: str, **more: int) -> tuple[Stored, Stored]:
-    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they stand for. form: of
-    FORMS, or "mxfp4". more: further sizes."""
+    """Save a model of the zoo with 4-bit weights. Returns the tensors of the file, and the weights that they represent. form: key
+    of FORMS, or "mxfp4". more: further sizes."""
     section, write, zeros, ordered, group = FORMS.get(form, (MXFP4, None, False, False, GROUP))
     make_model(zoo, int(rng.integers(2**31)), **(EXPERTS if "moe" in zoo else SIZES) | more).save_pretrained(folder)
     whole = load_file(folder / "model.safetensors")
@@ -217,7 +217,7 @@ def packed_weights(
     weights: Weights, group: int = GROUP, *, zeros: bool = False, fp4: bool = False, ordered: bool = False,
     kept: tuple[str, ...] = (),
 ) -> Weights:  # fmt: skip
-    """The same model with 4-bit matrices, except those kept and those whose inputs are no whole groups."""
+    """The same model with 4-bit matrices, except those kept, and those whose inputs do not fill whole groups."""
 
     def layer(of: LayerWeights) -> LayerWeights:
         given = {name: getattr(of, name) for name in DENSE if name not in kept}

@@ -1,6 +1,6 @@
-"""Batches by hand, for tests of models and kernels: sequences of tokens become the arrays that the scheduler would write.
+"""Hand-made batches for tests of models and kernels: they turn sequences of tokens into the scheduler's arrays.
 
-It knows nothing of the scheduler. Pages are placed at random, so that a kernel that assumes an order fails.
+They use no code of the scheduler. Pages are placed at random, so that a kernel that assumes an order fails.
 """
 
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class PagedBatches:
         self.step_drafts = 1  # width of Batch.drafted
 
     def add(self, tokens: list[int], *, share: Sequence | None = None, share_pages: int = 0, **parameters: float) -> Sequence:
-        """A new request with a prompt. share: take over its first pages, as after a hit in the prefix cache.
+        """A new request with a prompt. share: a sequence whose first pages it reuses, as after a hit in the prefix cache.
 
         parameters: fields of submission.SQ_ENTRY; by default greedy and without filters.
         """
@@ -68,18 +68,18 @@ class PagedBatches:
         return sequence
 
     def preempt(self, sequence: Sequence) -> None:
-        """Give the pages back; everything is computed again later."""
+        """Free the pages; all tokens are recomputed later."""
         self.free = sequence.pages + self.free
         sequence.pages, sequence.computed = [], 0
 
     def batch(self, work: list[tuple[Sequence, int]], drafts: dict[int, list[int]] | None = None) -> Batch:
-        """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
+        """A step that computes the next `count` tokens of each sequence. Decode rows come first, as in the scheduler's batches.
 
         drafts: by slot, of sequences that decode. Each draft is a row after the row of its sequence. These
         rows follow all decode rows.
 
-        A row emits if it computes the sequence's last known token. Entries after the rows are filled with rubbish if the
-        contract allows it.
+        A row emits if it computes the sequence's last known token. Entries after the rows get garbage values if the contract
+        permits it.
         """
         self.drafts = drafts or {}
         work = sorted(work, key=lambda item: not item[0].decodes(item[1]) or item[0].slot in self.drafts)
@@ -136,7 +136,7 @@ class PagedBatches:
         return batch
 
     def commit(self, batch: Batch) -> None:
-        """Take over the results of the last batch: tokens are computed, sampled ones appended, up to the first wrong draft."""
+        """Apply the results of the last batch: mark tokens as computed, and append sampled tokens up to the first wrong draft."""
         for row, ((sequence, count), draft) in enumerate(zip(self.work, self._row_drafts, strict=True)):
             if draft > 0 and sequence.computed + 1 != batch.context_lengths[row]:
                 continue

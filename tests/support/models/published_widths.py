@@ -1,7 +1,7 @@
 """Two layers of a published model at its real widths, in each served form, and their reference.
 
-The weights are random; transformers makes and writes them. Of the model's sizes three are cut: layers, vocabulary, and the number
-of experts where two layers of them would not fit a GPU next to their float32 reference.
+The weights are random; transformers makes and writes them. Three sizes of the model are cut: layers, vocabulary, and the number
+of experts, if two layers of them would not fit a GPU next to their float32 reference.
 """
 
 import copy
@@ -33,7 +33,7 @@ VOCAB = 2048
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E2M1_MIDDLES = (E2M1[1:] + E2M1[:-1]) / 2
 EXPERT_NUMBERS = 1_200_000_000
-"""Maximum weights of the experts of a layer; with more, fewer experts are made."""
+"""Maximum weights of a layer's experts; a model with more gets fewer experts."""
 BLOCK = 128
 BLOCK_SCALES = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3",
@@ -76,8 +76,8 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is served. quantization, kv_cache: as the options of the same name; blocks: the checkpoint is FP8 with a scale
-    for each block of 128 x 128 weights; packing: section of a checkpoint with 4-bit weights."""
+    """The form in which a model is served. quantization, kv_cache: as the options of the same name; blocks: an FP8 checkpoint
+    with a scale for each block of 128 x 128 weights; packing: section of a checkpoint with 4-bit weights."""
 
     name: str
     quantization: str = "auto"
@@ -116,7 +116,7 @@ class Widths:
 
     @property
     def numbers(self) -> int:
-        """Weights of two layers' MLPs."""
+        """The number of weights in two layers' MLPs."""
         hidden, wide = self.config["hidden_size"], self.config.get("moe_intermediate_size") or self.config["intermediate_size"]
         return int(2 * next((self.config[key] for key in EXPERTS if self.config.get(key)), 1) * 3 * hidden * wide)
 
@@ -125,14 +125,14 @@ class Widths:
         """The forms that the config does not exclude."""
         if self.config["model_type"] == "gpt_oss":
             return MXFP4, MXFP4_FP8_CACHE
-        # Llama 4's experts are one tensor each, for which no layout of blocks is published.
+        # Llama 4's experts are single tensors, for which no layout of blocks is published.
         rows = FP8_ROWS_OF_LATENTS if "kv_lora_rank" in self.config else FP8_ROWS
         some: tuple[Form, ...] = (BF16, rows) if self.config["model_type"] == "llama4_text" else (BF16, rows, FP8_BLOCKS)
         some += (W4A16, NVFP4) if set(self.names) & set(IN_FOUR_BITS) else ()
         return tuple(form for form in some if not self.refusal(form))
 
     def refusal(self, form: Form) -> str:
-        """Why the model is not served in a form; or ""."""
+        """The reason why the model is not served in a form, or ""."""
         config = copy.deepcopy(self.config) | ({"quantization_config": form.section} if form.section else {})
         try:
             describe_config(config, form.quantization)
@@ -142,8 +142,8 @@ class Widths:
 
 
 def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The class and config of two layers of a model, text alone, from its published config.json."""
-    text = copy.deepcopy(published.get("text_config", published))  # transformers changes the dictionaries that it is given
+    """The class and config of two layers of a model, only its text part, from its published config.json."""
+    text = copy.deepcopy(published.get("text_config", published))  # transformers changes given dictionaries
     wrapper = next((one for one in WRAPPERS if one.name in published["architectures"]), None)
     kind_of_text = wrapper.text if wrapper is not None and "text_config" not in published else text.get("model_type", "")
     if kind_of_text in TEXT_TYPES:
@@ -154,7 +154,7 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     kind = getattr(transformers, architecture).config_class
     config |= {"architectures": [architecture], "model_type": kind.model_type, "num_hidden_layers": 2, "vocab_size": VOCAB}
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    if layers := config.get("layer_types"):  # one of each kind
+    if layers := config.get("layer_types"):  # one layer of each kind
         config["layer_types"] = [layers[0], next((kind for kind in reversed(layers) if kind != layers[0]), layers[0])]
     elif "full_attn_idxs" in config:
         config["full_attn_idxs"] = [1]
@@ -162,12 +162,12 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["layer_types"] = ["linear_attention", "full_attention"]
     elif pattern := config.get("hybrid_override_pattern"):  # a state space and attention, each with an MLP or experts
         config |= {"hybrid_override_pattern": f"M{pattern[-1]}*{pattern[-1]}", "num_hidden_layers": 4}
-        config["time_step_min"] = 1e-30  # transformers 5.24 raises time steps to it, but only in prefill
+        config["time_step_min"] = 1e-30  # transformers 5.24 raises time steps to this value, but only in prefill
     elif config.get("attn_layer_indices"):
         config["attn_layer_indices"] = [1]
     elif kind.model_type == "cohere2":
         config["layer_types"] = ["sliding_attention", "full_attention"]
-    if config.get("num_kv_shared_layers"):  # two kinds, then the same with the keys of these
+    if config.get("num_kv_shared_layers"):  # two kinds, then two layers that reuse their keys
         config |= {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB}
         config["layer_types"] = ["sliding_attention", "full_attention"] * 2
     if "no_rope_layers" in config or "no_rope_layer_interval" in config:
@@ -191,7 +191,7 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def published_widths() -> list[Widths]:
-    """Of every model of tools/published_models.py that is served; models of the same widths are one."""
+    """The widths of every served model of tools/published_models.py; models of the same widths share an entry."""
     found: dict[str, Widths] = {}
     for model in runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]:
         if model.refusal:
@@ -204,14 +204,14 @@ def published_widths() -> list[Widths]:
 
 
 def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTrainedModel:
-    """In bfloat16, with weights drawn wide enough that logits spread over several units."""
+    """The transformers model in bfloat16, with weights drawn so wide that logits spread over several units."""
     kind = getattr(transformers, widths.architecture)
     torch.manual_seed(seed)
     config = kind.config_class(**widths.config)
     config._experts_implementation = "eager"
     with torch.device(device):
         model = kind._from_config(config, dtype=torch.bfloat16)
-    adds_1 = any(name in widths.architecture for name in ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))  # to the weights of norms
+    adds_1 = any(name in widths.architecture for name in ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))  # added to norms' weights
     unscaled = "Gemma4" in widths.architecture  # attention without head_size**-0.5: its norms have this factor
     scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0)  # of logits
     with torch.no_grad():
@@ -222,15 +222,15 @@ def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTraine
                 parameter.uniform_(0.5, 1.5).sub_(1 if adds_1 and not name.endswith("linear_attn.norm.weight") else 0)
             elif name.endswith(("router.scale", "per_expert_scale", "layernorm_1.weight", "layernorm_2.weight")):
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("router.proj.weight"):  # its inputs are scaled down: else experts are nearly equal
+            elif name.endswith("router.proj.weight"):  # its inputs are scaled down: otherwise experts are nearly equal
                 parameter.normal_(0, 1.2)
             elif name.endswith("sinks"):
                 parameter.normal_(2, 1)
-            elif name.endswith("e_score_correction_bias"):  # small, as shares of a softmax are
+            elif name.endswith("e_score_correction_bias"):  # small, like shares of a softmax
                 parameter.uniform_(-0.02, 0.02)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
-            elif "embed_tokens" in name or name.endswith("embeddings.weight"):  # tied, it is the matrix of the logits as well
+            elif "embed_tokens" in name or name.endswith("embeddings.weight"):  # if tied, it is also the matrix of the logits
                 parameter.normal_(0, 2 / scale * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
             else:
                 spread = 1.2 / scale if name.endswith("lm_head.weight") else 1.2
@@ -253,7 +253,7 @@ def _transposed(name: str, widths: Widths) -> bool:
 
 
 def save(model: transformers.PreTrainedModel, widths: Widths, folder: Path, form: Form) -> None:
-    """Write the model in a form. It becomes a float32 model of the numbers that the checkpoint then stands for."""
+    """Write the model in a form. The model becomes a float32 model of the checkpoint's values."""
     if form.name == "mxfp4":
         save_mxfp4(model, folder)
     elif not (folder / "config.json").exists():
@@ -311,7 +311,7 @@ def _save_packed(model: transformers.PreTrainedModel, folder: Path, form: Form) 
             stored |= {f"{stem}weight_packed": packed, f"{stem}weight_scale": scales.cpu()}
             stored[f"{stem}weight_shape"] = torch.tensor([len(parameter), width])
         else:
-            factor = 448 * 6 / most.max()  # which the checkpoint divides by
+            factor = 448 * 6 / most.max()  # the checkpoint divides by it
             blocks = (most / 6 * factor).to(torch.float8_e4m3fn)
             each = (blocks.float() / factor).clamp_min(2.0**-60)[..., None]
             parts = (grouped / each).flatten(1)
@@ -331,7 +331,7 @@ def _by_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _by_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with a scale for each block, [..., ceil(n / 128), ceil(k / 128)]."""
+    """As _by_rows, with a scale for each block, [..., ceil(n / 128), ceil(k / 128)]."""
     n, k = matrix.shape[-2:]
     padded = torch.nn.functional.pad(matrix.float(), (0, -k % BLOCK, 0, -n % BLOCK))
     blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., rows, BLOCK, columns, BLOCK]
@@ -349,7 +349,7 @@ def _numbers(values: torch.Tensor, scales: torch.Tensor, blocks: bool) -> torch.
 
 
 class RoundedCache(transformers.DynamicCache):
-    """Gives keys and values back as FP8 numbers with a power of two as the scale of each head."""
+    """A cache that rounds keys and values to FP8 numbers with a power of two as the scale of each head."""
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **options: Any) -> Any:
         return super().update(_through_fp8(keys), _through_fp8(values), layer, *more, **options)
@@ -363,7 +363,7 @@ def _through_fp8(side: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def narrowed(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Within the block the model computes in bfloat16: each part's weights are narrow while that part runs."""
+    """Within the block the model computes in bfloat16: each part's weights are narrowed while the part runs."""
     wide: dict[torch.Tensor, torch.Tensor] = {}
 
     def stored(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -389,16 +389,16 @@ def narrowed(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 @dataclass
 class Reference:
-    """Log probabilities of transformers' model, [texts, tokens behind the prompt, vocabulary]."""
+    """Log probabilities of transformers' model, [texts, tokens after the prompt, vocabulary]."""
 
-    model: transformers.PreTrainedModel  # float32, of the numbers that the checkpoint stands for
+    model: transformers.PreTrainedModel  # float32, with the checkpoint's values
     form: Form
 
     def three(self, texts: list[list[int]], prompt: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In float32; in bfloat16; and in float32 with inputs, keys and values rounded as the form rounds them.
+        """Log probabilities in float32; in bfloat16; and in float32 with inputs, keys and values rounded as in the form.
 
         texts: token ids, all of one length.
-        prompt: tokens of it.
+        prompt: tokens of the prompt.
         """
         share, cache = self.form.fp8, self.form.kv_cache != "auto"
         exact = self._run(texts, prompt, nullcontext, False)
@@ -414,7 +414,7 @@ class Reference:
         for some in _parts(texts):
             ids = torch.tensor(some, device=self.model.device)
             cache: dict[str, Any] = {"use_cache": fp8_cache}
-            if fp8_cache:  # with a config, layers with windows would keep their windows alone
+            if fp8_cache:  # with a config, layers with windows would keep only their windows
                 recurrent = not WITH_STATES.isdisjoint(getattr(self.model.config, "layer_types", None) or ())
                 cache["past_key_values"] = RoundedCache(config=self.model.config) if recurrent else RoundedCache()
             with around():
@@ -430,5 +430,5 @@ def _parts(texts: list[list[int]], tokens: int = 4096) -> Iterator[list[list[int
 
 
 def label(name: str) -> str:
-    """Of a hub id, for the name of a test."""
+    """A label of a hub id for the name of a test."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name.partition("/")[2] or name)

@@ -1,5 +1,5 @@
-"""Grammars and token rules of random requests for tests of samplers, and what they do to the logits: by their own walk over
-every token, and by what the rules say."""
+"""Grammars and token rules of random requests, for tests of samplers, and their effect on logits: by a separate walk over every
+token, and by the rules' definition."""
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import DEAD, FARTHEST_WORD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 
-GRAMMARS, COUNTED = 5, 3  # the last ones have a counted string
+GRAMMARS, COUNTED = 5, 3  # the last two have a counted string
 RULES = 6
 
 
 class RandomGrammars:
-    """Half of the requests have a grammar, each in a random state, and half of them have token rules. pieces:
-    the bytes of each token, up to ten; some are empty."""
+    """Random grammars: half of the requests have a grammar, in a random state, and half have token rules. pieces: the bytes of
+    each token, up to ten; some are empty."""
 
     def __init__(self, rng: np.random.Generator, slots: int, vocabulary: int):
         self.automata = [random_automaton(rng, states=9, classes=4, dead=0.2) for _ in range(GRAMMARS - COUNTED)]
@@ -37,13 +37,13 @@ class RandomGrammars:
         self.ruled = np.where(rng.random(slots) < 0.5, GRAMMARS + rng.integers(0, RULES, slots), -1).astype(np.int32)
 
     def choose(self, rng: np.random.Generator, grammars: np.ndarray) -> None:
-        """Give each request a grammar by its number, or none (-1), in a random state of it."""
+        """Give each request the grammar with this number, or no grammar (-1), in a random state."""
         self.slot[:] = grammars
         self.state[:] = [random_position(rng, self.automata[own]) for own in self.slot.tolist()]
 
     def constrain(self, entry: np.ndarray) -> None:
-        """Set the words of the entries, int32 [S, 64], that say whether a request has a grammar and token rules. Those that would
-        leave none or one of the tokens that are no stop ids are left out."""
+        """Set the words of the entries, int32 [S, 64], that state whether a request has a grammar and token rules. Drops grammars
+        and rules that leave fewer than two tokens other than stop ids."""
         for slot in range(len(self.slot)):
             stop_ids = entry[slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]
             legal = self.legal(slot, stop_ids)
@@ -58,7 +58,7 @@ class RandomGrammars:
         entry[:, E.WORD_RULES_WORDS] = self.ruled >= 0
 
     def under_rules(self, slot: int, logits: np.ndarray, output: list[int]) -> np.ndarray:
-        """The logits, [V], under the rules of a request with this output."""
+        """The logits, [V], after the rules of a request with this output."""
         if self.ruled[slot] < 0:
             return logits
         rules, changed = self.rules[self.ruled[slot] - GRAMMARS], logits.copy()
@@ -72,8 +72,8 @@ class RandomGrammars:
         return changed
 
     def most_distance(self, slot: int, entry: np.ndarray, generated: int) -> int:
-        """The `most` of `legal` for a request's next token. entry: int32 [64]; generated: tokens of the output, that one
-        included."""
+        """The `most` of `legal` for a request's next token. entry: int32 [64]; generated: tokens of the output, including that
+        token."""
         if self.slot[slot] < 0 or self.ruled[slot] >= 0:
             return NO_LIMIT
         automaton, state, left = self.automata[self.slot[slot]], int(self.state[slot]), int(entry[E.WORD_MAX_TOKENS]) - generated
@@ -83,13 +83,13 @@ class RandomGrammars:
         return NO_LIMIT if free or (automaton.may_end(state) and not stops) else left
 
     def arrays(self) -> Grammars:
-        """As the scheduler has them; fields that samplers do not read are empty."""
+        """The scheduler's arrays of grammars; fields that samplers do not read are empty."""
         none = np.zeros(0, np.int64)
         return Grammars(none, none, none, self._words, *TokenBytes.of(self.pieces, len(self.pieces)))
 
     def view(self, rng: np.random.Generator, device: str, drafted: dict[int, int] | None = None) -> GrammarView:
-        """drafted: tokens before the next one of requests whose next token follows drafts: they are in another state without
-        them. All other places have random states. Without such requests (None), there are no places for drafts."""
+        """The device's view. drafted: tokens before the next token of requests whose next token follows drafts; without their
+        drafts, they are in another state. All other places have random states. None: no places for drafts."""
         grammars, state = self.arrays(), self.state.copy()
         drafts = np.zeros((len(state), 1 if drafted is None else DRAFT_PLACES), np.int64)
         for slot, own in enumerate(self.slot.tolist() if drafted is not None else ()):
@@ -113,8 +113,8 @@ class RandomGrammars:
 
 
 def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
-    """At least one bias of either sign, sequences of any length, and most often a set of allowed tokens. Before the banned token
-    stand few different ones, so that short sequences are met."""
+    """At least one bias of each sign, banned sequences of any length, and usually a set of allowed tokens. Few different tokens
+    precede the banned token, so that short sequences occur."""
     biased = rng.choice(vocabulary, rng.integers(1, min(vocabulary, 700) + 1), replace=False).tolist()
     lengths = rng.choice([1, 2, 2, 3, SEQUENCE_TOKENS], rng.integers(0, 40)).tolist()
     few = min(vocabulary, 4)
@@ -125,7 +125,7 @@ def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
 
 
 def no_grammars(slots: int, device: str) -> GrammarView:
-    """Of requests without rules."""
+    """The view of requests without grammars and rules."""
     shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,), (slots, 1))
     view = GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
     return view._replace(state=view.state.long(), draft_states=view.draft_states.long())

@@ -1,7 +1,7 @@
-"""One model on several ranks of one process: the reference for GPUs that have a part of the model each.
+"""One model on several ranks of one process: the reference for GPUs that each hold a part of the model.
 
-The ranks compute their parts of a layer one after another, each over its own cache. The parts are summed in the order of
-ranks, in every batch, so that no result depends on the other requests of a batch, or on timing.
+The ranks compute their parts of a layer one after another, each over its own cache. Every batch sums the parts in the order of
+ranks, so no result depends on other requests of a batch, or on timing.
 """
 
 import numpy as np
@@ -32,9 +32,10 @@ class RankDecoder(TorchDecoder):
         return self.progress.linear(attended if kept is None else attended[kept], layer.o, layer.o_bias)
 
     def expanded(self, x: torch.Tensor, before: torch.Tensor, index: int) -> torch.Tensor:
-        """The addend of the MLP or the experts, [1, tokens, hidden]; of experts parallel to an MLP both, [2, tokens, hidden].
+        """The addend of the MLP or the experts, [1, tokens, hidden]; of both, [2, tokens, hidden], if experts are parallel to an
+        MLP.
 
-        x, before: the residual stream, and the same before attention, [tokens, hidden].
+        x, before: the residual stream, now and before attention, [tokens, hidden].
         """
         layer, mlp = self.weights.layers[index], self.model.layers[index].mlp
         parallel = self.model.placement == NormPlacement.PARALLEL
@@ -65,7 +66,7 @@ class RankDecoder(TorchDecoder):
 
 
 class RankedCache:
-    """The KV caches of all ranks. Parameters as of PagedCache, for the whole model.
+    """The KV caches of all ranks. Parameters as in PagedCache, for the whole model.
 
     ranks: the cache of each.
     """
@@ -90,7 +91,7 @@ class RankedCache:
         ]  # fmt: skip
 
     def largest(self) -> NDArray[np.float32]:
-        """As PagedCache.largest, for the whole model."""
+        """PagedCache.largest of the whole model."""
         most = max(heads.stop for own in self.heads for heads in own)
         found = np.zeros((len(self.heads[0]), 2, most), np.float32)
         for cache, own in zip(self.ranks, self.heads, strict=True):
@@ -110,7 +111,7 @@ def _key_heads(model: DecoderDescription, share: Share) -> list[range]:
 
 
 def _of_heads(scales: Scales, heads: list[range]) -> Scales:
-    """A rank's scales, [layers, 2, its most key heads]."""
+    """A rank's scales, [layers, 2, maximum key heads of a layer]."""
     found = np.ones((len(heads), 2, max(map(len, heads))), np.float32)
     for layer, own in enumerate(heads):
         found[layer, :, : len(own)] = scales[layer, :, own.start : own.stop]
@@ -152,7 +153,7 @@ class RankedDecoder:
         layers: range | None = None,
         stream: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As TorchDecoder.forward."""
+        """TorchDecoder.forward of all ranks."""
         tokens, embedding = int(batch.counts[S.TOKENS]), self.ranks[0].weights.embedding
         for rank in self.ranks:
             rank.attention.begin(batch, page_table)

@@ -1,5 +1,5 @@
-"""Cases that compare float32 computations of different sizes, such as two batches. If two tokens or two experts are nearly
-equal, rounding chooses, and all later results differ: then the case runs again with other inputs."""
+"""Cases that compare float32 computations of different sizes, such as two batches. If two tokens or two experts are nearly equal,
+rounding decides, and all later results differ. Then the case runs again with other inputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +17,10 @@ from blinkpy.models.description.blocks import RouterKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CASES = 4  # the last one counts whatever was nearly equal
-MOST_UNJUDGED = 16  # cases in which ties leave too little to compare; up to a third of the cases of long contexts
-EXPERT_SLACK = 1e-5  # of a router's scores: steps of other sizes differ by less
-LOGIT_SLACK = 1e-4  # of logits; it moves sums of probabilities by 1e-6 or more
+CASES = 4  # the last failure counts despite ties
+MOST_UNJUDGED = 16  # cases whose ties leave too little to compare; up to a third of the cases with long contexts
+EXPERT_SLACK = 1e-5  # of a router's scores: the difference of steps of other sizes is smaller
+LOGIT_SLACK = 1e-4  # of logits; it changes sums of probabilities by 1e-6 or more
 TRIES = 8
 
 
@@ -79,7 +79,7 @@ def noted_ties() -> Iterator[list[str]]:
 
 
 def redrawn_at_ties(case: Callable[P, T]) -> Callable[P, T]:
-    """A case that runs again, with other inputs of its generator, if it fails where rounding may have chosen."""
+    """A case that runs again, with fresh inputs of its generator, if it fails and rounding may have decided."""
 
     @wraps(case)
     def run(*arguments: P.args, **options: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Steps that try window rings: long sequences, chunks of every length, preemptions, and slots that are taken again."""
+"""Steps that test window rings: long sequences, chunks of every length, preemptions, and reused slots."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,8 @@ def ring_storm(
     rng: np.random.Generator, batches: PagedBatches, vocab: int, *, longest: int, new_tokens: int, rows: int, tokens: int,
     prompts: int = 10,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Batches until all prompts have their new tokens; a request that takes a token writes its `sampled`. longest: tokens of the
-    longest prompt. rows,
-    tokens: tokens of the largest batch."""
+    """Batches until all prompts have their new tokens; the caller writes the `sampled` token of each row that emits. longest:
+    tokens of the longest prompt. rows, tokens: tokens of the largest batch."""
     lengths = [longest, 1, *rng.integers(1, longest + 1, prompts - 2).tolist()]
     waiting, running, preempted = [rng.integers(0, vocab, length).tolist() for length in lengths], list[Sequence](), 0
     while waiting or running:

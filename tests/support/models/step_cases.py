@@ -37,17 +37,17 @@ from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST, STEP_DRAFTS, DRAFTS_AT_MOST = 16, 128, 8, 3, 5
 TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter takes milliseconds for each program
-# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and
-# a GPU's sums of FP8 products have fewer bits than float32.
+# Maximum relative error of keys and values, by dtype and whether matrices are FP8. An FP8 number that rounds the other way has an
+# error of 6 %, and a GPU's sums of FP8 products have fewer bits than float32.
 CACHE_LIMITS = {
     (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 0.1, (torch.bfloat16, True): 0.15,
 }  # fmt: skip
-READ = ("page_table", "entry", "tokens", "prompt_length", "snapshot_source", "snapshot_target")  # of the requests, by a step
+READ = ("page_table", "entry", "tokens", "prompt_length", "snapshot_source", "snapshot_target")  # by a step, of requests
 
 
 class OnDevice:
-    """A GpuStep over tensors on a device, and its batches. slots, length: of the requests; limits: rows and tokens of
-    the largest step; drafts: maximum running requests for drafts, or 0."""
+    """A GpuStep over tensors on a device, and its batches. slots: number of requests; length: tokens of each; limits: rows and
+    tokens of the largest step; drafts: maximum running requests for drafts, or 0."""
 
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
@@ -81,7 +81,7 @@ class OnDevice:
         self.step = GpuStep(decoder, no_grammars(slots, device))
 
     def give(self, batch: Batch) -> StepShape:
-        """Copy a batch over; returns the shape of the graph that runs it."""
+        """Copy a batch to the device; returns the shape of the graph that runs it."""
         requests = self.batches.requests
         for target, source in zip(self.batch, batch, strict=True):
             target.copy_(torch.from_numpy(source))
@@ -109,7 +109,7 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
 
 
 class ChosenTable(LinearTable):
-    """Configurations by a function of outputs and rows; the defaults if it returns None."""
+    """Configurations from a function of outputs and rows; the default if it returns None."""
 
     def __init__(self, choose: Callable[[int, int], LinearConfig | None]):
         super().__init__()
@@ -129,8 +129,8 @@ class PackedTable(LinearTable):
 
 
 HIDDEN = model_zoo.BASE["hidden_size"]
-# Sums in two parts, which the residual stream's norms then add if possible. Of one row, only those that end in that stream:
-# what reads it is a matrix-vector product, which has its norm fused in.
+# Sums in two parts, which the residual stream's norms then add if possible. For one row, only sums that end in that stream: a
+# matrix-vector product with a fused norm reads it.
 SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
 # 4-bit products whose sums have two parts, which norms of the residual stream add if possible.
@@ -149,15 +149,15 @@ def step_case(
     drafts: bool = False, draft_layer: bool = False, prompts: tuple[int, ...] = (1, 40, 17, 23, 5),
     head: Callable[[Path], Path] | None = None, draft_requests: int = 0, chunk: int = 13,
 ) -> float:  # fmt: skip
-    """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
+    """Serve a few requests with both engines, step by step: the same tokens in float32. Returns the largest error of the logits.
 
-    In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of that by its name.
-    drafts: in steps without chunks, half of the requests get drafts, most of them wrong. Rows that are left over are theirs.
-    Without a draft layer, half of the drafts count as correct all the same.
-    draft_layer: run the model's draft layer, which returns drafts. In float32, they are the same. prompts: their lengths, tokens;
-    one more begins in each step but the second. head: writes a draft head next to the model, and returns its folder.
-    draft_requests: larger batches of decode rows return no drafts. chunk: most tokens of a prompt in a step.
+    In bfloat16, and with FP8, the next step uses the CPU's tokens, even if the other engine's differ. graphs: run captured
+    graphs. rows: maximum rows of a step. quantise: makes matrices FP8, or packs them. save: writes the model, instead of the
+    named model. drafts: in steps without chunks, half of the requests get drafts in the spare rows, most of them wrong. Without a
+    draft layer, half of the drafts nevertheless count as correct. draft_layer: run the model's draft layer, which returns drafts;
+    in float32 they must be equal. prompts: their tokens; one prompt begins in each step except the second. head: writes a draft
+    head next to the model, and returns its folder. draft_requests: larger batches of decode rows return no drafts. chunk: maximum
+    tokens of a prompt in a step.
     """
     exact = dtype == torch.float32 and quantise is None and not fp8_cache
     on = on_device(
@@ -210,7 +210,7 @@ def step_case(
         shape, given = on.give(batch), batch.logprobs.copy()
         drafted += shape.drafted and bool((batch.emits == DRAFT).any())
         buffers = on.step.decoder.buffers
-        for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
+        for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the previous step may be read
             buffer.fill_(float("nan"))
         cpu.decoder.weights = as_computed(on.step.decoder, shape, weights)
         held, before_step = of_states.held.clone(), [state.clone() for state in states]
@@ -229,7 +229,7 @@ def step_case(
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
         if of_states.drafts and of_states.pool is not None:
             of_states.hold(batch)
-        if len(emitting) and not draft_layer:  # whose logits replace those of the model
+        if len(emitting) and not draft_layer:  # its logits replace the model's
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
         if exact:
             found = on.batch.sampled.cpu().numpy()
@@ -245,7 +245,7 @@ def step_case(
         if drafts and not draft_layer:
             accept_drafts(rng, batch)
         batches.commit(batch)
-    # In bfloat16 another expert may be chosen where two are nearly equal.
+    # In bfloat16 rounding may choose another expert if two are nearly equal.
     if exact or not any(model.expert_layers):
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
@@ -253,7 +253,7 @@ def step_case(
             _compare_caches(cpu.head.attention.cache, on.step.decoder.head.own.cache, running, limit)
         taken = [sequence.slot for sequence in running]
         for ours, theirs in zip(on.cache.states.layers, of_states.layers, strict=True):
-            if ours is not None and theirs is not None:  # the inputs of drafts are those of earlier steps, too
+            if ours is not None and theirs is not None:  # drafts depend on inputs of earlier steps, too
                 for mine, other in ((ours.matrices, theirs.matrices), (ours.inputs, theirs.inputs)):
                     assert kernel_reference.relative_error(mine[taken].cpu(), other[taken]) < limit
         if of_states.drafts and of_states.pool is not None:
@@ -324,15 +324,15 @@ def draw_drafts(rng: np.random.Generator, work: list[tuple[Sequence, int]], rows
 
 
 def accept_drafts(rng: np.random.Generator, batch: Batch) -> None:
-    """Let half of a computed batch's drafts be the tokens sampled before them."""
+    """Make half of a computed batch's drafts equal the tokens sampled before them."""
     for row in np.flatnonzero(batch.emits[: int(batch.counts[ROWS])] == DRAFT).tolist():
         if rng.integers(2):
             batch.sampled[row - 1] = batch.token_ids[batch.query_starts[row]]
 
 
 def as_computed(decoder: GpuDecoder, shape: StepShape, weights: Weights) -> Weights:
-    """The weights with which the CPU computes what the decoder does: products of few rows do not quantise their inputs, which is
-    a product with the matrix in full precision."""
+    """The weights with which the CPU computes the same as the decoder. Products of few rows do not quantise their inputs, so they
+    equal products with the matrix in full precision."""
 
     def layer(index: int, of: LayerWeights) -> LayerWeights:
         rows = shape.rows if shape.last_tokens_only and index == len(weights.layers) - 1 else shape.tokens
@@ -357,8 +357,8 @@ def ring_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, steps: Callable[..., Iterator[Batch]], *,
     tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False, fp8_cache: bool = False,
 ) -> None:  # fmt: skip
-    """Serve the same steps with window rings and with all tokens kept: the same bits. steps: makes them of rng, PagedBatches and
-    the most tokens. graphs: run captured graphs."""
+    """Serve the same steps with window rings and with all tokens kept, and compare bits. steps: makes steps from rng,
+    PagedBatches and the maximum tokens. graphs: run captured graphs."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = as_stored(describe_model(folder), folder)
     weights = load_weights(model, folder, dtype, device)
@@ -388,7 +388,7 @@ def ring_case(
 
 
 def few_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
-    """A long prompt in whole steps, a short one next to its end, and tokens behind both; few enough for the interpreter."""
+    """A long prompt in whole steps, a short prompt next to its end, and tokens after both; few enough for the interpreter."""
     first, second = (batches.add(rng.integers(0, model_zoo.VOCAB, length).tolist()) for length in (3 * tokens + 1, 5))
     whole = [(first, tokens)]
     for work in (whole, whole, whole, [(first, 1), (second, 5)], [(first, 1), (second, 1)]):
@@ -398,7 +398,7 @@ def few_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int)
 
 
 def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
-    """Sequences of many times the window, preemptions, and slots that are taken again."""
+    """Sequences of many times the window, preemptions, and reused slots."""
     return ring_storm(rng, batches, model_zoo.VOCAB, longest=LENGTH - 12, new_tokens=8, rows=4, tokens=tokens)
 
 
@@ -427,7 +427,7 @@ def on_device(
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
     """float32 [emitting rows, V]."""
-    hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys, values and states
+    hidden = cpu.decoder.forward(batch, requests.page_table)  # a second time: it only rewrites the same keys, values and states
     last = torch.from_numpy(batch.query_starts[emitting + 1].astype(np.int64) - 1)
     return cpu.decoder.logits(hidden[last])
 
@@ -435,7 +435,7 @@ def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.nda
 def _check_records(
     logits: torch.Tensor, batch: Batch, given: np.ndarray, requests: Requests, records: np.ndarray, emitting: np.ndarray
 ) -> None:
-    """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
+    """Compare log probabilities of rows whose request needs them, within rounding; other records must be unchanged."""
     asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], WORD_LOGPROBS] >= 0)
     others = np.setdiff1d(np.arange(len(records)), emitting[asked])
     assert (records[others] == given[others]).all(), "log probabilities without a request for them"
@@ -451,12 +451,12 @@ def _check_records(
 
 
 def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], limit: float) -> None:
-    """Keys and values of all computed tokens."""
+    """Compare keys and values of all computed tokens."""
     for sequence in sequences:
         pages = sequence.pages[: -(-sequence.computed // PAGE)]
         for mine, other in ((a.keys, b.keys), (a.values, b.values)):
             for x, y in zip(mine, other, strict=True):
-                if len(x) == 0:  # of a layer with a state
+                if len(x) == 0:  # a layer with a state
                     continue
                 first, second = (
                     t.float()[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)

@@ -1,17 +1,17 @@
-"""Makes Triton's interpreter (TRITON_INTERPRET=1) right for the kernels of this package; tests import it, nothing else
-does.
+"""Corrects Triton's interpreter (TRITON_INTERPRET=1) for the kernels of this package; only tests import this module.
 
-What is wrong in Triton 3.6 and mended here by `install()`:
+Faults of Triton 3.6 that `install()` corrects:
+
 - `range(0, tensor)` fails on NumPy 2.4 and newer, because a one-element array no longer converts to an index;
-- float32 -> bfloat16 cuts bits off where the GPU rounds to nearest even;
-- float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
-  (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
+- float32 -> bfloat16 cuts bits off, but the GPU rounds to nearest even;
+- float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large numbers around, but the GPU
+  (cvt.rn.satfinite) rounds to nearest even and saturates, as torch's conversion of clamped numbers does;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
-What Triton looks up and makes again at each call of a function is kept: that is two thirds of the time otherwise. So is what it
-finds out about the types of two operands; and sums are not tested for overflow, of which it would tell nobody.
-`tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
-Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
-Programs run one after another, so a kernel must not wait for another program.
+
+`install()` also caches the objects that Triton makes at each call of a function, which takes two thirds of its time, and the
+result types of two operands. Sums are not checked for overflow, which the interpreter would not report. NumPy replaces `tl.sort`
+along the last dimension, whose network of exchanges takes seconds. Other element-wise arithmetic on bfloat16 remains wrong:
+kernels convert to float32 before it. Programs run one after another, so a kernel must not wait for another program.
 """
 
 from types import SimpleNamespace
@@ -77,8 +77,8 @@ def install() -> None:
 
 
 def _patch_language_once() -> None:
-    """Put the interpreter's functions into triton.language permanently. Triton looks through the whole language for what to
-    replace at each launch and at each call of a device function, which takes longer than most kernels of these tests."""
+    """Put the interpreter's functions into triton.language permanently. At each launch and each call of a device function, Triton
+    would search the whole language for functions to replace, which takes longer than most kernels of these tests."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -88,7 +88,7 @@ def _patch_language_once() -> None:
 
 
 def _share_shapes() -> None:
-    """Equal types, and tensors of one type, share their attributes: Triton makes new objects for each number of a shape, with
+    """Share the attributes of equal types, and of tensors of one type: Triton makes new objects for each number of a shape with
     every tensor."""
     import triton.language.core as core
     import triton.runtime.interpreter as interpreter
@@ -119,9 +119,9 @@ def _share_shapes() -> None:
 
 
 def _combine_known_types_at_once() -> None:
-    """Two operands of known types need no check: the types, and the value of a number, decide about conversions and shapes.
-    Triton asks again at each operation, and, for a sum of integers, whether it leaves their range; that is for its device_assert,
-    which does nothing here."""
+    """Skip checks of two operands of known types: the types, and a number's value, determine conversions and shapes. Triton
+    checks them at each operation. For a sum of integers it also checks the range, but only for device_assert, which has no effect
+    here."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
     from triton.language.semantic import TritonSemantic
@@ -173,13 +173,13 @@ def _combine_known_types_at_once() -> None:
 
 
 def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a kernel that reads or writes outside of the storage of the tensors that it was called with fails. Tensors may
-    be views of one storage, such as queries, keys and values."""
+    """From now on a kernel fails if it reads or writes outside of the storage of its arguments. Tensors may be views of one
+    storage, such as queries, keys and values."""
     import triton.runtime.interpreter as interpreter
 
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     take_arguments, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
-    bounds: list[tuple[int, int]] = []  # first addresses, and those behind the last ones
+    bounds: list[tuple[int, int]] = []  # (first address, address after the last)
 
     def taking(self: Any, arguments: Any, named: Any) -> Any:
         taken = take_arguments(self, arguments, named)
@@ -190,12 +190,12 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def check(pointers: Any, mask: Any) -> None:
         at, kept = pointers.data, np.asarray(mask.data)
-        at = at if kept.all() else at[kept != 0]  # a mask may consist of integers, which are not places here
+        at = at if kept.all() else at[kept != 0]  # a mask may consist of integers, which must not act as indices
         if not at.size:
             return
         size = pointers.get_element_ty().primitive_bitwidth // 8
         lowest, highest = int(at.min()), int(at.max()) + size
-        if any(first <= lowest and highest <= past for first, past in bounds):  # of one tensor, as nearly all are
+        if any(first <= lowest and highest <= past for first, past in bounds):  # inside one tensor, as nearly always
             return
         inside = [(at >= np.uint64(first)) & (at + np.uint64(size) <= np.uint64(past)) for first, past in bounds]
         if not np.logical_or.reduce(inside).all():
@@ -215,8 +215,8 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def store_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on what a kernel stores is in memory at its next barrier and not before, the last store first: other threads of a
-    program may see each order. A kernel has to end with a barrier."""
+    """From now on a kernel's stores reach memory only at its next barrier, the last store first: other threads of a program may
+    see any order. A kernel must end with a barrier."""
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.InterpreterBuilder

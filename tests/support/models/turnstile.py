@@ -1,4 +1,4 @@
-"""Ranks that launch kernels in Triton's interpreter, whose programs can't wait: threads of which one runs at a time."""
+"""Ranks that launch kernels in Triton's interpreter, whose programs can't wait: threads that take turns."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ WAIT_S = 300.0
 
 
 class Turnstile:
-    """In a kernel of all ranks, each runs the next phase after all others have run the previous phase."""
+    """In a kernel of all ranks, each rank runs the next phase only after all ranks have run the previous phase."""
 
     def __init__(self, patch: pytest.MonkeyPatch, ranks: int):
         self._ranks, self._turn, self._failed = ranks, 0, False
@@ -23,7 +23,7 @@ class Turnstile:
         patch.setattr(gpu_decoder, "gather_logits", self._gather_logits)
 
     def run(self, calls: list[Callable[[], Any]]) -> list[Any]:
-        """The results of a call for each rank. Raises what one of them raises."""
+        """The results of a call for each rank. Raises the first error of a call."""
         results: list[Any] = [None] * self._ranks
 
         def of_rank(rank: int) -> None:

@@ -19,13 +19,13 @@ def check_new_tokens(
     batch: Ragged, caches: list[Tensor], before: list[Tensor], new: list[Tensor], tokens: int, dtype: torch.dtype,
     scales: Tensor | None,
 ) -> None:  # fmt: skip
-    """Keys and values of the first tokens are in the caches, and nothing else was written there."""
+    """Assert that keys and values of the first tokens are in the caches, and that nothing else was written there."""
     slots = batch.view.cache_slots[:tokens].long()
     for side, (cache, old, expected, name) in enumerate(zip(caches, before, new, ("keys", "values"), strict=True)):
         flat, flat_before = (t.float().transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (cache, old))
         if scales is None:
             close(flat[slots], expected[:tokens], dtype, f"new {name}")
-        else:  # to the bit, except for rotations that end between two numbers
+        else:  # to the bit, except for rotations whose result is between two numbers
             kept = kept_of(expected[:tokens], dtype, scales, side).float()
             assert int((flat[slots] != kept).sum()) <= 1 + kept.numel() // 2000, f"new {name}"
             assert ((flat[slots] - kept).abs() <= kept.abs() / 7 + 2**-9).all(), f"new {name}"
@@ -38,7 +38,7 @@ def draw_new_tokens(
     rng: np.random.Generator, shape: tuple[int, int, int], rotary: int, norm: bool, dtype: torch.dtype, device: str,
     period: int = 0, value_norm: bool = False,
 ) -> NewTokens:  # fmt: skip
-    """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim. period: of queries that grow, or 0."""
+    """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim. period: period of growing queries, or 0."""
     bucket, size, head_dim = shape
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     cos, sin = (draw(rng, LONGEST, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
@@ -67,7 +67,7 @@ def rope_case(
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
     contexts = [n + int(rng.integers(40)) for n in lengths]
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket, rows=bucket, device=device)
-    batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
+    batch.view.cache_slots[tokens - 1] = -1  # a token without a place in the cache
     new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period, value_norm)
     empty = {"dtype": dtype, "fp8": fp8}
     before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, **empty) for _ in range(2)], new.qkv.clone()
@@ -86,8 +86,8 @@ def attention_case(
     kv_heads: int, head_dim: int, page: int, window: int = 0, cap: float = 0.0, plan: DecodePlan | None = None, tiles: Any = None,
     overlap: bool = False, sinks: bool = False, fp8: bool = False, chunked: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
-    """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
-    since it must leave its counters at zero."""
+    """A mixed batch through a variant for decode rows and a variant for chunks, in the form for mixed steps or not. The first
+    runs twice, because it must leave its counters at zero."""
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket_tokens, rows=bucket_rows, device=device)
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
@@ -96,7 +96,7 @@ def attention_case(
     scales = draw_scales(rng, kv_heads, device) if fp8 else None
     scale = head_dim**-0.5
     plan = replace(plan or VARIANTS["split"].plans(dtype)[0], overlap_prefill=overlap)
-    sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
+    sm_count = int(rng.integers(1, 133))  # if few, each runs several tiles
     tiles = replace(tiles or VARIANTS["tiles"].plans(dtype)[0], sm_count=sm_count, overlap_prefill=overlap)
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
@@ -113,7 +113,7 @@ def attention_case(
         untouched(out[batch.tokens :], "attention")
         outs.append(out)
     assert torch.equal(outs[0][: batch.tokens], outs[1][: batch.tokens]), "two runs differ"
-    if batch.decode_rows:  # the first row on its own in the same bucket: not one bit may change
+    if batch.decode_rows:  # the first row alone in the same bucket: no bit may change
         alone = poison(bucket_tokens, heads * head_dim, **make)
         attend(replace(call, out=alone, batch=given._replace(counts=header(1, 1, 1, device))), plan)
         assert torch.equal(alone[0], outs[0][0]), "a decode row depends on its neighbours"
@@ -128,7 +128,7 @@ def attention_case(
         lasts.append(last)
     assert torch.equal(lasts[0][:present], lasts[1][:present]), "two runs differ"
     assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
-    if not overlap:  # else the splits are others
+    if not overlap:  # otherwise the splits differ
         assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
     start, meant = 0, [meant_by(cache, scales, side) for side, cache in enumerate(caches)]
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
@@ -142,7 +142,7 @@ def attention_case(
 
 
 def draw_sinks(rng: np.random.Generator, heads: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Scores of sinks [heads]: about as large as those of all keys together, and of one head far above or below any."""
+    """Scores of sinks [heads]: about as large as those of all keys together; one head's is far above or below."""
     sinks = draw(rng, heads, dtype=dtype, device=device, scale=2.0) + 4
     sinks[int(rng.integers(heads))] = float(rng.choice([-300.0, 12.0]))
     return sinks
@@ -153,10 +153,10 @@ def new_tokens_case(
     head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, sinks: bool = False,
     fp8: bool = False, chunked: bool = False, period: int = 0, value_norm: bool = False, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
-    """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
+    """Decode rows with queries that the attention kernel rotates, and new keys and values that it writes to the cache."""
     rows = len(contexts)
     batch = ragged(rng, [1] * rows, contexts, page=page, tokens=bucket, rows=bucket, device=device)
-    silent = rows - 1  # a token that is not to be cached
+    silent = rows - 1  # a token without a place in the cache
     own = int(batch.view.cache_slots[silent])
     batch.view.cache_slots[silent] = -1
     new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period, value_norm)
@@ -167,7 +167,7 @@ def new_tokens_case(
     before = [filled_cache(rng, batch, computed, kv_heads, page, head_dim, dtype=dtype, fp8=fp8) for _ in range(2)]
     scales = draw_scales(rng, kv_heads, device) if fp8 else None
     outs, scores = [], draw_sinks(rng, heads, dtype, device) if sinks else None
-    # With the first tile loaded before the wait, and without.
+    # With and without loading the first tile before the wait.
     plans = [plan] * repeats(device) + [replace(plan, first_ahead=True)] * repeats(device)
     for plan in plans:
         caches, out = [cache.clone() for cache in before], poison(bucket, heads * head_dim, dtype=dtype, device=device)
@@ -184,7 +184,7 @@ def new_tokens_case(
         untouched(out[rows:], "decode attention")
     meant = [meant_by(cache, scales, side) for side, cache in enumerate(caches)]
     for side, (cache, expected) in enumerate(zip(meant, (k, v), strict=True)):
-        kept = kept_of(expected[silent : silent + 1], dtype, scales, side)  # the kernel sees it all the same
+        kept = kept_of(expected[silent : silent + 1], dtype, scales, side)  # the kernel sees this token nevertheless
         cache[own // page, :, own % page] = meant_by(kept.transpose(0, 1)[None], scales, side)[0, :, 0]
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]

@@ -1,7 +1,7 @@
 """Sizes on both sides of each block constant of the kernels.
 
 BLOCKS names, for each constant BLOCK* of each kernel's signature, the axis that it cuts, and a case with this axis as its size.
-The constant's value comes from a launch, so a kernel with another value is tried with other sizes.
+The constant's value comes from a launch, so a kernel with another value is tested with other sizes.
 """
 
 import contextlib
@@ -47,12 +47,12 @@ from blinkpy.kernels.sampling.sampler import SamplingWorkspace
 
 CPU = "cpu"
 Rng = np.random.Generator
-Run = Callable[[Rng, torch.dtype, int], None]  # of a size
+Run = Callable[[Rng, torch.dtype, int], None]  # runs a case of a size
 
 
 class Block(NamedTuple):
-    """A constant of a kernel. axis: its dimension. run: a case. start: a size that launches the kernel. step: sizes are multiples
-    of it. most: the largest size of the case."""
+    """A constant of a kernel. axis: the dimension that it cuts. run: a case. start: a size that launches the kernel. step: sizes
+    are its multiples. most: the case's largest size."""
 
     kernel: str
     constant: str
@@ -63,7 +63,7 @@ class Block(NamedTuple):
     most: int = 5000
 
     def sizes(self, rng: Rng, dtype: torch.dtype) -> list[int]:
-        """One below the block, the block, one above it, two blocks and a bit; without sizes that the case does not take."""
+        """The block, one less and one more, and a little more than two blocks; without sizes that the case does not permit."""
         with launches() as seen:
             self.run(rng, dtype, self.start)
         block = next(options[self.constant] for name, options in seen if name == self.kernel)
@@ -77,7 +77,7 @@ def around(block: int, step: int = 1) -> list[int]:
 
 @contextlib.contextmanager
 def launches() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Names and constants of the kernels that are launched within the block, in their order."""
+    """Names and constants of the kernels launched within the `with` block, in order."""
     seen: list[tuple[str, dict[str, Any]]] = []
     run = InterpretedFunction.run
 
@@ -113,14 +113,14 @@ def rope(rng: Rng, dtype: torch.dtype, head_dim: int) -> None:
 
 
 def rope_heads(rng: Rng, dtype: torch.dtype, heads: int) -> None:
-    """heads: of all kinds."""
+    """heads: total heads of queries, keys and values."""
     kv_heads = max(1, heads // 4)
     sizes = {"heads": heads - 2 * kv_heads, "kv_heads": kv_heads, "head_dim": 128, "rotary": 128, "page": 16}
     rope_case(rng, CPU, dtype, norm=False, tokens=2, bucket=2, **sizes)
 
 
 def attention(rng: Rng, dtype: torch.dtype, **changed: int) -> None:
-    """A decode row and a chunk. context, chunk: of the longest; head_dim, group: query heads of a key head."""
+    """A decode row and a chunk. context, chunk: tokens; group: query heads of a key head."""
     sizes = {"context": 40, "chunk": 9, "head_dim": 32, "group": 2} | changed
     chunk, context = sizes["chunk"], max(sizes["context"], sizes["chunk"])
     shape = {"heads": 2 * sizes["group"], "kv_heads": 2, "head_dim": sizes["head_dim"], "page": 16}
@@ -136,7 +136,7 @@ def new_tokens(rng: Rng, dtype: torch.dtype, context: int) -> None:
 
 
 def latent(rng: Rng, dtype: torch.dtype, chunk: int = 9, context: int = 40, **sizes: int) -> None:
-    """Latent attention of a decode row and a chunk. sizes: of LatentSizes."""
+    """Latent attention of a decode row and a chunk. sizes: fields of LatentSizes."""
     rows = {"bucket_tokens": chunk + 4, "bucket_rows": 3}
     context = max(chunk, context)
     latent_case(rng, CPU, dtype, [1, chunk], [context, context], LatentSizes(**sizes), **rows)
@@ -155,7 +155,7 @@ def latent_rotation(rng: Rng, dtype: torch.dtype, **sizes: int) -> None:
 
 
 def spilled(rng: Rng, dtype: torch.dtype, elements: int) -> None:
-    """Pages of this many elements: each moves whole from after the rings to its place, and nothing else changes."""
+    """Pages of this number of elements: each whole page moves from after the rings to its place, and nothing else changes."""
     slots, rings_pages, layers, tokens = 3, 2, 1, 3
     table, ids = torch.zeros(slots, 8, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
     rings = WindowRings(table, ids, 2, rings_pages, layers)
@@ -164,14 +164,14 @@ def spilled(rng: Rng, dtype: torch.dtype, elements: int) -> None:
     sides = [draw(rng, kept + 8, 1, 1, elements, dtype=dtype, device=CPU) for _ in range(2)]
     expected = [side.clone() for side in sides]
     for side in expected:
-        side[1 * rings_pages * layers] = side[kept]  # page 2 of the sequence takes the place of page 0
+        side[1 * rings_pages * layers] = side[kept]  # page 2 of the sequence replaces page 0
     keep_spilled(rings, PagedKV(sides[0], sides[1], table), batch, rows=1)
     for side, right in zip(sides, expected, strict=True):
         assert torch.equal(side, right), f"pages of {elements} elements"
 
 
 def placed(rng: Rng, dtype: torch.dtype, tokens: int) -> None:
-    """A prompt of this many tokens, in pages of one token: its table and the places of its tokens."""
+    """A prompt of this number of tokens, in pages of one token: its table and the places of its tokens."""
     slots, window = 2, 2 * tokens
     rings = WindowRings(torch.full((slots, tokens + 1), -7, dtype=torch.int32), torch.full((tokens + 2,), -7, dtype=torch.int32),
                         window, window, 1)  # fmt: skip
@@ -181,7 +181,7 @@ def placed(rng: Rng, dtype: torch.dtype, tokens: int) -> None:
     pages = window + torch.arange(tokens, dtype=torch.int32)
     assert torch.equal(rings.page_table[1, :tokens], pages) and torch.equal(rings.cache_slots[:tokens], pages)
     rest = torch.cat([rings.page_table[0], rings.page_table[1, tokens:], rings.cache_slots[tokens:]])
-    assert bool((rest == -7).all()), "more than the prompt was placed"
+    assert bool((rest == -7).all()), "tokens beyond the prompt got a place"
 
 
 # ---- experts and sampling -------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def drafts_taken(rng: Rng, dtype: torch.dtype, vocabulary: int) -> None:
 
 
 def _sized(case: Callable[..., None], axis: str, **sizes: int) -> Run:
-    """A case with an argument for the size."""
+    """A case with the size as an argument."""
     return lambda rng, dtype, size: case(rng, CPU, dtype, **{**sizes, axis: size})
 
 
@@ -285,25 +285,25 @@ BLOCKS = (
     Block("_take_drafts", "BLOCK", "vocabulary", drafts_taken, start=4096, most=9000),
     Block("_take_stream", "BLOCK", "hidden", _sized(stream_case, "hidden"), start=2048),
 )
-"""Kernels whose block is set by their launcher. Those of products have theirs from a configuration: see product_edges."""
+"""Kernels whose launcher sets their block. Kernels of products have blocks from a configuration: see product_edges."""
 
 ELSEWHERE = {("_convolve", "BLOCK"), ("_gate_output", "BLOCK"), ("_copy_states", "BLOCK"), ("_norm_groups", "BLOCK")}
 ELSEWHERE |= {(name, "HEADS") for name in ("_recur", "_scan", "_recur_blocks", "_scan_blocks")}
-"""Constants with sizes on both sides in test_delta.py; HEADS are numbers of heads."""
+"""Constants that test_delta.py tests on both sides; HEADS are numbers of heads."""
 ELSEWHERE |= {("_all_reduce", "BLOCK_"), ("_gather_logits", "BLOCK_")}
-"""Constants with sizes on both sides in test_all_reduce.py."""
+"""Constants that test_all_reduce.py tests on both sides."""
 PRODUCTS = {"_gemv", "_fp8_gemv", "_fp8_steps", "_linear", "_linear_tma", "_expert_gate_up", "_expert_down", "_expert_linear",
             "_combine", "_packed_gate_up", "_packed_down", "_packed_tiles", "_four_bit_experts", "packed_linear"}  # fmt: skip
 
 
 def is_routable(experts: int, top_k: int, groups: int) -> bool:
-    """Whether a model may have these numbers: its groups are of one size, and half of them have enough experts."""
+    """Whether a model may have these numbers: its groups have one size, and half of them have enough experts."""
     groups = max(1, groups)
     return experts % groups == 0 and (groups + 1) // 2 * (experts // groups) >= top_k
 
 
 def product_edges() -> list[tuple[str, Any]]:
-    """Cases of linear layers and experts: of each that a variant declares, with each axis in turn around its block."""
+    """Cases of linear layers and experts: each case that a variant declares, with each axis in turn around its block."""
     found: list[tuple[str, Any]] = []
     for name, linear in LINEAR.items():
         for case in linear.cases:
@@ -330,7 +330,7 @@ def product_edges() -> list[tuple[str, Any]]:
 
 
 def run_product(rng: Rng, dtype: torch.dtype, name: str, case: LinearCase | ExpertCase) -> None:
-    """One of product_edges."""
+    """Run a case of product_edges."""
     if isinstance(case, LinearCase):
         linear_case(rng, CPU, case.config, case.shape)
     else:

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
         return [0, *np.cumsum(self.counts).tolist()]
 
     def view(self, padded: int, device: str) -> BatchView:
-        """padded: rows of the bucket."""
+        """The rows as a batch. padded: rows of the bucket."""
         more = padded - len(self.counts)
         context = [count + (0 if new else 3) for count, new in zip(self.counts, self.fresh, strict=True)]
         ints = [self.slots + [-1] * more, self.starts + [self.starts[-1]] * more, context + [0] * more]
@@ -42,7 +42,7 @@ def drawn_rows(rng: np.random.Generator, longest: int) -> Rows:
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """float64, a copy."""
+    """A float64 copy."""
     return tensor.double().cpu().numpy().copy()
 
 
@@ -59,7 +59,7 @@ def convolution_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, *, channels: int, taps: int, gated: bool = False,
     last_tokens_only: bool = False,
 ) -> None:  # fmt: skip
-    """Inputs of earlier chunks, and stale ones of other requests; with a bias if the convolution is gated."""
+    """A convolution with inputs of earlier chunks, and stale inputs of other requests; with a bias if it is gated."""
     tokens = rows.starts[-1] + 2
 
     def draw(*shape: int) -> torch.Tensor:
@@ -120,7 +120,7 @@ def reference(
 
 
 def long_rows(rng: np.random.Generator, block: int) -> Rows:
-    """Rows on both sides of the fewest tokens, and of the borders, of blocks of tokens. block: its tokens."""
+    """Rows with lengths around the minimum for blocks of tokens, and around the blocks' borders. block: tokens of a block."""
     few, most = int(FEWEST), 3 * block
     edges = [few - 1, few, few + 1, block - 1, block, block + 1, 2 * block, 2 * block + 1]
     counts = [*rng.choice(edges, 2).tolist(), int(rng.integers(few, most)), int(rng.integers(1, most))]
@@ -132,11 +132,11 @@ def long_rows(rng: np.random.Generator, block: int) -> Rows:
 
 
 LOG_RATES = {"drawn": 0.0, "strong": 5.0, "weak": -30.0, "mixed": 0.0}
-"""Added to the logarithms of rates. Strong decays underflow, weak ones are 1; mixed ones are of both kinds."""
+"""Addends of the rates' logarithms. Strong decays underflow, weak decays are 1; mixed ones are both."""
 
 
 def drawn_rates(rng: np.random.Generator, decays: str, projected: torch.Tensor) -> None:
-    """Change the projected rates of some tokens, in place, so that a strong decay is next to one near 1."""
+    """Change the projected rates of some tokens in place, so that a strong decay follows a decay near 1."""
     if decays == "mixed":
         chosen = torch.from_numpy(rng.random(projected.shape) < 0.3).to(projected.device)
         projected += torch.where(chosen, 60.0, -6.0).to(projected.dtype)
@@ -146,7 +146,8 @@ def recurrence_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: DeltaSizes, *, last_tokens_only: bool,
     by_blocks: bool = False, decays: str = "drawn", alike: bool = False,
 ) -> tuple[float, float]:  # fmt: skip
-    """decays: of LOG_RATES. alike: keys are nearly equal, strengths nearly 1. Returns the largest errors: results, states."""
+    """decays: key of LOG_RATES. alike: keys are nearly equal, strengths nearly 1. Returns the largest errors of results and
+    states."""
     keys, heads, dk, dv = sizes
     tokens, size = rows.starts[-1] + 2, heads * dv
 
@@ -154,7 +155,7 @@ def recurrence_case(
         return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
 
     mixed, both, strengths = draw(tokens, 2 * keys * dk + size), draw(tokens, size + 8), draw(tokens, 2 * heads)
-    strengths[0, heads] = 30.0  # its softplus is itself
+    strengths[0, heads] = 30.0  # softplus leaves it unchanged
     drawn_rates(rng, decays, strengths[:, heads:])
     if alike:
         mixed[:, keys * dk : 2 * keys * dk] = draw(1, keys * dk) + 0.01 * draw(tokens, keys * dk)
@@ -189,7 +190,7 @@ def recurrence_case(
 
 
 class Drafting(NamedTuple):
-    """A layer's weights, and the inputs of a request's tokens, which are appended as they are drawn.
+    """A layer's weights, and the inputs of a request's tokens, appended when drawn.
 
     mixed: inputs of the recurrence, as computed.
     """
@@ -217,9 +218,9 @@ class Drafting(NamedTuple):
 def drafting_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, sizes: DeltaSizes, *, taps: int, drafts: int, steps: int
 ) -> int:
-    """Steps of several requests, some with drafts, of which the next step knows how many were correct; more of them until one
-    draft was correct. Returns the number of correct drafts. The results of all tokens and drafts are those of a recurrence over
-    the correct tokens alone.
+    """Steps of several requests, some with drafts; the next step knows the number of correct drafts. The steps continue until
+    some draft is correct. Results of all tokens and drafts must equal a recurrence over the correct tokens only. Returns the
+    number of correct drafts.
     """
     keys, heads, dk, dv = sizes
     channels, size = 2 * keys * dk + heads * dv, heads * dv
@@ -287,7 +288,7 @@ def drafting_case(
 
 
 def hold_case(rng: np.random.Generator, device: str, rows: int) -> None:
-    """Of rows in a larger bucket, some of them drafts; other slots stay unchanged."""
+    """Rows in a larger bucket, some of them drafts; other slots must stay unchanged."""
     slots, padded = 2 * rows, rows + 3
     emits = np.array([1, *rng.integers(0, 3, rows - 1), *[0] * 3])
     row_slots, contexts = rng.permutation(slots)[:padded], rng.integers(1, 1000, padded)
@@ -305,7 +306,7 @@ def copy_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, layers: int, matrix: tuple[int, int, int],
     taken: tuple[int, int], drafts: int, save: bool,
 ) -> None:  # fmt: skip
-    """Rows of the batch whose slots have a snapshot, except decode rows, and nothing else; of slots without their drafts."""
+    """Copies the states of rows whose slots have a snapshot, except decode rows and the slots' drafts, and nothing else."""
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.from_numpy(rng.normal(size=shape)).to(device, dtype)
@@ -315,7 +316,7 @@ def copy_case(
     held = torch.full((SLOTS,), 77, dtype=torch.int32, device=device)
     kept = draw(layers, snapshots, *matrix), draw(layers, snapshots, *taken, dtype=dtype)
     chosen = rng.permutation(snapshots)[:3].tolist()
-    places = torch.full((SLOTS,), 2, dtype=torch.int32, device=device)  # of slots without a row, and of the decode row
+    places = torch.full((SLOTS,), 2, dtype=torch.int32, device=device)  # places of slots without a row, and of the decode row
     for slot, place in zip(rows.slots[1:], [chosen[0], -1, chosen[1]], strict=True):
         places[slot] = place
     view = rows.view(6, device)

@@ -15,7 +15,7 @@ PAGE, LENGTH = 8, 64
 
 
 def rows_case(rng: np.random.Generator, device: str) -> None:
-    """Rows with drafts, of which some are right; others of a scored prompt, or a chunk. One request has a grammar."""
+    """Rows with drafts, some of them correct; rows of a scored prompt, and of a chunk. One request has a grammar."""
     slots, most = 6, 3
     batches = PagedBatches(rng, page_size=PAGE, num_pages=80, slots=slots, max_model_len=LENGTH, max_tokens=90, max_rows=20)
     work, drafts = [], dict[int, list[int]]()
@@ -50,7 +50,7 @@ def rows_case(rng: np.random.Generator, device: str) -> None:
 
 
 def following_case(rng: np.random.Generator, device: str, tokens: int) -> None:
-    """A chunk of this number of tokens, in a larger bucket; its end yields a token."""
+    """A chunk of this number of tokens in a larger bucket; its last row emits a token."""
     length = tokens + 4
     known, first = ints(rng.integers(0, 99, (2, length)).tolist(), device), int(rng.integers(0, 3))
     bucket = tokens + 3
@@ -69,7 +69,7 @@ def following_case(rng: np.random.Generator, device: str, tokens: int) -> None:
 
 
 def keep_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
-    """In a bucket with a row more than there are."""
+    """Rows in a bucket with a row more."""
     x, own, rows = draw(rng, 7, hidden, dtype=dtype, device=device), DraftRows.allocate(4, device), 3
     own.kept[:rows] = ints(rng.integers(0, 7, rows).tolist(), device)
     own.view.counts.copy_(header(rows, rows, rows, device))
@@ -80,7 +80,7 @@ def keep_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden:
 
 
 def stream_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
-    """A residual stream alone, with an addend, and with two partial sums; into columns of a wider matrix."""
+    """A residual stream without and with an addend, and with two partial sums; into columns of a wider matrix."""
     for parts in (0, 1, 2):
         tokens, bucket, out = 3, 5, poison(5, 3 * hidden, dtype=dtype, device=device)
         stream = draw(rng, bucket, hidden, dtype=dtype, device=device)
@@ -97,8 +97,8 @@ def stream_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidde
 
 
 def take_case(rng: np.random.Generator, device: str, vocabulary: int, *, mapped: bool = False) -> None:
-    """The first of equal logits. Rows continue, have no place for further keys, or get no draft. mapped: the logits are those
-    of other tokens.
+    """The first of equal logits wins. Rows continue, have no place for further keys, or get no draft. mapped: logits have a map
+    to token ids.
     """
     rows, drafts = 5, 2
     logits = draw(rng, rows + 1, vocabulary, dtype=torch.float32, device=device)

@@ -47,8 +47,7 @@ def shared_gate_case(
 
 
 def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_m: int) -> None:
-    """The choice of the experts, and the sorting of the assignments into blocks. Equal logits are equal ranks only with equal
-    biases."""
+    """The choice of experts, and the sorting of assignments into blocks. Equal logits rank equally only with equal biases."""
     tokens, (count, top_k, *_) = case.tokens, astuple(case.shape)
     biases = [draw(rng, count, dtype=torch.float32, device=device, scale=0.3)]
     if case.ties:
@@ -70,7 +69,7 @@ def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_
 
 
 def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Tensor:
-    """float32 [bucket, experts], NaN for the tokens that are not there."""
+    """float32 [bucket, experts], NaN for missing tokens."""
     logits = draw(rng, case.bucket, case.shape.experts, dtype=torch.float32, device=device)
     if case.one_expert:
         logits[:, 0] = 9.0
@@ -96,8 +95,8 @@ def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[T
 
 
 def draw_mxfp4(rng: np.random.Generator, *shape: int, device: str) -> tuple[Tensor, Tensor]:
-    """Random blocks and scales of matrices [experts, rows, columns] whose products are about as large as their inputs, most of
-    them; the scales of one row are the smallest that count, and those of another are large."""
+    """Random blocks and scales of matrices [experts, rows, columns]. Most products are about as large as their inputs. One row
+    has the smallest scales with an effect, and another has large scales."""
     experts, rows, columns = shape
     usual = 127 - round(np.log2(3 * columns**0.5))
     scales = rng.integers(usual - 3, usual + 2, (experts, rows, columns // 32))
@@ -142,7 +141,7 @@ def experts_case(
         matrices = [fp8_reference.fp8_matrix(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
         fp8, gate_up, down = (matrices[0], matrices[1]), matrices[0].values, matrices[1].values
         exact = (fp8_reference.exact(matrices[0]), fp8_reference.exact(matrices[1]))
-        if name != "gemv":  # which does not quantise its inputs
+        if name != "gemv":  # this variant does not quantise its inputs
             rounded = partial(fp8_reference.rounded, blocks=shape.fp8 == "blocks", dtype=dtype)
     packed = None
     if shape.packed:
@@ -174,7 +173,7 @@ def experts_case(
     expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, *how)
     if not case.parallel:
         expected += residual.double()
-    # An inner number of bfloat16 that is one step off may round to the next FP8 number.
+    # An intermediate bfloat16 number with an error of one step may round to the next FP8 number.
     assert kernel_reference.relative_error(outs[0], expected) <= (3e-2 if fp8 and name != "gemv" else LIMITS[dtype]), (
         f"experts by {name}"
     )

@@ -1,8 +1,8 @@
 """Random inputs of kernels, and their expected outputs.
 
-Checks of the Triton kernels against tests/support/models/kernel_reference.py are in this folder, for any device: small and
-interpreted, or at real sizes on a GPU. Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves the
-bucket partly empty, and checks that padding was neither written nor read. A case returns nothing and raises AssertionError.
+This folder has checks of the Triton kernels against tests/support/models/kernel_reference.py, for any device: small and
+interpreted, or at real sizes on a GPU. Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves the bucket
+partly empty, and checks that padding was neither written nor read. A case returns nothing and raises AssertionError.
 """
 
 import numpy as np
@@ -11,9 +11,9 @@ from support.models import kernel_reference
 from torch import Tensor
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-"""Largest relative error by storage dtype."""
+"""Maximum relative error by storage dtype."""
 LONGEST = 4096
-"""Positions that have angles."""
+"""Number of positions with angles."""
 
 
 def draw(rng: np.random.Generator, *shape: int, dtype: torch.dtype, device: str, scale: float = 1.0) -> Tensor:
@@ -36,7 +36,7 @@ def untouched(tensor: Tensor, what: str) -> None:
 
 
 def repeats(device: str) -> int:
-    """How often a kernel without state between launches runs: the interpreter cannot differ from itself."""
+    """Number of runs of a kernel without state between launches: once in the interpreter, which is deterministic."""
     return 1 if device == "cpu" else 2
 
 

@@ -27,7 +27,7 @@ class LatentSizes(NamedTuple):
 
 
 def factors(positions: Tensor) -> Tensor:
-    """Of queries, float64 [tokens, 1, 1]."""
+    """Factors of queries, float64 [tokens, 1, 1]."""
     return 1 + GROWTH.growth * torch.log1p(((positions + GROWTH.start) // GROWTH.period).double())[:, None, None]
 
 
@@ -52,7 +52,7 @@ def products_case(
 
 
 def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
-    """float64, the first elements of all pairs first. x: [tokens, heads, 2 * half]. cos, sin: [tokens, half]."""
+    """Rotated pairs, float64, the first elements of all pairs first. x: [tokens, heads, 2 * half]. cos, sin: [tokens, half]."""
     wide, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
     first, second = (wide[..., ::2], wide[..., 1::2]) if neighbours else wide.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -67,7 +67,7 @@ def rotate_case(
     batch = ragged(
         rng, lengths, [n + int(rng.integers(40)) for n in lengths], page=page, tokens=bucket, rows=bucket, device=device
     )
-    batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
+    batch.view.cache_slots[tokens - 1] = -1  # a token without a place in the cache
     q = draw(rng, bucket, 2 * heads, plain + turned, dtype=dtype, device=device)[:, heads:]
     wide = draw(rng, bucket, 7 + rank + turned, dtype=dtype, device=device)
     cos, sin = (draw(rng, LONGEST, turned // 2, dtype=torch.float32, device=device) for _ in range(2))
@@ -97,7 +97,7 @@ def latent_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], sizes: LatentSizes, *,
     decode: DecodePlan | None = None, chunks: PrefillPlan | None = None, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
-    """A mixed batch: decode rows twice, since counters must be zero again; then chunks; then all rows as chunks, and the last
+    """A mixed batch: decode rows twice, because counters must return to zero; then chunks; then all rows as chunks, and the last
     tokens of all rows."""
     heads, rank, _, turned, page = sizes
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket_tokens, rows=bucket_rows, device=device)
@@ -129,7 +129,7 @@ def latent_case(
 
 
 def _expected(batch: object, queries: Tensor, cache: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
-    """float64 [tokens, heads * rank], and the last token of each row."""
+    """Expected results, float64 [tokens, heads * rank], and the last token of each row."""
     rows, start, last = list[Tensor](), 0, list[int]()
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):  # type: ignore[attr-defined]
         pages = batch.page_table[batch.view.row_slots[row]]  # type: ignore[attr-defined]

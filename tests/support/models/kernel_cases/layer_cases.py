@@ -33,7 +33,7 @@ def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens:
         assert torch.equal(out[tokens:], residual[tokens:])
     wide = draw(rng, bucket, hidden + 24, dtype=dtype, device=device)
     within, given = wide[:, 8 : 8 + hidden], wide.clone()
-    rms_norm(within, weight, 1e-5, counts, within)  # in its place, between others
+    rms_norm(within, weight, 1e-5, counts, within)  # in place, between other columns
     close(within[:tokens], kernel_reference.rms_norm(given[:tokens, 8 : 8 + hidden], weight, 1e-5), dtype, "norm in its place")
     within[:tokens] = given[:tokens, 8 : 8 + hidden]
     assert torch.equal(wide, given)
@@ -57,7 +57,7 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
     x, residual = (draw(rng, bucket, hidden, dtype=dtype, device=device) for _ in range(2))
     weight = draw(rng, hidden, dtype=dtype, device=device)
     starts = ints([0, 1, 2, 7, 10, 10, 10], device)
-    emits = ints([1, 0, 1, 1, 1, 1], device)  # the last two rows do not exist
+    emits = ints([1, 0, 1, 1, 1, 1], device)  # the last two rows are padding
     batch = BatchView(header(4, tokens, 2, device), emits, starts, emits, emits, starts, starts)
     out = poison(6, hidden, dtype=dtype, device=device)
     last = [0, 6, 9]
@@ -70,7 +70,7 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
 
 
 def gather_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
-    """The residual stream of the last tokens, in a bucket with two rows more than there are."""
+    """The residual stream of the last tokens, in a bucket with two rows more."""
     lengths = rng.integers(1, 9, 6)
     tokens, rows, bucket = int(lengths.sum()), len(lengths), len(lengths) + 2
     x, ends = draw(rng, tokens + 3, hidden, dtype=dtype, device=device), np.cumsum(lengths)
@@ -100,7 +100,7 @@ def squared_relu_case(rng: np.random.Generator, device: str, dtype: torch.dtype,
 
 
 def quantised_rows(x: Tensor, blocks: bool, given: float | None) -> tuple[Tensor, Tensor]:
-    """float32 numbers x / scale, rounded to FP8, and the scales: row by row and group by group."""
+    """float32 numbers x / scale, rounded to FP8, and the scales, by row and group."""
     values, scales = torch.zeros_like(x, dtype=torch.float32), []
     for row, line in enumerate(x.float()):
         for first in range(0, len(line), 128 if blocks else len(line)):
@@ -115,7 +115,7 @@ def quantised_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool,
     given: float | None,
 ) -> None:  # fmt: skip
-    """Rows, and their norm and SwiGLU, with large numbers, some far apart, and a row of zeros."""
+    """Rows, their norm and their SwiGLU, with large numbers, some far apart, and a row of zeros."""
     counts, groups = header(tokens, tokens, 0, device), -(-width // 128)
     x, gate_up = (draw(rng, bucket, size, dtype=dtype, device=device, scale=3.0) for size in (width + 8, 2 * width))
     x, weight = x[:, :width], draw(rng, width, dtype=dtype, device=device)
@@ -165,7 +165,7 @@ def softcap_case(rng: np.random.Generator, device: str, rows: int, bucket: int, 
 
 
 def layer_inputs_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
-    """Embeddings of tokens for each of three layers: their mixture, and the gate of one layer."""
+    """Embeddings of tokens for each of three layers: their mixture, and one layer's gate."""
     layers, layer, eps, factor = 3, int(rng.integers(3)), 1e-5, float(rng.uniform(0.1, 50))
     x, table = (draw(rng, rows, layers * width, dtype=dtype, device=device) for rows in (bucket, 50))
     weight, ids = draw(rng, width, dtype=dtype, device=device), ints(rng.integers(0, 50, bucket), device)
@@ -177,7 +177,7 @@ def layer_inputs_case(rng: np.random.Generator, device: str, dtype: torch.dtype,
     close(mixed[:tokens], ((normed + factor * own) * 0.5**0.5)[:tokens], dtype, "mixed inputs")
     assert torch.equal(mixed[tokens:], x[tokens:])
     inputs = mixed[:, layer * width : (layer + 1) * width]
-    for rows in (tokens, 1):  # of each token, and of the last token of one row with all tokens
+    for rows in (tokens, 1):  # for each token, and for the last token of a single row
         gate = draw(rng, rows + 1, width, dtype=dtype, device=device, scale=3.0)
         given, batch = gate.clone(), None
         if rows < tokens:

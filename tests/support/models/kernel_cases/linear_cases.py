@@ -16,14 +16,14 @@ from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix, fp4_scales, 
 def quantised_operands(
     rng: np.random.Generator, device: str, shape: LinearShape
 ) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
-    """Values of x and weight, their scales, and float64 values times scales. Weights next to scales far apart: the one must not
-    take another's. Or x, and scales of the weight alone."""
+    """Values of x and weight, their scales, and float64 values times scales. Neighbouring scales are far apart, so that a wrong
+    scale shows. Or x, and scales of the weight only."""
     m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
     x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))
     groups = -(-k // 128)
     sizes = ((m, groups), (-(-wide // 128), groups)) if shape.blocks else ((m,), (wide,))
     x_scale, w_scale = (torch.exp2(draw(rng, *size, **real)) / 60 for size in sizes)
-    w_scale *= k**-0.5  # products as large as what is added to them
+    w_scale *= k**-0.5  # products as large as their addends
     if shape.blocks:
         by_x = x_scale.repeat_interleave(128, 1)[:, :k]
         by_w = w_scale.repeat_interleave(128, 0)[:wide].repeat_interleave(128, 1)[:, :k]
@@ -31,7 +31,7 @@ def quantised_operands(
         by_x, by_w = x_scale[:, None], w_scale[:, None]
     if shape.inputs is not None:
         x = draw(rng, m, k + 16, dtype=shape.inputs, device=device)[:, :k]
-        if rng.integers(2):  # the largest number of a row, by which it is scaled, may be far from the others, and hides them
+        if rng.integers(2):  # the row's largest number, which sets its scale, may be much larger than the rest, and hide it
             x[:, int(rng.integers(k))] = -2000.0
         return x, weight, Scales(None, w_scale), x.double(), weight.double() * by_w
     strided = torch.zeros(m, k + 16, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)[:, :k]
@@ -55,7 +55,7 @@ def draw_packed(
     def uniform(least: float, most: float, *shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, device=device) * (most - least) + least
 
-    nibbles = integers(0, 16, wide, chunks, 4, 4, 2)  # those beyond k are never read
+    nibbles = integers(0, 16, wide, chunks, 4, 4, 2)  # numbers beyond k are never read
     numbers, words = nibbles.flatten(1)[:, :k], integers(0, 1, wide, chunks, 4)
     for pair in range(4):
         for half in range(2):
@@ -80,7 +80,7 @@ def draw_packed(
 
 
 def packed_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, PackedMatrix, Tensor]:
-    """x, 4-bit weights whose scales are a part of those of a wider matrix, and their float64 values."""
+    """x, 4-bit weights whose scales are a slice of a wider matrix's, and their float64 values."""
     x = draw(rng, shape.rows, shape.k + 8, dtype=shape.inputs or torch.bfloat16, device=device)[:, : shape.k]
     how = {"group": shape.group, "fp4": shape.fp4, "ordered": shape.ordered}
     packed, weight = draw_packed(rng, device, shape.weight_rows, shape.k, **how)
@@ -113,7 +113,7 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
     workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
     sizes, outs = (config.split_k, m, n) if shape.partials else (m, n), []
     norm, counts = None if scales is None else (scales, 1e-5), header(m, m, 0, device)
-    for _ in range(2):  # twice, since split sums must leave their counters at zero
+    for _ in range(2):  # twice, because split sums must leave their counters at zero
         out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
         residual = None if added is None else out
         call = LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu)

@@ -50,7 +50,7 @@ def ragged(
 def filled_cache(
     rng: np.random.Generator, batch: Ragged, lengths: list[int], *sizes: int, dtype: torch.dtype, fp8: bool = False
 ) -> Tensor:
-    """Random keys or values of the first `lengths` tokens of each row, and else NaN. sizes: kv_heads, page, head_dim. fp8: FP8
+    """Random keys or values of the first `lengths` tokens of each row; otherwise NaN. sizes: kv_heads, page, head_dim. fp8: FP8
     numbers of the whole range."""
     kv_heads, page, head_dim = sizes
     device = str(batch.page_table.device)
@@ -63,17 +63,17 @@ def filled_cache(
 
 
 def draw_scales(rng: np.random.Generator, kv_heads: int, device: str) -> Tensor:
-    """float32 [2, kv_heads] of an FP8 cache, with which the largest of normal random numbers saturate in some heads."""
+    """Scales of an FP8 cache, float32 [2, kv_heads], with which the largest of normal random numbers saturate in some heads."""
     return torch.tensor(np.exp2(rng.uniform(-8, -6, (2, kv_heads))), dtype=torch.float32, device=device)
 
 
 def meant_by(cache: Tensor, scales: Tensor | None, side: int) -> Tensor:
-    """The values of a cache's numbers: float64, or the cache without scales. side: 0 for keys, 1 for values."""
+    """The values of a cache's numbers: float64, or the cache itself without scales. side: 0 for keys, 1 for values."""
     return cache if scales is None else cache.double() * scales[side, :, None, None].double()
 
 
 def kept_of(new: Tensor, dtype: torch.dtype, scales: Tensor | None, side: int) -> Tensor:
-    """New keys or values as a cache keeps them [tokens, kv_heads, head_dim], by torch's own rounding."""
+    """New keys or values as a cache stores them [tokens, kv_heads, head_dim], by torch's own rounding."""
     if scales is None:
         return new.to(dtype)
     wide = new.to(dtype).float() * (1 / scales[side, :, None])

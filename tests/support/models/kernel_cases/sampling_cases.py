@@ -23,7 +23,7 @@ PARAMETERS = {
 }
 PENALTIES = (E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY)
 UNTOUCHED = 1e6
-AT_THE_EDGE = -1  # of min_tokens: as many as there are, or one more
+AT_THE_EDGE = -1  # min_tokens: as many as the output has, or one more
 FILTERS = (E.WORD_TEMPERATURE, E.WORD_TOP_P, E.WORD_MIN_P)
 
 
@@ -32,8 +32,8 @@ def draw_requests(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
     """Arrays of a RequestView, and row_slots, emits and context_lengths [B] of rows over some of them; int32.
 
-    Every row with its own mixture of sampling parameters except for the `fixed` ones (word -> value; of min_tokens AT_THE_EDGE,
-    too); about one row in eight emits nothing.
+    Every row has its own mixture of sampling parameters, except for the `fixed` words (word -> value; for min_tokens also
+    AT_THE_EDGE). About one row in eight emits nothing.
     """
     slots = bucket + 2
     entry = E.neutral_entries(slots).view(np.int32).reshape(slots, E.SQ_ENTRY_WORDS)
@@ -53,7 +53,7 @@ def draw_requests(
     row_slots[:rows] = rng.permutation(slots)[:rows]
     context = np.zeros(bucket, np.int32)
     context[:rows] = rng.integers(1, history, rows)
-    # Every second row draws close to 1: the last token that the filters keep.
+    # Every second row draws close to 1: the last token that passes the filters.
     seeds = rng.integers(-(2**63), 2**63, (slots, 300))
     for row in range(1, rows, 2):
         mine, position = seeds[row_slots[row]], int(context[row])
@@ -61,7 +61,7 @@ def draw_requests(
     entry.view(np.int64)[:, E.LONG_SEED] = seeds[:, 0]
     emits = (rng.random(bucket) < 0.875).astype(np.int32)
     emits[0] = 1
-    tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
+    tokens = np.full((slots, history), vocabulary + 5, np.int32)  # a history is meaningless beyond its length
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
     entry[:, E.WORD_OUTPUT_TOKENS] = rng.integers(0, prompt_length) * rng.integers(0, 2, slots)
     made = context[:rows] + 1 - prompt_length[row_slots[:rows]]  # with the next token
@@ -72,13 +72,13 @@ def draw_requests(
     for row in range(rows):
         slot, known = row_slots[row], context[row]
         known = max(known, prompt_length[slot]) if entry[slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT else known
-        few = vocabulary if rng.random() < 0.5 else min(vocabulary, 4)  # banned sequences are met
+        few = vocabulary if rng.random() < 0.5 else min(vocabulary, 4)  # then banned sequences occur
         tokens[slot, :known] = rng.integers(0, few, known)
     return {"entry": entry, "tokens": tokens, "prompt_length": prompt_length}, row_slots, emits, context
 
 
 def scores(arrays: dict[str, np.ndarray], slot: int, length: int) -> bool:
-    """Whether the next token of a request, after `length` ones, is its prompt's."""
+    """Whether a request's next token, after `length` tokens, is in its scored prompt."""
     asked = bool(arrays["entry"][slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT)
     return asked and length < int(arrays["prompt_length"][slot])
 
@@ -89,7 +89,7 @@ def sampling_case(
     fixed: dict[int, float] | None = None, variant: str = "",
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: spread of the logits; ties: many logits are equal. slack:
-    of numbers and bounds, on whose other side a sum in float32 may be."""
+    tolerance of numbers and bounds, because a float32 sum may be on their other side."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
     if ties:
         logits = np.round(logits)
@@ -105,9 +105,9 @@ def sampling_case(
         stop_ids = entry[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]
         legal = automata.legal(slot, stop_ids, automata.most_distance(slot, entry, generated))
         legal[stop_ids[stop_ids >= 0]] = False
-        if legal.sum() < 2:  # no byte is a token here, so there may be no way to an end
+        if legal.sum() < 2:  # no byte is a token here, so no end may be reachable
             entry[E.WORD_MAX_TOKENS] = 1 << 20
-    drafted = dict[int, int]()  # rows of drafts, and how many tokens are before theirs
+    drafted = dict[int, int]()  # slots with drafts, and the number of tokens before theirs
     for place in np.flatnonzero((emits[:rows] != 0) & (rng.random(rows) < 0.4)).tolist() if rng.random() < 0.7 else ():
         if not scores(arrays, int(row_slots[place]), int(contexts[place])):
             emits[place], drafted[int(row_slots[place])] = DRAFT, int(contexts[place])
@@ -133,7 +133,7 @@ def sampling_case(
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     logits = allowed
-    assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed, or some that are not legal were left"
+    assert torch.equal(given.cpu(), torch.from_numpy(logits)), "legal logits were changed, or illegal logits were kept"
     write_logprobs(call)
     entries = records.cpu().numpy().view(LOGPROB_ENTRY)
 

@@ -29,7 +29,7 @@ def scan_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, rows: Rows, sizes: SpaceSizes, *, last_tokens_only: bool,
     by_blocks: bool = False, decays: str = "drawn",
 ) -> tuple[float, float]:  # fmt: skip
-    """Inputs of earlier chunks, and stale states of other requests. Arguments and result as of recurrence_case."""
+    """A scan with states of earlier chunks, and stale states of other requests. Arguments and result as in recurrence_case."""
     heads, groups, dk, dv = sizes
     tokens, size = rows.starts[-1] + 2, heads * dv
 
@@ -38,7 +38,7 @@ def scan_case(
 
     mixed, both = draw(tokens, size + 2 * groups * dk), draw(tokens, 8 + size + heads)
     gates, steps = both[:, 8 : 8 + size], both[:, 8 + size :]
-    steps[0, 0] = 30.0  # its softplus is itself
+    steps[0, 0] = 30.0  # softplus leaves it unchanged
     drawn_rates(rng, decays, steps)
     log_rates, biases, skips = (draw(heads, dtype=torch.float32) for _ in range(3))
     rates = SpaceRates(log_rates + LOG_RATES[decays], biases, skips)
@@ -70,7 +70,7 @@ def scan_case(
 
 
 def group_norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, *, groups: int, size: int) -> None:
-    """Of the first rows of a larger bucket; others stay."""
+    """The norm of the first rows of a larger bucket; other rows must stay unchanged."""
     x, weight = (torch.from_numpy(rng.normal(size=shape)).to(device, dtype) for shape in ((5, groups * size), (groups * size,)))
     before, counts = numbers(x), torch.zeros(8, dtype=torch.int64, device=device)
     counts[1] = 3
