@@ -30,8 +30,8 @@ TWO_THREADS = (SEED >> 8) % 3 == 0 or os.environ.get("BLINKPY_PROFILE") == "nigh
 os.environ.setdefault("OMP_NUM_THREADS", "2" if TWO_THREADS else "1")
 
 
-# Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
-# every policy's scheduler; tests of servers begin after it, and load the compiled code.
+# Long files run first, in this order, so that all test processes end at about the same time. The simulator compiles every
+# policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
     "simulator triton_interpreted triton_aot seeded_bugs draft_layers serve models_against_transformers serving_benchmarks "
     "fp8_models rank_weights handover attacks shortages every_format_comes_back evaluation restart loop_kernel benchmarks "

@@ -60,6 +60,12 @@ STORY_PROMPTS = (
     "I would like to hear about {x}.",
     "A story about {x}, please.",
 )
+SAMPLE_PROMPTS = (
+    "Tell me a story about a dog.",
+    "Who are you?",
+    "It was a dark night",
+    "Where are you going, Tom?",
+)  # for samples of a trained model
 MORE_PROMPTS = ("Go on.", "Please go on.", "And then?", "What happened next?", "Tell me more.", "Continue.")
 CONTINUE_PROMPTS = ("{x}", "{x}", "{x}", "Go on: {x}", "Continue this story: {x}", "Go on from here: {x}")
 SYSTEM_PROMPTS = (

@@ -6,9 +6,8 @@ must get exactly the text, the log probabilities and the ends of the undisturbed
 (tests/support/fleet_kills.py). The engine is restarted, and the next one is killed. At the end, no
 process, segment, slot or stray completion may be left.
 
-A pause is the longest silence of any stream. Two times are subtracted: the time until the front end must
-notice (0.1 s for a dead process, --engine-timeout-ms for a stopped one), and the longest silence of the
-undisturbed run.
+A pause is the longest gap of any stream, minus two times. These are the time until the front end must notice (0.1 s for a dead
+process, --engine-timeout-ms for a stopped one), and the longest gap of the undisturbed run.
 
 --processes runs several such fleets concurrently, each on its own cores if there are enough. --gpus 0 1
 runs the two engines on GPUs. There only kills are useful, because the loop of a stopped process

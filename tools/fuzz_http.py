@@ -262,5 +262,5 @@ if __name__ == "__main__":
         jobs=Flag(2, "client processes"),
         at_once=Flag(128, "connections of each"),
         schemathesis=Flag("", "its command; it follows"),
-        schemathesis_s=Flag(300.0, "how long it goes on"),
+        schemathesis_s=Flag(300.0, "its duration"),
     )

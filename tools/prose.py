@@ -1,8 +1,8 @@
 """Check the prose of pages, error texts, help texts, docstrings and comments for sentences that are hard to read.
 
-python tools/prose.py [FILE ...]        print each finding: file, line, rule, sentence
-python tools/prose.py --write           lower the counts in tests/plain/project/prose_counts.txt; they never rise
-python tools/prose.py --words           count the words of docs/ that are written by hand
+    python tools/prose.py [FILE ...]        print each finding: file, line, rule, sentence
+    python tools/prose.py --write           lower the counts in tests/plain/project/prose_counts.txt; they never rise
+    python tools/prose.py --words           count the words of docs/ that are written by hand
 
 The rules are in prose_rules.toml.
 """
@@ -27,7 +27,8 @@ COUNTS = ROOT / "tests" / "plain" / "project" / "prose_counts.txt"
 GENERATED = ("cli", "messages")  # pages of docs/ that are generated as a whole
 MOST_WORDS = 30
 MOST_THATS = 2
-WITH_OTHER_STRINGS = ("tests/", "benchmarks/")  # strings of their sources are data: names of bugs, templates, texts to compare
+# Strings of these sources are data: names of bugs, templates, texts to compare, texts to train on.
+WITH_OTHER_STRINGS = ("tests/", "benchmarks/", "tools/demo_corpus.py")
 
 FILE = tomllib.loads(Path(__file__).with_name("prose_rules.toml").read_text())
 PERSON = "".join(f"(?<!{person} )" for person in FILE["words"]["persons"].split())

@@ -9,9 +9,9 @@ chat_template.jinja, model.safetensors in bfloat16). It needs torch, tokenizers,
 Half of every batch is running text of the books, half are chats cut out of them (see demo_corpus.py). A share of each
 book is held out; the checkpoint with the lowest loss on it, of a moving average of the weights, is the one kept.
 
-Ten megabytes of text are little even for a model of this size: it begins to learn them by heart after a few passes. So
-a few teachers of the same shape are trained first, strongly regularised, and the model learns from the mean of their
-predictions (Hinton et al., Distilling the Knowledge in a Neural Network, 2015), which holds more than the next token.
+Ten megabytes of text are little even for a model of this size: it begins to memorise them after a few passes. So a few strongly
+regularised teachers of the same shape are trained first. The model learns from the mean of their predictions, which holds more
+than the next token (Hinton et al., Distilling the Knowledge in a Neural Network, 2015).
 
 Data, initial weights and batches depend on `--seed` alone; a GPU adds in its own order, so that a second run
 gives the same quality but not the same bits.
@@ -28,6 +28,7 @@ import torch
 from demo_corpus import (
     BEGIN,
     END,
+    SAMPLE_PROMPTS,
     SPECIAL_TOKENS,
     ChatWriter,
     Vocabulary,
@@ -38,8 +39,6 @@ from demo_folder import write_folder
 from demo_llama import Llama, Shape
 from demo_trainer import Recipe, Stream, Trainer, generate, held_out_loss
 from tokenizers import Tokenizer
-
-SAMPLE_PROMPTS = ("Tell me a story about a dog.", "Who are you?", "It was a dark night", "Where are you going, Tom?")
 
 
 def print_samples(model: Llama, tokenizer: Tokenizer, seed: int) -> None:
@@ -60,7 +59,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device (default: %(default)s)")
     add("--minutes", type=float, default=10.0, help="shorten the training to this time (default: %(default)s)")
     add("--steps", type=int, default=3000, help="length of the model's schedule (default: %(default)s)")
-    add("--teachers", type=int, default=3, help="models to learn from; 0: from the text alone (default: %(default)s)")
+    add("--teachers", type=int, default=3, help="models to learn from; 0: only the text (default: %(default)s)")
     add("--teacher-steps", type=int, default=1600)
     add("--teacher-weight-decay", type=float, default=0.8)
     add("--teacher-dropout", type=float, default=0.2)

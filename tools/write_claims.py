@@ -1,5 +1,5 @@
-"""Writes four tables of docs/verification.md again: testers and claims, from the docstrings of tests, rules, from those of the
-oracle, and assumptions about the order of memory accesses, from that of the memory model.
+"""Writes four tables of docs/verification.md: testers and claims from the docstrings of tests, rules from the oracle's
+docstrings, and assumptions about the order of memory accesses from the memory model's.
 
 A paragraph `Tester NAME: code under test | extent in make test` in the docstring of a test file makes a row of testers. BUGS has
 their seeded bugs.

@@ -1,5 +1,5 @@
-"""Writes tests/support/finding_seeds.py again: for each bug that the first seed doesn't find soon, the seed that finds it
-within the fewest turns. A seed that still finds its bug soon stays.
+"""Rewrites tests/support/finding_seeds.py: for each bug that the first seed doesn't find soon, the seed that finds it within the
+fewest turns. A seed that still finds its bug soon stays.
 
 A seed makes another world when the simulator's draws change; a hunt that begins with an old seed takes longer.
 
@@ -17,7 +17,7 @@ from support.hunts import CALL_S, UNDER_TEST, SimulatorHunt
 from support.seeded_bugs import SCHEDULER_BUGS, Bug
 
 FILE = Path(__file__).parents[1] / "tests" / "support" / "finding_seeds.py"
-BEGIN = "FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {\n"
+BEGIN = "FINDING_SEEDS: dict[str, int] = {bug: seed for seed, bugs in {\n"
 SOON = 300  # turns: a bug found within these needs no other seed
 FEW = 150  # turns within which a new seed is good enough
 SEEDS, MOST_SEEDS = 30, 400  # seeds to try, after the first finding and before it
@@ -57,7 +57,7 @@ def main() -> None:
     with ProcessPoolExecutor(parser.parse_args().processes, multiprocessing.get_context("fork")) as pool:
         seeds = dict(zip((bug.what for bug in bugs), pool.map(finding_seed, bugs), strict=True))
     head = FILE.read_text().partition(BEGIN)[0]
-    FILE.write_text(f"{head}{BEGIN}{written(seeds)}}}.items() for what in bugs}}\n")
+    FILE.write_text(f"{head}{BEGIN}{written(seeds)}}}.items() for bug in bugs}}\n")
     print(f"{sum(seed > 0 for seed in seeds.values())} of {len(seeds)} bugs have a seed to begin with")
 
 

@@ -1,9 +1,9 @@
-"""Make an aarch64 Python with blinkpy's base install under ~/.cache/blinkpy/aarch64, which runs here under user-mode emulation.
+"""Make an aarch64 Python with blinkpy's base install under ~/.cache/blinkpy/aarch64, which runs here in user-mode emulation.
 
-Debian's aarch64 packages of Python and pyverbs are fetched and unpacked, and an environment gets the wheels of pyproject.toml's
-dependencies, chosen and installed by pip on that Python: neither torch nor Numba. Processes run in this machine's own file
-system, network and shared memory, so that they can talk with those of this machine. Needs Debian 12 and, the first time, root
-for the emulator; some 100 MB are fetched, in one to two minutes. This machine's own packages are left alone.
+Debian's aarch64 packages of Python and pyverbs are fetched and unpacked. On that Python, pip installs the wheels of
+pyproject.toml's dependencies into an environment, without torch and Numba. Processes use this machine's own file system, network
+and shared memory, so they can communicate with its processes. Needs Debian 12 and, the first time, root for the emulator; some
+100 MB are fetched, in one to two minutes. This machine's own packages do not change.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64-static"
 HERE = ("qemu-user-static",)  # packages on this machine
 THERE = ("python3", "python3-pyverbs", "libstdc++6")  # and of aarch64
-FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "httpx", "openai")  # of the extras, what the tests import
+FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "httpx", "openai")  # packages of the extras that the tests import
 
-# A state of apt's own, so that it neither knows nor changes what is installed here.
+# A separate state of apt, so that it neither uses nor changes this machine's packages.
 APT = """Dir::State "{folder}/state";
 Dir::State::status "{folder}/status";
 Dir::Cache "{folder}/cache";
@@ -33,13 +33,13 @@ Acquire::Languages "none";
 Debug::NoLocking "true";
 """
 
-# A program that looks to Python like an environment's interpreter: it gets its own path, so its children are emulated, too.
+# A program that looks to Python like an environment's interpreter: it passes its own path, so its children are emulated, too.
 PYTHON = """#!/bin/sh
 exec {emulator} -L {root} -0 "$0" {python} "$@"
 """
 ENVIRONMENT = """home = {home}
 include-system-site-packages = true
-"""  # the system's packages: pyverbs, as docs/bluefield.md has it
+"""  # the system's packages: pyverbs, as in docs/bluefield.md
 
 
 def ensure_machine() -> Path:
@@ -98,6 +98,6 @@ def make_environment(folder: Path, python: Path) -> None:
     (python.parents[1] / "lib" / real.name / "site-packages").mkdir(parents=True)
     print("[aarch64] install the base install's wheels, by pip in emulation: a minute", flush=True)
     run(sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "-d", str(folder / "pip"), "pip")
-    pip = next((folder / "pip").glob("pip-*.whl")) / "pip"  # a wheel is an archive that Python runs as it is
+    pip = next((folder / "pip").glob("pip-*.whl")) / "pip"  # Python runs a wheel without unpacking it
     options = ("--no-compile", "--disable-pip-version-check", "--no-input", "--only-binary=:all:")
     run(str(python), str(pip), "install", "-qq", *options, *requirements(), env={"PYTHONPATH": ""})

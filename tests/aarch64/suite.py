@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m aarch64.suite [arguments of pytest, which runs in emulation]
 
-First the front end's own tests on an emulated Python with the base install (machine.py), then an engine on this machine's
-processor with a front end on it and an emulated one, over shared memory.
+First the front end's own tests run on an emulated Python with the base install (machine.py). Then an engine on this machine's
+processor serves a native and an emulated front end over shared memory.
 """
 
 import os

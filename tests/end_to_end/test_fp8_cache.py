@@ -139,8 +139,8 @@ def test_bfloat16_follows_float32(tmp_path: Path, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize(("name", "torchs"), [("gemma2", True), ("qwen3", True), ("mistral-window", False)])
 def test_chunks_and_shared_pages_change_no_bit(name: str, torchs: bool, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Batch-invariant: a prompt in one chunk, in several, and behind pages that another sequence has computed, which hold what
-    this one would have put there: new tokens are read as they are in the cache."""
+    """Batch-invariant: the same bits for a prompt in one chunk, in several, and after pages that another sequence has computed.
+    Such pages hold the same values, because new tokens are read from the cache, too."""
     save_model(name, tmp_path, int(rng.integers(2**31)))
     scales = draw_scales(rng, describe_model(tmp_path))
     decoder, batches = make_decoder(tmp_path, scales, torchs=torchs, invariant=True), make_batches(rng)

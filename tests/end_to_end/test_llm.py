@@ -343,7 +343,7 @@ def test_chat_with_tools(tmp_path: Path) -> None:
 
 
 def harmony_model(folder: Path) -> Path:
-    """The demonstration model with gpt-oss's tokens and template: they take the places of the last words, and of its own end."""
+    """The demonstration model with gpt-oss's template and tokens, which replace its last words and its end token."""
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         shutil.copy(DEMO_FOLDER / name, folder / name)
     for name in ("tokenizer.json", "tokenizer_config.json"):

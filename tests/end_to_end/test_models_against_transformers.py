@@ -179,8 +179,8 @@ WINDOWS += ["exaone4", "granite-swa", "gemma4", "gemma4-e", "gemma4-e-nested", "
 @pytest.mark.parametrize("name", part_of(WINDOWS, 2))
 @redrawn_at_ties
 def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Sequences of many times the window, chunks of up to six rings, preemptions, and slots that are taken again: logits to the
-    bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks.
+    """Sequences of many times the window, chunks of up to six rings, preemptions, and reused slots. Logits equal, to the bit,
+    those with all tokens kept, and match transformers'; by torch, and by NumPy if it has all blocks.
 
     Supports claim outputs/rings.
     """

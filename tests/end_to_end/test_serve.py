@@ -84,7 +84,7 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
 
 
 def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_keys(tmp_path: Path) -> None:
-    """The same prompt: no cached token of another key's, those of its own; and a key that is new is one after SIGHUP.
+    """With the same prompt, a key finds its own cached tokens, but no other key's; SIGHUP loads new keys.
 
     Supports claim front-ends/keys.
     """

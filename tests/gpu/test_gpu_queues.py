@@ -1,7 +1,7 @@
-"""Queue pairs in GPU memory: a stand-in for a network card writes and reads them while the loop runs.
+"""Queue pairs in GPU memory: a simulated network card writes and reads them while the loop runs.
 
-It copies on its own stream, one piece after the other, between the front end's memory and addresses in the GPU's, as a card
-does; so everything above the verbs is real: the transport, the loop, and where the pairs lie.
+It copies piece by piece, on a separate stream, between the front end's memory and GPU addresses, as a card does. So everything
+above the verbs is real: the transport, the loop, and the pairs' place.
 """
 
 import os

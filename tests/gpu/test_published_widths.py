@@ -4,12 +4,13 @@
     python -m pytest tests/gpu/test_published_widths.py -n 3 -k large --junitxml=build/widths-large.xml
     python tools/write_published_widths.py build/widths.xml build/widths-large.xml
 
-An engine serves prompts that make steps of 1, 4 and 70 rows, a prompt of several chunks, and a prompt that finds most of its
-pages in the prefix cache. Its log probabilities are compared with those of transformers in float32, on the numbers that the
-checkpoint stands for. They may be LIMIT times as far off as transformers' own model, once it rounds what this form rounds.
+An engine serves prompts in steps of 1, 4 and 70 rows, a prompt of several chunks, and a prompt with most of its pages in the
+prefix cache. Its log probabilities are compared with those of transformers in float32, with the checkpoint's values. Their error
+may be LIMIT times that of transformers' own model with the rounding of this form.
 
-With experts, a token may go to the other of two nearly equal experts, and all tokens behind it see that. In a step of few rows it
-can be most of them. Such steps are drawn several times, and the nearest draw is judged: a kernel that is wrong is wrong in each.
+With experts, a token may go to the other of two nearly equal experts, which affects all tokens after it. In a step of few rows
+these can be most tokens. Such steps are drawn several times, and the nearest draw is judged: a wrong kernel is wrong in each
+draw.
 """
 
 import gc
@@ -32,14 +33,14 @@ from blinkpy.queues.request_parameters import RequestParameters
 
 LIMIT = 1.5
 LEAST = 2e-3
-"""Error of a log probability below which it counts as this: of bfloat16's last bits in logits."""
+"""Smaller errors of a log probability count as this error: of bfloat16's last bits in logits."""
 NEW = 6  # tokens of each request
-LONG, BEHIND = 1100, 40  # tokens of a prompt of several chunks, and of what follows it in one that shares its pages
+LONG, BEHIND = 1100, 40  # tokens of a prompt of several chunks, and of the rest of a prompt that shares its pages
 QUANTILES = (0.5, 0.75)  # of the tokens' errors
 FEW = 100  # tokens
 DRAWS = 4  # of steps of few rows, with experts
 LARGE = 1_050_000_000
-ORDER = ("w4a16", "nvfp4", "fp8", "fp8_blocks", "mxfp4", "bfloat16")  # the newest claims first, should the time end
+ORDER = ("w4a16", "nvfp4", "fp8", "fp8_blocks", "mxfp4", "bfloat16")  # the newest claims first, in case the time ends
 CASES = sorted(
     ((each, form) for each in published_widths.published_widths() for form in each.forms),
     key=lambda case: ORDER.index(case[1].name),
@@ -53,8 +54,8 @@ def case_id(case: tuple[Widths, Form]) -> str:
 
 
 def served(pair: QueuePair, prompts: list[list[int]]) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
-    """Greedy: texts with what was generated, and of each generated token the likeliest ids and their log probabilities,
-    [requests, NEW, TOP]."""
+    """Serve greedily: texts with their generated tokens, and the likeliest ids of each generated token with their log
+    probabilities, [requests, NEW, TOP]."""
     asked = RequestParameters(max_tokens=NEW, temperature=0.0, logprobs=20)
     requests = [pair.submit(np.array(prompt, np.int32), asked) for prompt in prompts]
     answers = collect(pair, requests)
@@ -67,7 +68,8 @@ def served(pair: QueuePair, prompts: list[list[int]]) -> tuple[list[list[int]], 
 def errors(found: torch.Tensor, exact: torch.Tensor, *, experts: bool) -> np.ndarray:
     """Root mean square error of each token's log probabilities, at quantiles of the tokens.
 
-    experts: a token may go to the other of two nearly equal experts and is far off then; of few tokens only the median counts.
+    experts: a token may go to the other of two nearly equal experts, and then has a large error; of few tokens only the median
+    counts.
     """
     assert bool(found.isfinite().all())
     each = (found.double() - exact.double()).pow(2).mean(-1).sqrt().flatten()

@@ -1,6 +1,6 @@
-"""The scheduler compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same state, bit for bit, step
-by step, in storms whose every strided loop runs several tiles (tests/support/tile_storms.py). That plain Python and several lanes
-do what njit does needs no GPU: tests/compiled/scheduler/test_executions.py.
+"""The scheduler compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same state, bit for bit, after
+every step. In these storms every strided loop runs several tiles (tests/support/tile_storms.py).
+tests/compiled/scheduler/test_executions.py compares plain Python and several lanes with njit, without a GPU.
 
 Claim state/gpu: The loop on a GPU leaves the same state, too.
 """
@@ -67,7 +67,7 @@ class KernelTwin:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.whole_gpu  # next to others it gets through too few storms in its time
+@pytest.mark.whole_gpu  # with other tests on the GPU, too few storms fit its time
 def test_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
     assert set(SHIPPED.values()) == {fair, fcfs, priority, short_prompts, shortest_first}
     seen = run_storms(LANES, seed, STEPS, TURNS, each_in_turn, KernelTwin().turn_on, "cuda", SECONDS)

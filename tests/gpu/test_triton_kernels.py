@@ -399,8 +399,8 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
 @pytest.mark.parametrize("variant", SAMPLERS)
 def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool, variant: str) -> None:
-    """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
-    also fall on the other side for one row."""
+    """The kernel sums weights in float32, so its uniform number may have an error of a few parts in a million. One row may also
+    be on the other side of a filter's boundary."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,

@@ -114,7 +114,7 @@ class Streams:
             self._last[number] = 0.0
             self.answered += 1
             if found != expected:
-                self.wrong.append(f"{body}\n{found}\nin place of\n{expected}")
+                self.wrong.append(f"{body}\n{found}\ninstead of\n{expected}")
 
     def _request(self) -> tuple[dict[str, Any], tuple[str, str]]:
         """A random request, and its expected text and finish reason."""

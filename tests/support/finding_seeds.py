@@ -5,7 +5,7 @@ rewrites this file. A test's report on a found bug begins with the seed.
 """
 
 # fmt: off
-FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
+FINDING_SEEDS: dict[str, int] = {bug: seed for seed, bugs in {
     1: (
         "intake takes entries of a lost queue pair",
     ),
@@ -242,4 +242,4 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     249: (
         "the snapshot of a preempted request stays pinned",
     ),
-}.items() for what in bugs}
+}.items() for bug in bugs}

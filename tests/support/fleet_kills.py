@@ -211,7 +211,7 @@ def survive(
             found, silence, _ = fleet.play(asked, (victim, how, moment))
             for body, answer, wanted in zip(asked, found, expected, strict=True):
                 assert answer == wanted, (
-                    f"kill {number}, after {moment} of {events} events: {body}\n{answer}\nin place of\n{wanted}"
+                    f"kill {number}, after {moment} of {events} events: {body}\n{answer}\ninstead of\n{wanted}"
                 )
             done.append(Kill(signal.Signals(how).name, silence, calm))
             fleet.replace(victim)

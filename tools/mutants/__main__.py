@@ -2,8 +2,8 @@
 
 A run takes a random sample, or with --all all mutants: at most one for each line and rule, or with
 --every all of them. With --resume, verdicts are stored in a ledger, and reused while the text of the
-mutant's function is the same. So --all --resume may be interrupted at any time, and continues where it
-stopped. See docs/verification.md.
+mutant's function is the same. So --all --resume may be interrupted at any time, and the next run continues. See
+docs/verification.md.
 
 `--part NAME` samples a part beyond the verified core (mutants.parts), with mutants by syntax and of meaning.
 
@@ -38,7 +38,7 @@ from mutants.stages import STAGES
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 LEDGER = RESULTS / "mutants.jsonl"
 OF_PARTS = RESULTS / "mutants_of_parts"  # a file for each part
-FULL_SEED = 1602  # of the choice of a full run, so that all its parts use the same choice
+FULL_SEED = 1602  # selects the mutants of a full run, so that all its parts use the same selection
 GROUPS = {
     "scheduler": ("scheduler",),
     "kv": ("kv",),
@@ -48,10 +48,10 @@ GROUPS = {
     "client": ("dpu/engine_link.py", "dpu/token_feed.py"),
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
-"""Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""
+"""Folders and files of the package that have mutants. A new file in one of the folders joins automatically."""
 FORKS_EACH = 6  # concurrent children of a process that has collected all tests: it forks them one after another
 KINDS = {"both": (False, True), "syntax": (False,), "meaning": (True,)}
-MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and, with --all, of each module
+MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # minimum killed shares of all mutants and, with --all, of each module's
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,12 +59,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--count", type=int, default=60, help="size of the sample [60]")
     made.add_argument("--all", action="store_true", help="no sample: one mutant for each line and rule")
     made.add_argument("--every", action="store_true", help="every mutant of a line, too")
-    made.add_argument("--only", default="", help="those whose name contains this, as in kv/limits.py")
+    made.add_argument("--only", default="", help="mutants whose name contains this, as in kv/limits.py")
     made.add_argument(
-        "--resume", action="store_true", help="with --all: only those without a verdict in the ledger, and keep theirs"
+        "--resume", action="store_true", help="with --all: only mutants without a verdict in the ledger, and add verdicts"
     )
-    made.add_argument("--again", action="store_true", help="with --resume: first once more those that lived")
-    made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
+    made.add_argument("--again", action="store_true", help="with --resume: first hunt the survivors again")
+    made.add_argument("--ledger", type=Path, default=LEDGER, help="file of verdicts [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
     made.add_argument("--part", choices=PARTS, help="a part beyond the verified core, instead of it: a sample")
@@ -81,7 +81,7 @@ def equivalent() -> dict[str, str]:
 
 
 def of_part(arguments: argparse.Namespace, seed: int) -> list[Hunted]:
-    """A sample of a part's mutants, half of each kind if both are asked for, in random order."""
+    """A sample of a part's mutants in random order, half of each kind if both are wanted."""
     draw, found, kinds = random.Random(seed), list[Hunted](), KINDS[arguments.kind]
     for meaning in kinds:
         every = [
@@ -101,7 +101,7 @@ def living(path: Path, meaning: bool) -> list[Mutant]:
 
 
 def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Counter[str]]:
-    """The mutants of this run, in random order, and the number of equivalent ones in each file."""
+    """The mutants of this run, in random order, and the number of equivalent mutants in each file."""
     if arguments.part:
         return of_part(arguments, seed), Counter()
     known, stale, every, counts = equivalent(), set(equivalent()), list[Hunted](), Counter[str]()
@@ -127,9 +127,9 @@ def hunted_down(
 ) -> Iterator[Verdict]:
     """Hunt mutants.
 
-    killers: of earlier runs.
+    killers: killers of mutants in earlier runs.
     until: end time by time.monotonic().
-    part: of the mutants; None: the verified core.
+    part: part with the mutants; None: the verified core.
     """
     tests = test_files() if part is None else PARTS[part].test_files()
     sources = list(GROUPS.values()) if part is None else [PARTS[part].sources]

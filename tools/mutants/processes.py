@@ -24,8 +24,8 @@ READY_S = 3600.0  # for a server to be ready
 LOOK_S = 5.0  # between its checks for its parent
 PRELOADED = ["mutants.session", "hypothesis", "numba", "torch"]
 HERE, FRESH = "here", "fresh"
-"""Where a process is forked from: this one, with all that it has imported and compiled; or one that has imported the large
-packages, and nothing of blinkpy. A path is that of a server's socket."""
+"""Origins of a forked process: this process, with all its imported and compiled code; or a process with the large packages, but
+without blinkpy. A path names a server's socket."""
 
 
 class Ended(NamedTuple):
@@ -115,7 +115,9 @@ class Processes:
                     answer, seconds, starved, code = (None, seconds, starved, None) if late else pipe.recv()
                 ended = self._kill(pipe)
                 code = ended if code is None else code
-                died_of = "waits for what never comes" if late else f"takes more than {running.cpu_s:g} s of the processor"
+                died_of = (
+                    "waits for an event that never comes" if late else f"takes more than {running.cpu_s:g} s of the processor"
+                )
                 if not late and code != -signal.SIGXCPU:
                     died_of = f"its process died, with {code}"
                 yield Ended(running.key, answer, "" if answer is not None else died_of, seconds, starved)

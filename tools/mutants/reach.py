@@ -23,11 +23,11 @@ TESTS = (
     *(f"tests/compiled/kernels/interpreted/{name}.py" for name in ("test_sampling", "test_sampling_edges")),
     *("tests/verified/test_orders.py", "tests/verified/test_reach.py"),
 )
-"""The tests that hunt mutants. A new file in one of the folders joins by being there."""
+"""The tests that hunt mutants. A new file in one of the folders joins automatically."""
 LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start processes that compile
-FILE_S = 600.0  # of the processor, for all tests of a file, while their lines are noted
-LOOK_S = 4.0  # turns of the simulator and the state machine while their reach is measured
-CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
+FILE_S = 600.0  # CPU time of all tests of a file, while their lines are recorded
+LOOK_S = 4.0  # time for turns of the simulator and the state machine, while their reach is measured
+CHOSEN_S = 15.0  # CPU time of the tests for one mutant
 
 
 class Reaching(NamedTuple):
@@ -47,8 +47,7 @@ class Reach(NamedTuple):
 
     seconds: processor time of each test that plain Python runs.
     left_out: the other tests, with reasons.
-    lines: of each file below the package, line -> stages, tests, files whose fixtures reach it, and files
-        whose import reaches it.
+    lines: for each file of the package, line -> stages, tests, files whose fixtures reach it, and files whose import reaches it.
     """
 
     seconds: dict[str, float]
@@ -56,7 +55,7 @@ class Reach(NamedTuple):
     lines: dict[str, dict[str, list[str]]]
 
     def of(self, mutant: Mutant) -> Reaching:
-        """As many tests as the time permits. For a line within a statement, the line before it counts."""
+        """As many tests as the time permits. For a line inside a statement, the line before it counts."""
         lines = self.lines.get(mutant.file, {})
         line = max((int(line) for line in lines if int(line) <= mutant.line), default=0)
         reached = set(lines.get(str(line), []))

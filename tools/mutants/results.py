@@ -19,8 +19,8 @@ from benchmarks.common.harness import machine, revision, software, to_json
 from mutants.mutations import Mutant
 
 HOW = ("an error", "an endless call", "a timeout")
-"""How mutants are noticed: somebody says what is wrong; one call, or one test, takes many times what it usually takes; or its
-process died, took too much of the processor as a whole, or slept too long, which one that changes nothing may do, too."""
+"""Ways to notice mutants: a test or check reports an error; one call, or one test, takes many times its usual time; or the
+process died, used too much CPU time as a whole, or slept too long. An equivalent mutant may do the latter, too."""
 
 COUNTS = ("killed", "survived", "equivalent", "unknown")
 

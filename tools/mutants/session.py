@@ -186,7 +186,7 @@ def _too_long(number: int, frame: FrameType | None) -> None:
 
 
 def _endless(number: int, frame: FrameType | None) -> None:
-    raise EndlessCallError("takes many times what it usually takes")
+    raise EndlessCallError("takes many times its usual time")
 
 
 def _forget_caches() -> None:

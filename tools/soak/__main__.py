@@ -1,14 +1,14 @@
 """`make soak`: a server with the null engine under random requests, while engine and workers are killed and stopped.
 
 Requests are streams and whole answers of text, tokens, several choices, grammars, schemas and scores; some are cancelled. Each
-answer, whole or cut, is compared with what the null engine must say, computed here once more (tools/soak/expected_text.py).
-Where nothing was disturbed from a request's begin to its end, it must not fail: stops shorter than every timeout disturb nothing.
+answer, whole or cut, is compared with the null engine's expected text, computed independently (tools/soak/expected_text.py). A
+request must not fail if nothing is disturbed from its start to its end: stops shorter than every timeout disturb nothing.
 
 For DISTURBED_SHARE of the time the server is disturbed. Then its processes stay, and their private memory (RssAnon, while no
-request runs) grows at most by LIMIT to the end: from a quarter of that second part on, and not before workers have answered each
-request of the pool some times. In that quarter CROWD more requests run at a time: an allocator keeps what the most requests took
-that ever met, and without them they meet now and then for a long time. The growth is the median slope between any two of LOOKS
-looks. At the end SIGTERM must leave no process, segment, recording link or socket.
+request runs) may grow at most by LIMIT. The measurement begins after a quarter of this second part, once workers have answered
+each request of the pool some times. In that quarter CROWD more requests run at a time, because an allocator keeps the memory of
+the largest crowd, which would otherwise occur late. The growth is the median slope between any two of LOOKS looks. At the end
+SIGTERM must leave no process, segment, recording link or socket.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ class ExpectedText:
                 if piece and any(choice.startswith(text + piece) for choice in choices):
                     break
             else:
-                raise AssertionError(f"no token goes on from {text!r}")
+                raise AssertionError(f"no token continues {text!r}")
             text, position = text + piece, position + 1
 
     @cache  # noqa: B019 - there is one

@@ -107,7 +107,7 @@ class Judge:
         if not length:  # the answer is incomplete, and the tokens of its text are not yet known
             return ""
         if answer.prompt_tokens and self._lengths.setdefault(number, length) != answer.prompt_tokens:
-            return f"{answer.prompt_tokens} prompt tokens in place of {self._lengths[number]}"
+            return f"{answer.prompt_tokens} prompt tokens, not {self._lengths[number]}"
         expected = self._known.get(number) or self._expected(request, length)
         if answer.whole and not expected:
             expected = [answer.texts[0]]

@@ -41,8 +41,8 @@ RANK = rank_phases(make_phases(drafts=False, snapshots=False)), RANK_KIND, len(R
 FEW = 16  # instructions of some thousand
 CONDITION = ("cudaGraphSetConditional",)
 LANES = ("shfl.sync", "bar.sync")
-KERNELS = {  # how to make it, words of its parameters, what the driver provides, and what it must have in it
-    # What blinkpy.engine.loop_graph packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
+KERNELS = {  # (maker, words of parameters, functions of the driver, required instructions).
+    # blinkpy.engine.loop_graph packs arrays of one dimension as 7 words, arrays of two as 9, handles and numbers as one.
     "overlap": (lambda: K.overlap_kernel(*PHASE), 7 + 7, (), ("ld.acquire.sys", "ld.relaxed.sys", "st.release.sys", *LANES)),
     "schedule": (lambda: K.schedule_kernel(*PHASE), 7 + 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
     "overlap with drafts": (

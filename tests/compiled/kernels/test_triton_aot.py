@@ -121,7 +121,8 @@ def test_a_walk_continues_where_it_was_ended(rng: np.random.Generator, tmp_path:
 
 
 def test_a_form_that_is_refused_is_refused_in_words() -> None:
-    """A model that joins the list joins the sweep, in each form that describe_config takes; these are all that it refuses."""
+    """A model that joins the list joins the sweep, in each form that describe_config accepts; it refuses only forms with these
+    reasons."""
     described = [form for model in published() for form in forms_of(model.hub_id, model.config)]
     refused = [words for words in described if isinstance(words, str)]
     reasons = ["the matrices of all experts", "supported: mxfp4", "does not start at a multiple of 128 rows"]

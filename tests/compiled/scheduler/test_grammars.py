@@ -139,8 +139,8 @@ def test_a_client_keeps_to_its_share() -> None:
 
 
 def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
-    """Front ends with more automata and token rules than the arena holds, cancels, successors, and an engine that reads one
-    entry a turn and preempts: what an unread entry names stays, and all tokens are right.
+    """Front ends with more automata and token rules than the arena holds, cancels, successors, and an engine that reads one entry
+    a turn and preempts. Automata and rules of unread entries stay in the arena, and all tokens are correct.
 
     Supports claim front-ends/client.
     """

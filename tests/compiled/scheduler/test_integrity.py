@@ -138,7 +138,7 @@ def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits,
     array[tuple(index)] = min(max(near + draw.choice((-1, 0, 0, 1)), within.min), within.max)
 
 
-# ---- what one random word hardly breaks: each changes a state that has what it damages, and leaves others as they are --------
+# ---- damage that a random word hardly causes; a state without the damaged part stays unchanged ---------------------------
 
 
 def list_longer(draw: random.Random, limits: Limits, state: State) -> None:

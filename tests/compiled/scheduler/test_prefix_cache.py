@@ -258,7 +258,7 @@ FEW = [0, 0, 1, 2, 3, 4]  # of CONTENTS, so that chains meet
 def random_chains(pages: Pages, rng: np.random.Generator) -> dict[tuple[int, int, int], int]:
     """Index pages whose hashes depend on their last token alone. (parent, salt, content) -> page."""
     chains, order = dict[tuple[int, int, int], int](), rng.permutation(range(1, len(pages.key))).tolist()
-    order.insert(rng.integers(4), 0)  # the page with the number 0 is among those that others are behind
+    order.insert(rng.integers(4), 0)  # page 0 is early, so that other pages can follow it in a chain
     for i, page in enumerate(order):
         content, parent = int(rng.choice(FEW)), order[rng.integers(i)] if i and rng.random() < 0.7 else NO_PAGE
         salt = int(pages.salt[parent] if parent >= 0 else rng.integers(8) == 0)
@@ -373,8 +373,8 @@ def test_a_page_of_another_hash_is_no_hit() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.random.Generator) -> None:
-    """Requests that begin alike, and whose pages are computed in several steps: what is indexed is a duplicate, an equal one
-    earlier in the list lets the rest of a request wait, and one whose chain was evicted offers nothing any more."""
+    """Requests with a common start, whose pages are computed in several steps. An indexed page makes an equal page a duplicate.
+    An equal page earlier in the list makes the rest of a request wait. A request whose chain was evicted offers no more pages."""
     rows, longest = 6, 8
     sizes, facts, options = case_sizes(
         pairs=1, slots=rows + 1, rows=rows, tokens=64, page_size=1, pages=rows * longest + 1, max_model_len=longest + 2

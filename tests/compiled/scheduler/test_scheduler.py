@@ -126,7 +126,7 @@ def test_more_queue_pairs_than_a_scan_counts() -> None:
     assert all(request.ended == FINISH_LENGTH for request in requests)
 
 
-FAST = {  # prompts (tokens, max_tokens) that arrive; what else; whether the next turn's forecast is certain
+FAST = {  # (prompts (tokens, max_tokens) that arrive, other event, whether the next turn's forecast is certain)
     "all decode": ([(3, 9), (4, 9)], "", 1),
     "all rows decode, and one waits": ([(3, 9), (4, 9), (5, 9), (2, 9)], "", 1),
     "one waits for pages": ([(3, 9), (20, 4), (22, 4)], "", 0),

@@ -48,7 +48,7 @@ def whole(**shares: int) -> tuple[Any, ...]:
 
 
 def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups() -> None:
-    """Its step is next; the suspended one resumes where it was, with the same input; its decodes wait."""
+    """The prompt's step is next; then the suspended step resumes at the same group, with the same input; its decodes wait."""
     case = make_case(fcfs, **CUT)
     case.submit(tokens(3), 30)
     assert step(case) == whole(r0=3)

@@ -60,7 +60,7 @@ def lack(name: str) -> OSError:
 def shortage(target: str, error: OSError) -> Iterator[Mock]:
     with pytest.MonkeyPatch.context() as patch:
         failing = Mock(side_effect=error)
-        patch.setattr(target, failing, raising=False)  # a module has no `open` of its own
+        patch.setattr(target, failing, raising=False)  # a module may lack the name `open`
         yield failing
 
 

@@ -52,7 +52,7 @@ def test_text_alone_and_broken_calls(hermes: Served) -> None:
 
 
 def test_a_stop_string_within_a_call(hermes: Served) -> None:
-    """Who reads `tool_calls` runs the calls: arguments that a stop string cut off are not complete."""
+    """A client that reads `tool_calls` runs the calls, but arguments that a stop string cuts off are incomplete."""
     for stop, reason in (("rich", "stop"), ("</tool_call>", "tool_calls"), ("time", "tool_calls")):
         choice = hermes.chat(CALL + SECOND, tools=TOOLS, stop=stop, parallel_tool_calls=False)
         assert choice.finish_reason == reason, stop

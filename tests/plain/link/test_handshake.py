@@ -82,7 +82,7 @@ def test_owners_are_drawn_from_all_numbers_but_0(monkeypatch) -> None:
         assert new_owner() == owner
 
 
-NUMBERS = {  # what the other side may say: least and most
+NUMBERS = {  # minimum and maximum of the peer's numbers
     "protocol": (0, 2**31 - 1), "layout": (0, 2**31 - 1), "owner": (1, 2**63 - 1), "pair": (0, 2**16 - 1), "qpn": (0, 2**24 - 1),
     "psn": (0, 2**24 - 1), "lid": (0, 2**16 - 1), "mtu": (1, 5), "reads": (1, 2**16 - 1), "address": (0, 2**64 - 1),
     "rkey": (0, 2**32 - 1), "length": (1, 2**48 - 1),

@@ -34,8 +34,8 @@ def test_long_prompts_enlarge_the_tables(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("page_size", [4, 16, 256])
 def test_the_largest_numbers_do_not_overflow(page_size: int, rng: np.random.Generator) -> None:
-    """The largest tokens, of the largest vocabulary and of the largest that is summed in float64 and the first that is not; with
-    multipliers that make large products: near half of the primes, -1 modulo them, and what engines draw last."""
+    """The largest tokens of three vocabularies: the largest, the largest whose hashes are summed in float64, and the next.
+    Multipliers make large products: near half of the primes, -1 modulo the primes, and the largest that engines draw."""
     in_floats = 2**53 // 2**30 // page_size
     halves = [PRIMES[0] // 2 + int(rng.integers(-9, 9)), PRIMES[1] // 2 + int(rng.integers(-9, 9))]
     for multipliers in (

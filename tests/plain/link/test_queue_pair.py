@@ -89,9 +89,8 @@ def test_arena_refuses_nonsense() -> None:
 
 
 def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypatch) -> None:
-    """Random lengths, more requests than slots, rings that wrap, and so does the count of laps: the engine gets each prompt, its
-    page hashes and its parameters; each answer is exactly the expected one, and so are the records of those that asked for log
-    probabilities."""
+    """Random lengths, more requests than slots, and rings and a count of laps that wrap. The engine gets each prompt, its page
+    hashes and its parameters. Each answer, and each record of log probabilities, is exactly as expected."""
     monkeypatch.setattr(completion, "LAPS", 3)  # words of the lap before never look new
     facts = engine.facts
     multipliers = facts.hash_multiplier_1, facts.hash_multiplier_2

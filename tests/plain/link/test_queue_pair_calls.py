@@ -402,7 +402,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     expected = []
     for position in range(500, 500 + 300):
         slot, flags = position % 3, HAS_TOKEN | (HAS_LOGPROBS if position in (503, 505, 520) else 0)
-        slot = {502: 3, 504: 60000, 506: 4}.get(position, slot)  # of nobody
+        slot = {502: 3, 504: 60000, 506: 4}.get(position, slot)  # slots without such a request
         transport.ring[position % 512] = pack_completion(slot, position, flags, lap_of(position, 512))
         if slot < 3:
             expected.append((requests[slot], position, flags))

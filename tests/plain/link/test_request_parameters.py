@@ -217,7 +217,7 @@ def test_sampling_params_tell_their_bounds() -> None:
 
 
 def test_sampling_params_take_numbers_of_numpy_and_vllms_none() -> None:
-    """vLLM's defaults of stop and stop_token_ids are None here, too."""
+    """As in vLLM, stop and stop_token_ids have the default None."""
     given: dict[str, Any] = {
         "max_tokens": np.int64(4), "seed": np.int64(2**63 - 1), "temperature": np.float32(0.5), "top_p": np.float64(0.5),
         "stop_token_ids": np.array([3, 4]), "n": np.int32(2), "logit_bias": {np.int64(3): np.float32(0.5)},

@@ -54,7 +54,7 @@ def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch:
         clock = SimpleNamespace(now=listener._grants[pair].since)
         clock.monotonic = lambda: clock.now
         monkeypatch.setattr(listen_rdma, "time", clock)
-        # Not in the queue pair's memory: the engine, which runs, would end the lease of whom it has not heard of for long.
+        # Not in the queue pair's memory: the running engine would end the lease of a front end without heartbeats.
         words = {PAIR_ATTACHED: 0}
         monkeypatch.setattr(listener, "_word", lambda queue_pair, index: words.get(index, 0))
         for words[PAIR_ATTACHED], later_s, kept in ((1, 1000 * lease_s, True), (0, 2 * lease_s, True), (0, 0.01, False)):

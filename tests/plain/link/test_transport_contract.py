@@ -128,7 +128,7 @@ def test_what_is_written_is_where_the_engine_looks_and_nowhere_else(linked: Link
         front[W.FRONT_DOORBELL] = draw.randrange(1 << 63)
         linked.settle(int(front[W.FRONT_DOORBELL]))
         assert bytes(linked.segment.buffer) == bytes(mirror)
-        if linked.listener is not None:  # what was given, and words: one cancel word, or all four
+        if linked.listener is not None:  # the given data, and words: one cancel word, or all four
             assert {length for _, length in card_of(transport).writes} <= {12 * count, 8 * count, 256, 8, 32}
             card_of(transport).writes.clear()
 

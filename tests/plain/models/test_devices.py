@@ -104,7 +104,7 @@ def test_an_idle_loop_sleeps_longer_and_longer_but_not_beyond_a_step_that_is_due
 
 
 def made_engine(when: str, ends: int | BaseException, problems: list[str]) -> Any:
-    """An engine that is about to run. ends: how its loop ends; problems: of its state."""
+    """An engine that is about to run. ends: result or error of its loop; problems: faults that its check reports."""
     engine: Any = Engine(Config().with_options({"check_integrity": when}), Mock())
     engine.views = SimpleNamespace(engine=np.zeros(BLOCK_WORDS, np.int64), control=np.zeros(BLOCK_WORDS, np.int64))
     engine.views.engine[W.ENGINE_STATE] = W.STATE_READY

@@ -1,4 +1,5 @@
-"""A model's folder is a stranger's: what `blinkpy.model_files` refuses, and that every file of a folder is read through it."""
+"""A model's folder is not trusted: tests of the files that `blinkpy.model_files` refuses, and that all code reads a folder
+through it."""
 
 import ast
 import json

@@ -89,7 +89,7 @@ def static(tmp_path: Path, rng: np.random.Generator) -> Path:
 
 
 def changed(keys: str, value: Any) -> dict[str, Any]:
-    """The section of a checkpoint that is supported, except for one value, by the names on the way to it."""
+    """The section of a supported checkpoint with one other value. keys: the names that lead to the value."""
     section = copy.deepcopy(SCHEMES["channel"][0])
     *path, last = keys.split(".")
     inner = section
@@ -252,7 +252,7 @@ def test_scales_of_any_float_type(dtype: torch.dtype, static: Path, rng: np.rand
 
 
 def test_scales_of_a_cache(static: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Read where they are, in both spellings; those of queries and of other layers' attention are left out."""
+    """Scales are read in both spellings, if stored; scales of queries and of other layers' attention are ignored."""
     model = describe_model(static)
 
     def add(tensors: dict[str, torch.Tensor]) -> None:

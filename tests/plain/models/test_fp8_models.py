@@ -72,7 +72,7 @@ NOT_STATIC = dict.fromkeys(GATED, "shared_expert.down_proj are gated")
 NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj are scaled")
 NOT_STATIC |= dict.fromkeys(("falcon-h1", "falcon-h1-normed"), "q_proj are multiplied first")
 ROWS, LENGTH = 16, 4
-KEPT = {  # of each layout, what leaves layer 1 and all output projections as they are
+KEPT = {  # entries of each layout that leave layer 1 and all output projections unquantised
     "compressed-tensors": {"ignore": ["lm_head", r"re:.*layers\.1\.", *(f"model.layers.{i}.self_attn.o_proj" for i in range(3))]},
     "fp8": {"modules_to_not_convert": ["model.layers.1", "self_attn.o_proj", "lm_head"]},
     "modelopt": {"ignore": ["model.layers.1*", "*.o_proj", "lm_head"]},

@@ -134,8 +134,8 @@ def test_what_the_gpu_can_not_do(gpu, folder, capsys, made, arguments, parts) ->
     ],
 )
 def test_what_the_gpu_can_do(gpu, folder, made, options) -> None:
-    """A config alone is enough for random weights; a loop on the host needs no conditional nodes; a smaller context needs less
-    memory; a pace that a step can keep is taken."""
+    """A config suffices for random weights. A loop on the host needs no conditional nodes. A smaller context needs less memory. A
+    pace that a step can keep is accepted."""
     gpu(**made)
     with pytest.raises(LoadingBegan):
         make_engine(config(folder, **options)).start()

@@ -744,7 +744,7 @@ def test_what_needs_torch_on_the_cpu(config: dict[str, Any], lacking: str) -> No
 
 
 def test_without_torch_each_field_beyond_its_blocks_is_refused() -> None:
-    """A new activation alone is not what keeps gpt-oss from NumPy's decoder, nor gelu Gemma."""
+    """NumPy's decoder refuses gpt-oss for more than its activation, and Gemma for more than gelu."""
     model = describe_config(GPT_OSS_20B)
     plain = [
         Layer(layer.attention, layer.mlp._replace(activation=Activation.SILU, clamp=None))

@@ -84,7 +84,7 @@ def test_progress_and_types(saved: Path) -> None:
 def test_stored_types_are_converted(stored: torch.dtype, tmp_path: Path) -> None:
     reference = save_model("llama2", tmp_path, 5, dtype=stored)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"float64"', '"float32"'))  # tensors alone can have it
+    config.write_text(config.read_text().replace('"float64"', '"float32"'))  # only tensors can have this type
     weights = load_weights(describe_model(tmp_path), tmp_path, torch.float32)
     assert torch.equal(weights.lm_head, reference.lm_head.weight.float())
 

@@ -11,11 +11,11 @@ from blinkpy.config import SchedulerOptions
 from blinkpy.queues.request_parameters import PARAMETERS
 
 PACKAGE = Path(__file__).parents[3] / "blinkpy"
-# Independent references and explanations of what the scheduler does must know each limit, and the simulator draws it.
+# Independent references and explanations of the scheduler must know each limit, and the simulator draws it.
 CHECKS = ("verify", "kv/invariants")
-ADVICE = "dpu/http/fields/peer_fields.py"  # its errors name fields to use instead of those of other servers
-# Sizes of memory and steps, which models and devices need, too; the policy has its own language and checks. Devices, caches and
-# models without drafts refuse them.
+ADVICE = "dpu/http/fields/peer_fields.py"  # its errors name replacements of other servers' fields
+# Models and devices need sizes of memory and steps, too; the policy has a separate language and checks. Devices, caches and
+# models without drafts refuse drafts.
 WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy", "speculative"}
 SETTLED = {"speculative_tokens", "speculative_requests"}  # limits and memory plans read a property, which has the default
 

@@ -1,4 +1,4 @@
-"""The ledger of the simulator: what gets a line, and what the pages make of it; and the numbers of `make fuzz-hostile`."""
+"""The ledger of the simulator: its lines, and the pages made from it; and the numbers of `make fuzz-hostile`."""
 
 import json
 from collections.abc import Callable

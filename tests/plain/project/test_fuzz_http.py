@@ -1,4 +1,4 @@
-"""What `make fuzz-http` sends, and that it detects forbidden answers."""
+"""Tests of the requests of `make fuzz-http`, and that it detects forbidden answers."""
 
 from collections import Counter
 from pathlib import Path

@@ -112,7 +112,7 @@ def loop() -> None:
 def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(60, "here", lambda: 7) == (7, "")
-    assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
+    assert answers(1, "here", time.sleep, 600)[1] == "waits for an event that never comes"
     assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
     assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
 

@@ -1,4 +1,4 @@
-"""What `make soak` expects of the null engine, and that it finds wrong answers."""
+"""Tests of the answers that `make soak` expects of the null engine, and that it finds wrong answers."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -117,7 +117,7 @@ def test_what_can_not_start_at_all_ends_the_fleet(draw: random.Random) -> None:
 
 @pytest.mark.parametrize("later_s", [0.0, 0.5])
 def test_who_has_started_beside_it_ends_in_order(draw: random.Random, later_s: float) -> None:
-    """later_s: from the error of the first engine to that of the second."""
+    """later_s: time between the errors of the two engines."""
     played, engines = Played(draw, least=2), iter((0.0, later_s))
     place = played.cluster.place_engine
 

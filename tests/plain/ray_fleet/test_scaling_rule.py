@@ -148,8 +148,8 @@ def test_no_engine_goes_while_one_still_starts_or_while_nothing_was_seen() -> No
 
 
 def test_a_simulated_day(seed: int) -> None:
-    """Load that swings over a day, with noise and bursts, on engines that take minutes to start: few changes, and hardly any time
-    with more requests than the engines are for."""
+    """Load that swings over a day, with noise and bursts, on engines that take minutes to start. The rule makes few changes, and
+    the engines are hardly ever overloaded."""
     draw, targets, bounds = random.Random(seed), ScaleTargets(requests=64, interval_s=5, up_s=30, down_s=600), (1, 8)
     history, serving, starting = ScaleHistory(1), 1, list[float]()
     changes = over = looks = 0

@@ -542,7 +542,7 @@ class Storm:
         self.require(not generation.open and client.ends == 1, f"a choice has ended {client.ends} times")
         if generation.error is None:
             self.whole += 1
-            self.require((client.text, generation.finish_reason) == (text, finish), f"{client.text} in place of {text}")
+            self.require((client.text, generation.finish_reason) == (text, finish), f"{client.text} instead of {text}")
             self._judge_drafts(client)
             if client.asked.sampling.logprobs >= 0:
                 self.require(client.logprobs == logprobs, "log probabilities are lost")

@@ -323,7 +323,7 @@ def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
 
 @redrawn_at_ties
 def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right, and the same bits in every batch where each product of tiles adds in one order, as the matrix unit does."""
+    """Correct, and the same bits in every batch, if each product of tiles adds in one order, as the matrix unit does."""
     assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
     monkeypatch.setattr(np, "matmul", matmul_in_order)
     model = as_stored(describe_model(tmp_path), tmp_path)

@@ -197,7 +197,7 @@ SAMPLE |= {
 }
 SAMPLE |= {"grammar words": "grammars.words", "token_place": "grammars.token_place", "token_bytes": "grammars.token_bytes"}
 LOGPROBS = {"records": "records", "keys": "workspace.keys"}
-ANY_ROWS = {"logits", "entry", "grammar words", "token_place", "token_bytes"}  # shapes follow from theirs, or none does
+ANY_ROWS = {"logits", "entry", "grammar words", "token_place", "token_bytes"}  # other shapes follow from theirs, or no shape does
 
 
 def replaced(owner: Any, place: str, value: Any) -> Any:

@@ -22,7 +22,7 @@ from blinkpy.queues.token_rules import TokenRules
 
 CAPACITY = 32
 LARGEST = 1 - 2.0**-24  # below 1
-ROUNDED = 1.0  # what a number is once it has been multiplied by a sum that rounding made larger
+ROUNDED = 1.0  # LARGEST after a multiplication by a sum that rounding has increased
 
 
 # ---- draws ---------------------------------------------------------------------------------------------------------------
@@ -162,9 +162,8 @@ def under_rules(rules: TokenRules, logits: np.ndarray, output: list[int]) -> np.
 
 @pytest.mark.parametrize("block", [16, 4])
 def test_token_rules(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Sequences of up to fifteen tokens before the last one; empty outputs up to longer ones. Those that an
-    output has begin with its first token, or one later, and do not count where one of them is the prompt's.
-    Stores wait for barriers."""
+    """Banned sequences of up to fifteen tokens before the last; empty and longer outputs. A sequence in the output begins with
+    its first or second token, and does not count if it includes a token of the prompt. Stores wait for barriers."""
     monkeypatch.setattr(rules_kernel, "BIAS_BLOCK", tl.constexpr(block))
     monkeypatch.setattr(rules_kernel, "SEQUENCE_BLOCK", tl.constexpr(block))
     triton_interpreter.store_late(monkeypatch)
