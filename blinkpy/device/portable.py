@@ -24,6 +24,7 @@ import time
 from functools import cache, partial
 from typing import Any
 
+from llvmlite.binding import ffi
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.environment import lookup_environment
 from numba.extending import overload, register_jitable
@@ -98,7 +99,15 @@ def optimise_once() -> None:
     JITCPUCodegen._library_class = SharedLibrary
 
 
+def stop_timing_llvm() -> None:
+    """Remove Numba's timers of LLVM calls: each call notifies every compilation in progress, and the scheduler's are nested
+    deeply. They took a sixth of its compile time; no code reads them.
+    """
+    ffi.lib._lock._cblist.clear()
+
+
 optimise_once()
+stop_timing_llvm()
 # Without C entry points, which are never used but take a seventh of the scheduler's compile time.
 INNER = {"no_cfunc_wrapper": True}
 device = register_jitable(**INNER)

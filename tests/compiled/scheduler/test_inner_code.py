@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit, types
+from numba.core import event
 
 from blinkpy.device.portable import SharedLibrary, device
 
@@ -42,6 +43,12 @@ def test_only_what_python_calls_is_machine_code(rng: np.random.Generator) -> Non
     values = rng.integers(0, 1000, 20)
     assert entry(values, 10) == int((values % 10).sum())
     assert library(rest).put_off and not library(entry).put_off
+
+
+def test_llvm_calls_notify_no_timer() -> None:
+    with event.install_recorder("numba:llvm_lock") as recorded:
+        njit(lambda number: number + 1)(1)
+    assert not recorded.buffer
 
 
 def test_errors_of_inner_functions_arrive() -> None:
