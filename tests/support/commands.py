@@ -67,8 +67,10 @@ class Command:
         os.killpg(self.process.pid, number)
 
     def end(self, timeout_s: float = BUSY_S) -> int:
-        """Shut the command down in order; returns its exit code."""
+        """End it in order, also if it is stopped; the exit code."""
         self.process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            self.send(signal.SIGCONT)
         try:
             return self.process.wait(timeout_s)
         finally:

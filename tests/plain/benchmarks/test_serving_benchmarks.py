@@ -215,6 +215,19 @@ def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
     return done
 
 
+def test_a_reserved_engine_without_cores_is_refused(tmp_path: Path) -> None:
+    """It would be the plain system under another name."""
+    system, cores = find_system("vllm-reserved"), Cores((0,))
+    with (
+        pytest.raises(
+            ServerError, match="vllm-reserved reserves cores for its engine: name some of the server's with --engine-cores"
+        ),
+        running(system, MODEL, cores, tmp_path / "log", 1, Progress()),
+    ):
+        pass
+    assert not (tmp_path / "log").exists(), "nothing was started"
+
+
 def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     """The demonstration model on the CPU, isolated and with neighbours; a second run has nothing left to do."""
     output, state = tmp_path / "paper.json", tmp_path / "state"
