@@ -67,7 +67,7 @@ class Command:
         os.killpg(self.process.pid, number)
 
     def end(self, timeout_s: float = BUSY_S) -> int:
-        """End it in order, also if it is stopped; the exit code."""
+        """Shut the command down in order, even if it is stopped; returns its exit code."""
         self.process.terminate()
         with contextlib.suppress(ProcessLookupError):
             self.send(signal.SIGCONT)
