@@ -1,6 +1,6 @@
 """Fresh seconds of `make attack`: no stream breaks, no lease is lost, each request gets an answer, memory stays below its bound.
 
-Times are judged by `make attack` alone: here, other tests use the same cores.
+Only `make attack` judges times: here, other tests use the same cores.
 """
 
 import json

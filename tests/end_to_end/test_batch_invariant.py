@@ -26,7 +26,7 @@ PAGE, PAGES, SLOTS, LENGTH, TOKENS, ROWS = 16, 48, 6, 128, 64, 8
 
 
 class CpuSteps:
-    """A model's forward passes over batches that are made by hand."""
+    """A model's forward passes over hand-made batches."""
 
     def __init__(self, rng: np.random.Generator, folder: Path, dtype: torch.dtype | None, *, invariant: bool):
         model = as_stored(describe_model(folder), folder)
@@ -43,7 +43,7 @@ class CpuSteps:
             self.decoder = TorchDecoder(model, weights, kept, LENGTH, TOKENS, TorchProgress(invariant=invariant))
 
     def logits(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
-        """Compute the next tokens of each sequence; float32 [len(work), vocab], logits behind the last of them."""
+        """Compute the next tokens of each sequence. Returns the logits after the last token, float32 [len(work), vocab]."""
         batch = self.batches.batch(work)
         rows = {id(sequence): row for row, sequence in enumerate(self.batches.rows)}
         for sequence, count in work:
@@ -62,8 +62,8 @@ def test_logits_owe_nothing_to_the_batch(rng: np.random.Generator, tmp_path: Pat
     assert in_all_batches(steps, rng, steps.vocab) > 20
 
 
-def test_without_it_they_may_owe_something(rng: np.random.Generator, tmp_path: Path) -> None:
-    """So the test above can fail."""
+def test_without_the_option_logits_may_depend_on_the_batch(rng: np.random.Generator, tmp_path: Path) -> None:
+    """This proves that the test above can fail."""
     save_model("mistral-window", tmp_path, int(rng.integers(2**31)))
     steps = CpuSteps(rng, tmp_path, None, invariant=False)
     with pytest.raises(AssertionError, match="owe something to the batch"):
@@ -72,7 +72,7 @@ def test_without_it_they_may_owe_something(rng: np.random.Generator, tmp_path: P
 
 
 def test_same_seed_same_text(rng: np.random.Generator) -> None:
-    """Through an engine: alone, and among others that come before and behind it."""
+    """In an engine: alone, and among requests that arrive before and after it."""
     with LLM("demo", device="cpu", batch_invariant=True, max_model_len=256, num_pages=160) as llm:
         params = SamplingParams(temperature=1.0, max_tokens=40, seed=int(rng.integers(2**31)))
         prompt = rng.integers(10, 500, int(rng.integers(2, 60))).tolist()

@@ -1,4 +1,4 @@
-"""blinkpy check-model: the page and its JSON, for folders that can be served and folders that can't."""
+"""blinkpy check-model: the page and its JSON, for folders that an engine can serve, and folders that it can't."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ NEEDED = "model.layers.1.mlp.experts.5.down_proj.weight"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a tokenizer that is not its own."""
+    """A model with another model's tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     save_model("glm4-moe", folder, 1)
     config = json.loads((folder / "config.json").read_text())
@@ -44,7 +44,7 @@ def model(saved: Path, tmp_path: Path) -> Path:
 
 
 def look(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and facts; the page has to have the same problems."""
+    """Exit code and facts; asserts that the page has the same problems."""
     code = cli.main(["check-model", *arguments])
     page = capsys.readouterr().out
     assert cli.main(["check-model", *arguments, "--json"]) == code
@@ -101,7 +101,7 @@ def test_options_reach_the_arithmetic_and_the_command(model: Path, capsys: pytes
 
 
 def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the data of all tensors, the headers still list the tensors, but not whether the file is complete."""
+    """Without the tensors' data, the headers still list the tensors, but do not show whether the file is complete."""
     path = model / "model.safetensors"
     header = path.read_bytes()[: 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]]
     size = path.stat().st_size
@@ -126,7 +126,7 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
     code, facts = look(capsys, str(model))
     assert code == 1 and words in facts["problems"][0]
     assert facts["quantization"] == ("hqq" if "quantization_config" in keys else "none")
-    assert facts["tokenizer"]["kind"] == "BPE", "the rest is reported anyway"
+    assert facts["tokenizer"]["kind"] == "BPE", "the remaining facts are reported nevertheless"
 
 
 def test_defaults_of_requests_are_checked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_what_is_left_out_is_noted(model: Path, capsys: pytest.CaptureFixture[st
 def test_of_a_hub_id_only_names_of_tensors_are_fetched(
     model: Path, sharded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are in the index, or in the header of the single file. A name that is missing is a problem."""
+    """The names are in the index, or in the header of the single file. A missing name is a problem."""
     import huggingface_hub
 
     names = list(safetensors.torch.load_file(model / "model.safetensors"))
@@ -207,7 +207,7 @@ def test_several_gpus_have_a_part_of_the_model_each(model: Path, capsys: pytest.
     code, facts = look(capsys, str(model), "--tensor-parallel-size", "2")
     assert code == 0 and facts["command"] == f"blinkpy serve {model} --tensor-parallel-size 2"
     assert [one["gpu"] for one in facts["gpus"]] == [f"2 x {one['gpu']}" for one in alone["gpus"]]
-    assert facts["weight_bytes"] == alone["weight_bytes"], "those of the whole model"
+    assert facts["weight_bytes"] == alone["weight_bytes"], "the facts of the whole model"
     change(model, num_attention_heads=6)
     _, facts = look(capsys, str(model), "--tensor-parallel-size", "4")
     assert all("can't be split over 4 ranks: it has 6 query heads" in one["problem"] for one in facts["gpus"])
@@ -234,8 +234,8 @@ def test_a_draft_head_counts(model: Path, tmp_path: Path, capsys: pytest.Capture
     )
 
 
-def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator, saved: Path) -> None:
-    """Of a GPU of any size: weights and cached tokens stay within what may be used, and more tokens would not."""
+def test_tokens_that_fit_fill_the_memory_that_the_plan_leaves(rng: np.random.Generator, saved: Path) -> None:
+    """On a GPU of any size, weights and cached tokens fit the usable memory, but more tokens would not."""
     model = describe_model(saved)
     large = describe_config(json.loads((saved / "config.json").read_text()) | {"hidden_size": 2048, "num_hidden_layers": 40})
     for _ in range(50):
@@ -275,7 +275,7 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_a_model_whose_template_takes_no_tools_writes_no_calls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever a model of its family would write."""
+    """Even if other models of its family write calls."""
     assert look(capsys, "demo")[1]["chat"] == {"template": True, "tool_call_parser": "none", "reasoning_parser": "none"}
     template = "{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>{% for one in messages %}{{ one.content }}{% endfor %}"
     (model / "chat_template.jinja").write_text(template)

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on the CPU engine: their drafts are those of a plain computation, and outputs are the same with and without."""
+"""EAGLE-3 heads on the CPU engine: drafts equal those of a plain computation, and outputs are the same with and without heads."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ BEFORE = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
 BIASED = {"num_key_value_heads": 1, "attention_bias": True, "embedding": True}
 CUT = {"step_groups": 3, "cut_step_tokens": 4}
 CASES: dict[str, tuple[str, int, dict[str, Any], tuple[int, ...], dict[str, Any]]] = {
-    # model and layers, changes of the head, layers before which it reads, options of the engine
+    # (model and layers, changes of the head, layers before which it reads, options of the engine)
     "hits, chunks": ("llama3", 3, LLAMA3 | BEFORE | BIASED, (0, 2, 3), {"max_num_batched_tokens": 24, "max_num_seqs": 12}),
     "preemption": ("qwen3", 7, {"eagle_config": None}, (2, 3, 4), {"num_pages": 14, "max_model_len": 128}),
 }
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], tuple[int, ...], dict[str, Any]
 def test_drafts_are_those_of_a_plain_computation(
     case: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of steps of several requests, whose prompts come twice. Each page's last key then belongs to the same next token."""
+    """Steps of several requests, with each prompt twice. Then each page's last key belongs to the same next token."""
     name, layers, changes, read, options = CASES[case]
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), num_hidden_layers=layers)
     head = save_head(tmp_path, tmp_path / "head", int(rng.integers(2**31)), **changes)

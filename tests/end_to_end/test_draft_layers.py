@@ -1,4 +1,5 @@
-"""Drafts of a checkpoint's own layer on the CPU engine: those of transformers, and the same tokens with and without them."""
+"""Drafts of a checkpoint's own layer on the CPU engine equal those of transformers; tokens are the same with and without
+drafts."""
 
 import json
 from itertools import product
@@ -30,7 +31,7 @@ from blinkpy.queues.words import FINISH_CANCELLED, GAUGE
 
 CPU = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 96, "num_pages": 128, "page_size": 16}
 EXACT = CPU | {"batch_invariant": True}  # no near tie is decided by rounding
-EXACT_FAMILIES = ("glm4-moe", "glm4-moe-air")  # those without latent attention
+EXACT_FAMILIES = ("glm4-moe", "glm4-moe-air")  # families without latent attention
 MTP = {"speculative": "mtp", "speculative_tokens": 4}
 TIE = 1e-3  # between the two largest logits of a draft
 
@@ -42,14 +43,14 @@ class Reference:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         config = self.model.config
         layers = config.num_hidden_layers
-        self.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers}.*"]  # transformers has published numbers
-        config.num_mtp_layers = 1  # which GLM-4.7-Flash's class lacks, like the next one
+        self.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers}.*"]  # hard-coded in transformers
+        config.num_mtp_layers = 1  # GLM-4.7-Flash's class lacks this field and the next
         config.mtp_mlp_layer_types = ["sparse"]
         self.drafter = MtpModel.from_pretrained(self.model)
 
     @torch.inference_mode()
     def drafts(self, tokens: list[int], count: int) -> list[tuple[int, float]]:
-        """(Draft, distance from the next most probable one) of each draft after some tokens. The layer repeats itself."""
+        """(Draft, distance from the next most probable token) of each draft after some tokens. The layer runs repeatedly."""
         hidden, cache = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state, MtpCache()
         following, found = torch.tensor([tokens[1:]]), list[tuple[int, float]]()
         positions = torch.arange(1, len(tokens))[None]
@@ -67,7 +68,7 @@ class Reference:
 def test_drafts_are_those_of_transformers(
     family: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the steps of several requests, with prompts in chunks."""
+    """In steps of several requests, with prompts in chunks."""
     save_drafting_model(family, tmp_path, int(rng.integers(2**31)))
     seen, run = list[tuple[list[int], list[int], int]](), DraftChain.run
 
@@ -87,7 +88,7 @@ def test_drafts_are_those_of_transformers(
         collect(client, [client.submit(prompt, own) for prompt, own in zip(prompts, sampling, strict=True)])
     reference, ties = (RecurrentReference if family in RECURRENT_FAMILIES else Reference)(tmp_path), 0
     assert len(seen) > 20
-    if family in RECURRENT_FAMILIES:  # transformers takes a second for each
+    if family in RECURRENT_FAMILIES:  # transformers takes a second for each draft
         seen = [seen[i] for i in rng.permutation(len(seen))[:12]]
     for known, drafts, room in seen:
         made = [draft for draft in drafts if draft >= 0]
@@ -116,7 +117,7 @@ def test_drafts_change_no_token(family: str, pages: int, rng: np.random.Generato
 
 
 def test_drafts_change_no_output_with_a_grammar(rng: np.random.Generator, tmp_path: Path) -> None:
-    """The draft layer knows no grammar: drafts are cut at the first that is refused."""
+    """The draft layer ignores grammars: drafts are cut at the first refused draft."""
     save_drafting_model(str(rng.choice(EXACT_FAMILIES)), tmp_path, int(rng.integers(2**31)))
     requests = constrained_requests(rng, tmp_path)
     without, _ = outputs(tmp_path, requests, **EXACT)
@@ -173,7 +174,7 @@ def test_a_config_without_a_draft_layer_is_refused(change: dict[str, Any] | None
 def test_a_draft_layer_that_does_not_fit_is_refused(
     part: str, shape: tuple[int, ...] | None, reason: str, tmp_path: Path
 ) -> None:
-    """With drafts alone: without them, the layer is not read."""
+    """Only with drafts: without drafts, the engine does not read the layer."""
     save_drafting_model("glm4-moe", tmp_path, 1)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"model.layers.3.{part}"]

@@ -21,7 +21,7 @@ EXACT = CPU | {"batch_invariant": True}  # no near tie is decided by rounding
 
 @pytest.mark.parametrize("family", ["llama3", "mistral-window", "gpt-oss", "deepseek-v3", *part_of(["qwen3-next", "qwen3.5"])])
 def test_drafts_change_no_token(family: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Of models whose outputs soon repeat themselves."""
+    """Models whose outputs soon become repetitive."""
     save = save_drafting_model if family in RECURRENT_FAMILIES else model_zoo.save_model
     save(family, tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)
@@ -52,7 +52,7 @@ def test_drafts_change_no_output_with_a_grammar(pages: int, rng: np.random.Gener
 
 
 def test_predictions_change_no_token(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Of the output itself, of the output with edits, and of other tokens; some with a grammar, and some preempted."""
+    """Predictions of the output, of the output with edits, and of other tokens; some with a grammar, some preempted."""
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng) + constrained_requests(rng, tmp_path)
     options = EXACT | {"num_pages": 40}

@@ -1,4 +1,4 @@
-"""A whole engine, driven through a queue pair in the same process, against transformers run on one prompt at a time."""
+"""A whole engine, driven through a queue pair in the same process, compared with transformers on one prompt at a time."""
 
 import re
 import secrets
@@ -39,7 +39,7 @@ from blinkpy.scheduler.policies import load_policy, short_prompts
 from blinkpy.verify.replay.replayer import Replay
 
 FAULTING = Path(__file__).parents[1] / "support" / "faulting_policy.py"
-ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close
+ROUNDING = 1e-4  # above a float32 logit's error, which is up to 2e-5; one token in 15,000 has two candidates so close
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
 
 
 def wait_for_pages(engine: Engine) -> None:
-    """Every page comes back. A call publishes its gauges after its last completions, so a client may be ahead of them."""
+    """Wait until all pages are free. A call publishes its gauges after its last completions, so a client may read old gauges."""
     wait_for(lambda: engine.views.engine[GAUGE["pages_held"]] == 0)
 
 
@@ -64,7 +64,7 @@ def reference() -> torch.nn.Module:
 
 
 def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: int) -> list[np.ndarray]:
-    """Random prompts, half of which begin like another."""
+    """Random prompts, half of which share another prompt's start."""
     prompts: list[np.ndarray] = []
     for _ in range(count):
         own = rng.integers(6, 4096, int(rng.integers(1, longest + 1))).astype(np.int32)
@@ -76,17 +76,17 @@ def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: in
 
 
 def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random.Generator, reference: torch.nn.Module) -> None:
-    """20 requests in a pool that holds a few of them: greedy tokens are those of transformers, one prompt at a time."""
+    """20 requests in a pool that holds only a few: greedy tokens equal those of transformers with one prompt at a time."""
     prompts = prompts_with_common_starts(rng, 20, 40)
     options = {"max_model_len": 128, "num_pages": 24, "max_num_seqs": 12, "max_num_batched_tokens": 32, "slots": 32}
     with running_engine(**options) as (engine, client):
         sampling = RequestParameters(max_tokens=64, temperature=0)
         results = collect(client, [client.submit(prompt, sampling) for prompt in prompts])
-        # The request of the last rank ended last, so its pages are cached: the next turn of its conversation finds them.
+        # The request with the last rank ended last, so its pages are cached, and the next turn of its conversation finds them.
         prompts.append(np.concatenate([prompts[-1], np.array(results[-1][0], np.int32)])[:60])
         results += collect(client, [client.submit(prompts[-1], sampling)])
         words = engine.views.engine
-        assert words[COUNTER["preemptions"]] > 0, "the pool was meant to be too small"
+        assert words[COUNTER["preemptions"]] > 0, "the pool was not too small, as intended"
         assert words[COUNTER["prefix_hit_tokens"]] > 0
         wait_for_pages(engine)
     for prompt, (tokens, finish) in zip(prompts, results, strict=True):
@@ -96,7 +96,7 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
 
 
 def test_a_long_step_moves_a_word_while_the_heartbeat_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Front ends see it in the segment: a step may take longer than they wait for a silent engine."""
+    """Front ends read the word in the segment: a step may take longer than they wait for a silent engine."""
     with running_engine(max_model_len=64) as (engine, client):
         attention, seen = engine.runner.step.decoder.attention, list[tuple[int, int]]()
         run = attention.run
@@ -156,7 +156,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     assert capture.description["reason"] == "ArithmeticError: broken on purpose"
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
-    assert replay.turns[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
+    assert replay.turns[-1].planned[:, 1].tolist() == [3], "the failed step is the last"
 
 
 def test_a_turn_that_raises_is_recorded_with_all_that_it_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_turn_that_raises_is_recorded_with_all_that_it_read(monkeypatch: pytes
     assert [d for _, d in others if d] == [] == differences
     assert not fatal.ended
     assert fatal.entries[0].prompt.tolist() == [1, 2, 3]
-    assert fatal.planned.tolist() == [[0, 3]], "the decision that it would have made"
+    assert fatal.planned.tolist() == [[0, 3]], "the decision that the turn would have made"
 
 
 def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
     capture = read_dump(saved)
     assert capture.description["reason"] == f"BrokenStateError: {message}"
     *_, (fatal, differences) = Replay(capture, short_prompts).run()
-    assert fatal.ended and differences == [], "the scheduler's turns did no damage"
+    assert fatal.ended and differences == [], "the scheduler's turns damaged the state"
 
 
 def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +210,7 @@ def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, ca
 
     Supports claim policies/faults.
     """
-    monkeypatch.setattr("blinkpy.engine.engine.vetted_policy", load_policy)  # which would refuse it
+    monkeypatch.setattr("blinkpy.engine.engine.vetted_policy", load_policy)  # the check would refuse it
     options = {"device": "null", "policy": f"{FAULTING}:rank", "max_model_len": 64, "num_pages": 64, "slots": 64}
     with running_engine(**options) as (engine, client):
         lengths = [1 + i % 8 for i in range(40)]

@@ -1,4 +1,4 @@
-"""Several engines behind one front end, as people start them.
+"""Several engines with one front end, as users start them.
 
 Supports claim fleet/moves.
 """
@@ -21,11 +21,10 @@ STREAMS, TOKENS = 13, 60
 
 @pytest.mark.timeout(900)
 def test_streams_survive_an_engine(seed: int) -> None:
-    """CPU engines, killed, stopped or ended at a random moment: every client gets the undisturbed answer, bit
-    for bit."""
+    """CPU engines are killed, stopped or ended at a random moment: every client gets the undisturbed answer, bit for bit."""
     draw = random.Random(seed)
     _, moves = survive(draw, 1, STREAMS, TOKENS, (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM), moments=(0.1, 0.3))
-    assert moves > 0, "nothing was there to move"
+    assert moves > 0, "no request was left to move"
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,5 @@
-"""--kv-cache-dtype fp8_e4m3 on the CPU: against transformers over a cache that torch rounds, and the same however it is run."""
+"""--kv-cache-dtype fp8_e4m3 on the CPU: compared with transformers over a cache that torch rounds; chunks, hits and rings change
+nothing."""
 
 import secrets
 from pathlib import Path
@@ -44,7 +45,7 @@ def make_decoder(
     folder: Path, scales: Scales | None, *, torchs: bool = True, dtype: torch.dtype = torch.float32,
     rings: RingSizes | None = None, invariant: bool = False,
 ) -> Any:  # fmt: skip
-    """By torch or by NumPy, over a cache full of NaN."""
+    """A decoder by torch or NumPy, over a cache full of NaN."""
     model = as_stored(describe_model(folder), folder)
     if not torchs:
         arrays = ArrayCache(model, PAGES, PAGE, rings, scales)
@@ -61,7 +62,7 @@ def make_decoder(
 
 
 def draw_scales(rng: np.random.Generator, model: DecoderDescription) -> Scales:
-    """Of any value; the largest numbers of some heads saturate."""
+    """Scales of any size; the largest numbers of some heads saturate."""
     sizes = np.exp2(rng.uniform(-9, -6.5, (len(model.layers), 2, model.kv_heads)))
     return sizes.astype(np.float32)
 
@@ -107,7 +108,7 @@ FAMILIES += ["gemma2", "gemma3", "gemma4-nested", "olmo2", "gpt-oss", "glm4-moe"
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_a_rounded_cache(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """As near to the exact model as transformers with the same rounding is, and much nearer to that than either to the exact."""
+    """As close to the exact model as transformers with the same rounding, and much closer to that transformers model."""
     reference = save_model(name, tmp_path, int(rng.integers(2**31)))
     model = as_stored(describe_model(tmp_path), tmp_path)
     scales, tokens = draw_scales(rng, model), rng.integers(0, VOCAB, 60).tolist()
@@ -127,7 +128,7 @@ def test_logits_are_those_of_a_rounded_cache(name: str, tmp_path: Path, rng: np.
 
 
 def test_bfloat16_follows_float32(tmp_path: Path, rng: np.random.Generator) -> None:
-    """As near to the exact model as transformers in bfloat16 with the same rounding is."""
+    """As close to the exact model as transformers in bfloat16 with the same rounding."""
     reference = save_model("llama3", tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
     scales, tokens = draw_scales(rng, describe_model(tmp_path)), rng.integers(0, VOCAB, 60).tolist()
     exact = follow(make_decoder(tmp_path, None), make_batches(rng), tokens, 40, 60)
@@ -156,7 +157,7 @@ def test_chunks_and_shared_pages_change_no_bit(name: str, torchs: bool, tmp_path
 
 @pytest.mark.parametrize(("name", "torchs"), [("gemma3-nested", True), ("mistral-window", False)])
 def test_window_rings(name: str, torchs: bool, tmp_path: Path, rng: np.random.Generator) -> None:
-    """To the bit as with all tokens kept."""
+    """The same bits as with all tokens kept."""
     save_model(name, tmp_path, int(rng.integers(2**31)))
     model = as_stored(describe_model(tmp_path), tmp_path)
     scales, rings = draw_scales(rng, model), RingSizes.of(model, PAGE, 12, TOKENS, 6)
@@ -178,8 +179,8 @@ def engine_of(**options: object) -> Engine:
 
 
 def test_an_engine_has_more_pages_and_serves_the_same_from_hits(rng: np.random.Generator) -> None:
-    """Four times the pages of float32 in the same memory. It measures its scales; with and without the prefix cache, and started
-    again, requests get the same tokens; and its recording replays."""
+    """It has four times the pages of float32 in the same memory, and measures its scales. Requests get the same tokens with and
+    without the prefix cache, and after a restart; the recording replays."""
     stem = rng.integers(10, 500, 90).tolist()
     prompts = [stem + rng.integers(10, 500, int(n)).tolist() for n in rng.integers(5, 60, 5)]
     greedy, found = RequestParameters(max_tokens=20, temperature=0.0), list[list[list[int]]]()

@@ -1,5 +1,5 @@
-"""Grammars from end to end: engines with random weights or synthetic tokens, and random automata. Whatever the model computes,
-an output is a string of its automaton, or a prefix if max_tokens cut it.
+"""Grammars from end to end: engines with random weights or synthetic tokens, and random automata. For any logits, an output is a
+string of its automaton, or a prefix if max_tokens cuts it.
 
 Claim outputs/grammars (simulator): With a grammar, the output is a string of it, or a prefix of one if
 max_tokens ends it. Invalid automata and rules are refused.
@@ -59,7 +59,7 @@ def test_outputs_under_random_schemas_are_valid(llm: LLM, seed: int) -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_an_output_is_complete_at_max_tokens(llm: LLM, rng: np.random.Generator, ends: bool) -> None:
-    """If max_tokens are as many as the bytes of the shortest output, and never with fewer tokens than any output has."""
+    """If max_tokens equal the bytes of the shortest output, but never with fewer tokens than the shortest output."""
     schema = {"type": "object", "required": ["name", "tags"], "properties": {
         "name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}, "more": {}}}  # fmt: skip
     grammar, shortest = automaton_of_grammar({"schema": schema}), len('{"name":"","tags":[]}')
@@ -74,7 +74,7 @@ def test_an_output_is_complete_at_max_tokens(llm: LLM, rng: np.random.Generator,
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_endless_outputs_have_any_number_of_tokens(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Those of the benchmark of decode steps: with few tokens, too, no output is led to the end that no token reaches."""
+    """Grammars of the benchmark of decode steps: no token reaches their end, so even few tokens do not lead an output to it."""
     vocab_size = 1000
     (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": vocab_size}))
     (tmp_path / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size))
@@ -88,7 +88,7 @@ def test_endless_outputs_have_any_number_of_tokens(kind: str, tmp_path: Path, rn
 
 
 def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
-    """It ends behind its last token, which is a part of the text, with ignore_eos and min_tokens too."""
+    """The output ends after its last token, which is part of the text, even with ignore_eos and min_tokens."""
     params = SamplingParams(
         max_tokens=200, grammar=automaton_of_choices([JSON]), ignore_eos=True, min_tokens=199, temperature=2.0
     )
@@ -98,7 +98,7 @@ def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
 
 
 def test_a_grammar_may_have_special_tokens(llm: LLM) -> None:
-    """A token where the grammar has the token, and never its spelling nor another."""
+    """The output has the special token itself, never its spelling or another token."""
     grammar = automaton_of_grammar({"sequence": [{"text": "so"}, {"token": "<|user|>"}, {"regex": "[a-z<|>]{1,9}"}]})
     outputs = llm.generate(["x"] * 20, SamplingParams(max_tokens=60, grammar=grammar, temperature=5.0))
     (user,) = llm.tokenizer.encode("<|user|>", False, parse_special=True)
@@ -145,7 +145,7 @@ def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(llm: LLM) -> None:
         ids = llm.tokenizer.encode(text, add_special_tokens=False).tolist()
         assert b"".join(spelled[token] for token in ids).decode() == text
     names = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>")
-    assert [piece for piece in spelled if TOKEN_BYTE in piece] == [token_bytes(name) for name in names], "of no other token"
+    assert [piece for piece in spelled if TOKEN_BYTE in piece] == [token_bytes(name) for name in names], "no other token"
 
 
 def test_a_model_without_a_tokenizer_of_bytes_has_no_grammars(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,14 +104,14 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
     (done,) = null.generate("x", SamplingParams(**params, stop=stop))[0].outputs
     assert done.text == text[: text.index(stop)]
     assert done.finish_reason == "stop"
-    # The last token completes it, although the engine may have sent more.
+    # The last token completes the output, although the engine may have sent more.
     decode, count = null.get_tokenizer().decode, len(done.token_ids)
     assert done.token_ids == whole.token_ids[:count]
     assert stop in decode(done.token_ids) and stop not in decode(done.token_ids[:-1]), done.token_ids
 
 
 def test_laws_of_random_requests(demo: LLM, rng: np.random.Generator) -> None:
-    """Any parameters together: each output has what was asked for, and its counts, texts and reasons agree."""
+    """Any combination of parameters: each output fulfils its request, and its counts, texts and reasons agree."""
     decode, texts = demo.get_tokenizer().decode, ["Once upon a time", "The cat sat on the mat. " * 3, "x"]
     for _ in range(10):
         count, prompts = int(rng.integers(1, 4)), [str(rng.choice(texts)) for _ in range(rng.integers(1, 3))]
@@ -139,7 +139,7 @@ def test_laws_of_random_requests(demo: LLM, rng: np.random.Generator) -> None:
 
 
 def test_token_ids_end_at_the_vocabulary(null: LLM) -> None:
-    """Wherever a request has some."""
+    """In every field of a request that has token ids."""
     size = null._pair.facts.vocab_size
     for token, fits in ((size - 1, True), (size, False)):
         asked: list[tuple[Any, dict[str, Any]]] = [([[1, token]], {})]
@@ -179,7 +179,7 @@ def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any
 
 
 def test_an_error_blames_only_what_the_request_has(demo: LLM) -> None:
-    """Of the parameters that may leave no token, for each combination of them."""
+    """Each combination of the parameters that may leave no token."""
     given: dict[str, Any] = {"grammar": automaton_of_regex("[a-z]+"), "stop_token_ids": [5], "bad_words": ["x"]}
     given["allowed_token_ids"] = [3, 4, 5]
     for names in itertools.chain.from_iterable(itertools.combinations(given, size) for size in range(len(given) + 1)):
@@ -206,8 +206,8 @@ def test_the_longest_prompt_leaves_one_token(null: LLM) -> None:
         {"prompt": 5}, {"prompt": [1]}, {"prompt_token_ids": "1"}, {"prompt_token_ids": [1.0]},
     ],
 )  # fmt: skip
-def test_what_is_no_prompt_is_told(null: LLM, prompts: Any) -> None:
-    """And not taken for token ids."""
+def test_an_invalid_prompt_is_reported(null: LLM, prompts: Any) -> None:
+    """An invalid prompt is not read as token ids."""
     with pytest.raises(ValueError, match="prompt"):
         null.generate(prompts, SamplingParams(max_tokens=1))
 
@@ -275,7 +275,7 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
             assert len(values) in (3, 4)
             assert values == sorted(values, reverse=True)
             assert sum(map(math.exp, values)) < 1 + 1e-5
-    assert [next(iter(table)) for table in first.logprobs] == first.token_ids, "greedy takes the likeliest"
+    assert [next(iter(table)) for table in first.logprobs] == first.token_ids, "greedy sampling takes the likeliest token"
     assert "".join(table[t].decoded_token for t, table in zip(first.token_ids, first.logprobs, strict=True)) == first.text
     vocab = demo.tokenizer.vocab_size
     (synthetic,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
@@ -295,7 +295,7 @@ TOOL: dict[str, Any] = {
 
 
 def test_calls_without_room_for_grammars(tmp_path: Path) -> None:
-    """A grammar that is optional is omitted; a grammar that a strict tool needs is an error."""
+    """An optional grammar is omitted; a strict tool, which needs a grammar, is an error."""
     template = tmp_path / "tools.jinja"
     template.write_text("{% for tool in tools %}{{ tool.function.name }} <tool_call>{% endfor %}{{ messages[0].content }}")
     choice = {
@@ -330,7 +330,7 @@ def test_chat_with_tools(tmp_path: Path) -> None:
         assert "<tool_response>Thanks" in later.prompt
         said = later.outputs[0].message
         assert said is not None and said["role"] == "assistant"
-        assert said["content"].rstrip() == later.outputs[0].text.rstrip()  # sampled: it may end in a space
+        assert said["content"].rstrip() == later.outputs[0].text.rstrip()  # sampled, so it may end in a space
         (plain,) = llm.chat(ask, SamplingParams(max_tokens=5))
         assert plain.outputs[0].message == {"role": "assistant", "content": plain.outputs[0].text}
         for fields, message in (
@@ -412,7 +412,7 @@ def test_a_last_message_is_continued_or_stands_alone(demo: LLM) -> None:
 
 
 class Bar:
-    """As tqdm's."""
+    """A progress bar with tqdm's interface."""
 
     made: ClassVar[list["Bar"]] = []
 
@@ -429,7 +429,7 @@ class Bar:
 
 
 def test_a_start_tells_its_phases(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
-    """To the log if it takes them, else on standard error, unless the caller wants none there."""
+    """In the log if its level permits, otherwise on standard error, unless the caller disables them."""
     for shown in (None, False):
         with LLM("demo", device="null", show_progress=shown):
             pass
@@ -447,7 +447,7 @@ def test_a_start_tells_its_phases(caplog: pytest.LogCaptureFixture, capfd: pytes
 def test_outputs_are_counted_on_standard_error(null: LLM, capfd: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=3, ignore_eos=True, n=int(rng.integers(1, 4)))
     prompts, conversation = ["a"] * int(rng.integers(1, 9)), [{"role": "user", "content": "Hi"}]
-    for shown, text in ((None, ""), (False, ""), (True, "blinkpy: generating ...\n")):  # it is not a terminal
+    for shown, text in ((None, ""), (False, ""), (True, "blinkpy: generating ...\n")):  # standard error is not a terminal
         later = "" if shown is False else r"(blinkpy: generating \.\.\. \d+%, \d+ s\n)*"  # on a busy machine
         null.generate(prompts, params, use_tqdm=shown)
         assert re.fullmatch(re.escape(text) + later, capfd.readouterr().err)
@@ -462,7 +462,7 @@ def test_outputs_are_counted_on_standard_error(null: LLM, capfd: pytest.CaptureF
 
 
 def test_an_interrupted_call_leaves_no_request_behind(null: LLM) -> None:
-    """The next call finds all slots free, and its own outputs alone."""
+    """The next call finds all slots free, and gets only its own outputs."""
     params = SamplingParams(max_tokens=2000, ignore_eos=True, seed=1)
 
     class Interrupting(Bar):
@@ -480,7 +480,7 @@ def test_an_interrupted_call_leaves_no_request_behind(null: LLM) -> None:
 
 
 def test_it_works_within_a_running_event_loop(null: LLM) -> None:
-    """As in a notebook."""
+    """A notebook has a running event loop."""
     params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
 
     async def ask() -> list[int]:
@@ -490,14 +490,14 @@ def test_it_works_within_a_running_event_loop(null: LLM) -> None:
 
 
 def test_chat_takes_parts_as_text_and_refuses_what_is_none(demo: LLM) -> None:
-    """The template iterates over parts, and this one joins them; an image, a missing content or no list is an error."""
+    """This template joins the parts; an image, missing content or content of another type is an error."""
     params = SamplingParams(max_tokens=4, temperature=0)
     parts = [{"type": "text", "text": "Tell"}, {"type": "text", "text": "tale"}]
     one, other = demo.chat([[{"role": "user", "content": content}] for content in (parts, "Telltale")], params)
     assert (one.prompt, one.outputs[0].token_ids) == (other.prompt, other.outputs[0].token_ids)
     ask: dict[str, Any] = {"role": "user", "content": "Hi"}
     one, other = demo.chat([[ask, {"role": "assistant", "content": silent}, ask] for silent in (None, "")], params)
-    assert one.prompt == other.prompt, "as clients repeat an answer that was a call"
+    assert one.prompt == other.prompt, "clients repeat an answer with a call in this form"
     for messages, message in (
         ([{"role": "user", "content": None}], r"messages\[0\].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], r"messages\[0\].content\[0\]"),
@@ -523,7 +523,7 @@ def test_a_dead_engine_is_an_error_at_once_and_close_cleans_up() -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="engine"):
         llm.generate("x")
-    assert time.monotonic() - began < 30  # far below what a start may take
+    assert time.monotonic() - began < 30  # far below a start's time limit
     llm.close()
     llm.close()
     assert not segment.exists()

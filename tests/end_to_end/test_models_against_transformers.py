@@ -1,4 +1,5 @@
-"""Every family against transformers, on small random checkpoints that transformers itself saved; half of the models in a run."""
+"""Every family compared with transformers, on small random checkpoints that transformers saved; half of the models in each
+run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ PAGE = 8
 NEW_TOKENS = 32
 TOLERANCE = 1e-4
 MOST_OFTEN = 3e-4  # 99th percentile of the errors of logits
-MOST_PROMPTS, FOLLOWED = 20, 25  # until this many tokens have the same experts in bfloat16
+MOST_PROMPTS, FOLLOWED = 20, 25  # minimum number of tokens with the same experts in bfloat16
 WITHOUT_TORCH = {"llama2", "llama3", "llama-biased-mqa", "mistral", "mistral-window", "ministral", "qwen2", "qwen2-window-yarn"}
 WITHOUT_TORCH |= {"qwen3", "qwen3-biased", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-stride", "mixtral", "smollm3"}
 WITHOUT_TORCH |= {"smollm3-window", "granite", "granite-biased", "granite4-micro", "granite4-nope", "phi3", "phi4-mini-short"}
@@ -50,13 +51,13 @@ def make_decoder(
     model = as_stored(describe_model(folder), folder)
     cache = PagedCache(model, 160, PAGE, dtype, rings=rings, slots=12)
     states = [tensor for states in cache.states.layers if states is not None for tensor in states]
-    for tensor in cache.keys + cache.values + states:  # the content of pages that were never written must not matter
+    for tensor in cache.keys + cache.values + states:  # the content of unwritten pages must not matter
         tensor.fill_(float("nan"))
     return TorchDecoder(model, load_weights(model, folder, dtype), cache, max_model_len, 512)
 
 
 def make_numpy_decoder(folder: Path, rings: RingSizes | None = None) -> NumpyDecoder:
-    """The same without torch."""
+    """As make_decoder, without torch."""
     model = as_stored(describe_model(folder), folder)
     cache = ArrayCache(model, 160, PAGE, rings)
     for array in cache.keys + cache.values:
@@ -79,9 +80,9 @@ def run(decoder: TorchDecoder | NumpyDecoder, batches: PagedBatches, work: list[
 
 
 def tolerance(config: Any) -> float:
-    """Of logits. Sums over the whole past of a delta net or state space grow, and so does the rounding of more layers than the
-    usual three. A delta net's norm of a result near 0 enlarges roundings: one token in thousands is off by ten times as much as
-    others."""
+    """The tolerance of logits. Sums over the whole past of a delta net or state space grow, and so does the rounding of more
+    layers than the usual three. A delta net's norm enlarges the rounding of a result near 0: one token in thousands has ten times
+    the usual error."""
     if hasattr(config, "linear_num_key_heads"):
         return 1e-3
     state_space = any(hasattr(config, name) for name in ("mamba_d_state", "ssm_state_size"))
@@ -89,7 +90,7 @@ def tolerance(config: Any) -> float:
 
 
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
-    """Our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
+    """Compare our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
     assert len(seen) >= minimum
     errors, spread = list[float](), 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():
@@ -102,7 +103,7 @@ def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
     if len(errors) <= 0.5 * len(seen):
         raise TooManyTiesError(f"of {len(seen)} results, {len(errors)} do not depend on experts that were nearly equal")
     assert np.quantile(errors, 0.99) < MOST_OFTEN
-    assert spread > 0.5, "logits too flat to show an error"
+    assert spread > 0.5, "the logits are too flat to show an error"
 
 
 def prompt(rng: np.random.Generator, length: int) -> list[int]:
@@ -112,7 +113,7 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
 @pytest.mark.parametrize("name", part_of(ZOO))
 @redrawn_at_ties
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """By torch's decoder, and by NumPy's if it has all blocks."""
+    """With torch's decoder, and NumPy's if it has all blocks."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
     mixed_batches(model, make_decoder(tmp_path), rng)
     lacking = lacking_without_torch(describe_model(tmp_path))
@@ -123,7 +124,7 @@ def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> N
 
 def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, rng: np.random.Generator) -> None:
     """A sequence alone: its prompt in one chunk, then tokens whose heads are divided among the threads. Then decodes and prefill
-    chunks together, two rows on shared pages, and a preempted sequence that is computed again."""
+    chunks together, two rows on shared pages, and a preempted sequence that is recomputed."""
     batches, seen = make_batches(rng), list[Any]()
     common = prompt(rng, 3 * PAGE)
     first = batches.add(common + prompt(rng, int(rng.integers(1, 30))))
@@ -134,7 +135,7 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     preempted_at = int(rng.integers(6, 20))
     for step in range(200):
         if step == 8:
-            pages = 3 if decoder.model.recurrence is None else 0  # with recurrent layers no pages are shared
+            pages = 3 if decoder.model.recurrence is None else 0  # models with recurrent layers share no pages
             sequences.append(batches.add(common + prompt(rng, int(rng.integers(1, 20))), share=first, share_pages=pages))
         if step == preempted_at:
             batches.preempt(sequences[1])
@@ -160,7 +161,7 @@ LONG = 500  # tokens
 @pytest.mark.parametrize("name", part_of(ZOO, 4))
 @redrawn_at_ties
 def test_a_long_context(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """In chunks, then a few tokens alone."""
+    """In chunks, then a few single tokens."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
     decoder = make_decoder(tmp_path, max_model_len=LONG + PAGE)
     batches = PagedBatches(rng, page_size=PAGE, num_pages=160, slots=2, max_model_len=LONG + PAGE, max_tokens=512, max_rows=2)
@@ -216,7 +217,7 @@ def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Gene
     if not any(architecture.expert_layers):
         assert np.median(ours) < 0.1 and ours.mean() < 1.5 * theirs.mean()
         return
-    # A token may go to the other of two nearly equal experts, and then most later tokens differ: the earlier ones count.
+    # A token may go to the other of two nearly equal experts, and then most later tokens differ: only earlier tokens count.
     usual, followed = 6 * np.quantile(theirs, 0.1), list[tuple[float, float]]()
     for _ in range(MOST_PROMPTS):
         changed = np.flatnonzero(np.maximum(ours, theirs) > usual)
@@ -231,14 +232,15 @@ def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Gene
 
 
 def bfloat16_errors(model: Any, folder: Path, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean errors of each token's logits in bfloat16 over their deviation, ours and those of transformers, for a new prompt."""
+    """Mean errors of each token's bfloat16 logits, relative to their deviation: ours and those of transformers, for a new
+    prompt."""
     tokens, results = prompt(rng, 40), []
     for dtype in (torch.float32, torch.bfloat16):
         decoder, batches = make_decoder(folder, dtype), make_batches(rng)
         sequence = batches.add(tokens[:24])
         seen = run(decoder, batches, [(sequence, 24)])
         for token in tokens[24:]:
-            sequence.tokens[-1] = token  # the same tokens for both, whatever was sampled
+            sequence.tokens[-1] = token  # the same tokens for both, regardless of the samples
             seen += run(decoder, batches, [(sequence, 1)])
         results.append(np.array([logits for _, _, logits in seen]))
     exact, ours = results
@@ -250,7 +252,7 @@ def bfloat16_errors(model: Any, folder: Path, rng: np.random.Generator) -> tuple
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_factor_of_embeddings_is_rounded_as_their_dtype(dtype: torch.dtype, rng: np.random.Generator) -> None:
-    """If transformers makes it a tensor of that dtype. To the bit, at the sizes of Gemma 3 and of other models."""
+    """If transformers makes the factor a tensor of that dtype. The same bits, at the sizes of Gemma 3 and of other models."""
     plain = describe_config(
         {"architectures": ["Gemma3ForCausalLM"], "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
     )

@@ -1,5 +1,5 @@
-"""Paced steps on an engine with a simulated clock: the null engine, whose loop is that of the CPU engine.
-Only properties that hold on a slow machine are judged: steps wait, and the order of events.
+"""Paced steps on the null engine, which has the CPU engine's loop, with a simulated clock. The tests judge only properties that
+hold on a slow machine: steps wait, and the order of events.
 
 Supports claim decisions/pace.
 """
@@ -21,7 +21,7 @@ from blinkpy.kv import state as S
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, FINISH_CANCELLED, FINISH_LENGTH
 
-LONG_MS = 60_000  # no test waits for it
+LONG_MS = 60_000  # longer than any test waits
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_steps_wait_and_tokens_are_the_same(rng: np.random.Generator) -> None:
             began = time.monotonic()
             outputs.append(collect(client, [client.submit(prompt, sampling) for prompt in prompts]))
             took_ms, paced_ns = (time.monotonic() - began) * 1e3, int(engine.views.engine[COUNTER["paced_ns"]])
-            if target_ms:  # five times a pace, less what steps were shorter than expected: 3.9 times a pace at most
+            if target_ms:  # five paces less the time that steps saved: 3.9 paces at most
                 assert took_ms > target_ms and paced_ns > 0
             else:
                 assert paced_ns == 0

@@ -1,5 +1,5 @@
-"""Engines of models with gated delta nets: the tokens and log probabilities of transformers whatever becomes of a request's slot,
-also from snapshots of states, and a replay."""
+"""Engines of models with gated delta nets: the tokens and log probabilities equal those of transformers after preemptions, with
+reused slots, and from snapshots of states; and a replay."""
 
 import logging
 import secrets
@@ -44,7 +44,7 @@ CPU = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "max_nu
 def test_tokens_preemptions_and_replay(
     name: str, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Chunks next to decodes, equal beginnings of prompts, preemptions, and twice as many requests as slots. Snapshots are
+    """Chunks next to decodes, prompts with a common start, preemptions, and twice as many requests as slots. Snapshots are
     replaced, and their pages evicted.
     """
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
@@ -70,7 +70,7 @@ def test_tokens_preemptions_and_replay(
 
 
 def test_suspensions_and_cancels_change_no_token(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Other requests run between two layer groups of a step, and slots of cancelled requests are taken again."""
+    """Other requests run between two layer groups of a step, and slots of cancelled requests are reused."""
     save_model("qwen3.5", tmp_path, int(rng.integers(2**31)))
     prompts = Prompts(rng, transformers.AutoModelForCausalLM.from_pretrained(tmp_path), VOCAB)
     engine = make_engine(config_for(tmp_path, **CPU, **CUT))
@@ -82,7 +82,7 @@ def test_suspensions_and_cancels_change_no_token(rng: np.random.Generator, tmp_p
 
 @redrawn_at_ties
 def test_log_probabilities_from_snapshots(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Prompts that part at random places, and that continue others, behind prefix hits, in chunks and after preemptions."""
+    """Prompts that diverge at random places or continue other prompts, after prefix hits, in chunks and after preemptions."""
     model = save_model("qwen3-next", tmp_path, int(rng.integers(2**31)))
     prompts = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(60, 120, 3)]
     while len(prompts) < 36:
@@ -111,7 +111,7 @@ def test_log_probabilities_from_snapshots(rng: np.random.Generator, tmp_path: Pa
 
 
 def test_hit_rate_of_a_shared_prefix_workload(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Within a tenth of that of a model with full attention. No other test counts on how often snapshots are made."""
+    """Within a tenth of the hit rate of a model with full attention. No other test depends on the number of snapshots."""
     stems = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(300, 1500, 4)]
     work = [stem + rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(10, 200, 20) for stem in stems]
     rates = []
@@ -156,7 +156,7 @@ def test_default_snapshots_and_none_that_fits(
 
 
 def test_log_probabilities_of_the_offline_api(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Those of each token, of prompts together."""
+    """Log probabilities of each token of several prompts together."""
     size = describe_model(DEMO_FOLDER).vocab_size
     model = save_model("qwen3.5-moe", tmp_path, int(rng.integers(2**31)), vocab_size=size)
     shutil.copy(DEMO_FOLDER / "tokenizer.json", tmp_path)
@@ -181,7 +181,7 @@ def test_states_beyond_the_memory_are_refused_before_anything_is_loaded(tmp_path
 
 
 def test_default_slots_leave_most_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of it holds the states of all workers. An explicit number stays."""
+    """A quarter of the memory holds the states of all workers. An explicit number is kept."""
     save_model("qwen3.5", tmp_path, 1)
     state = describe_model(tmp_path).state_bytes(4)
     for memory, workers, slots in ((4 * 2 * 43 * state, 2, 40), (4 * 5 * state, 1, 5), (0, 1, 1), (1 << 50, 1, 256)):

@@ -1,4 +1,4 @@
-"""`blinkpy serve` when its engine dies: it starts another, and front ends stay."""
+"""`blinkpy serve` after its engine's death: it starts another engine, and front ends stay."""
 
 import contextlib
 import http.client
@@ -38,12 +38,12 @@ from blinkpy.serving.kept_engine import KeptEngine
 from blinkpy.transport.segment import segment_path
 
 NULL = ("--device", "null", "--null-step-us", "20000")
-HANG_S = 6  # longer than a busy machine keeps an engine waiting
+HANG_S = 6  # longer than a busy machine delays an engine
 PROMPT = {"model": "demo", "prompt": "fog", "max_tokens": 3, "seed": 7}
 
 
 class Connection:
-    """One connection that stays open: a request on it fails once the server has closed it."""
+    """A connection that stays open: a request fails once the server has closed the connection."""
 
     def __init__(self, url: str):
         self._http = http.client.HTTPConnection(urlsplit(url).netloc, timeout=BUSY_S)
@@ -56,7 +56,7 @@ class Connection:
         self._http.request(method, path, content, {"content-type": "application/json"})
         answer = self._http.getresponse()
         found = json.loads(answer.read())
-        assert self._http.sock is self._socket, "it was closed"
+        assert self._http.sock is self._socket, "the connection was closed"
         return answer.status, int(answer.headers["retry-after"] or 0), found
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Connection:
 
 
 class Streams:
-    """Streams in separate threads. ends: for each, its error, or None if it is complete."""
+    """Streams in separate threads. ends: error of each stream, or None if it is complete."""
 
     def __init__(self, server: Server, count: int):
         self.ends: list[object] = []
@@ -91,12 +91,12 @@ class Streams:
 
 
 def healthy(server: Server) -> bool:
-    """Of whichever worker answers."""
+    """Whether a worker reports health; any worker may answer."""
     return httpx.get(server.url + "/health", timeout=BUSY_S).status_code == 200
 
 
 def restarts(server: Server) -> list[str]:
-    """The pauses before restarts, as logged; lines of several processes may run into each other."""
+    """The logged pauses before restarts; lines of several processes may be interleaved."""
     return re.findall(r"; restart \d+ in (\S+) s", "".join(list(server.said)))
 
 
@@ -107,13 +107,13 @@ def counted(server: Server) -> int:
 
 
 def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_ends(tmp_path: Path) -> None:
-    """Streams end with an error. Connections, sockets and workers stay; a request gets 503 immediately, with the time
-    of a start to wait; and the next engine serves on the same connections."""
+    """Streams end with an error. Connections, sockets and workers stay. A request immediately gets a 503 with the time of a start
+    as Retry-After. The next engine serves on the same connections."""
     with contextlib.ExitStack() as stack:
         model = tmp_path / "model"
         shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"strange": 1}))  # the engine's process has something to log
+        (model / "config.json").write_text(json.dumps(config | {"strange": 1}))  # the engine's process has lines to log
         held, gate = held_environment(tmp_path)
         gate.touch()
         options = "--workers", "2", "--engine-hang-s", str(HANG_S), "--record-folder", str(tmp_path), "--log-format", "json"
@@ -155,7 +155,7 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
     assert {"serve", "engine", "frontend/0", "frontend/1"} <= {line["process"] for line in logged}
     assert any("strange" in line["message"] for line in logged if line["process"] == "engine")
     loose = [line for line in server.said if line.strip() and not line.startswith(("{", "blinkpy: ", "blinkpy serves ", "curl "))]
-    assert loose == [], "lines without JSON are for people who watch a start"
+    assert loose == [], "only lines for users who watch a start are no JSON"
     saved = sorted(tmp_path.glob("crash-*.recording"))
     assert len(saved) == 2
     assert all(any(str(path) in line for line in server.said) for path in saved)
@@ -180,7 +180,7 @@ def test_a_server_stays_while_no_engine_comes_up_and_ends_promptly(tmp_path: Pat
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(refusal.headers["retry-after"]) >= 1
         assert httpx.get(server.url + "/livez").status_code == 200
-        assert not server.segments(), "the dead engine's is gone"
+        assert not server.segments(), "the dead engine's segment is removed"
         if how == "fails":
             assert restarts(server)[:3] == ["0.5", "1", "2"]
             assert sum("the engine did not start: " in line for line in server.said) >= 2
@@ -210,8 +210,7 @@ def test_an_engine_that_dies_while_the_server_drains_is_not_replaced() -> None:
 def watched(
     tick: Callable[[], None], tmp_path: Path, **options: object
 ) -> Iterator[tuple[KeptEngine, Callable[[int, int], None]]]:
-    """A serving engine, and a function that writes a word of its segment, by its place from the start of the engine's
-    block."""
+    """A serving engine, and a function that writes a word of its segment by its offset in the engine's block."""
     chosen = {"device": "null", "name": f"test-{secrets.token_hex(4)}", "record_folder": str(tmp_path), **options}
     config = Config().with_options(chosen)
     path = segment_path(config.engine.name)
@@ -247,7 +246,7 @@ def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.M
 def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stopped(tmp_path: Path) -> None:
     """The process is stopped permanently.
 
-    While the test changes words, as a long step and a loop on a GPU do, it is left running; then it is killed, and its
+    While the test changes words, as a long step and a loop on a GPU do, the engine keeps running; then it is killed, and its
     recording saved.
     """
     began = time.monotonic()
@@ -277,7 +276,7 @@ def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stop
 def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_served(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """With the test's clock. The time of failed starts does not count as serving time."""
+    """On the test's clock. The time of failed starts does not count as serving time."""
     draw, clock, fails, starts = random.Random(seed), [1000.0], [0], list[float]()
 
     class Started:
@@ -333,8 +332,8 @@ def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_se
         assert [start - end for start, end in zip(starts, ended, strict=True)] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_only_time_in_which_somebody_looked_counts(rng: np.random.Generator) -> None:
-    """Against a sum over all looks since the beat moved last; and a watcher that was stopped for an hour ends nothing."""
+def test_only_time_between_looks_of_a_running_watcher_counts(rng: np.random.Generator) -> None:
+    """Compared with a sum over all looks since the last heartbeat; a watcher that was stopped for an hour ends no engine."""
     for _ in range(200):
         limit = float(rng.choice([0, 0.5, 3, 20]))
         watch, now, gaps = BeatWatch(limit), float(rng.uniform(0, 1e6)), list[float]()
@@ -357,7 +356,7 @@ def test_time_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.engine_starts.time.monotonic", lambda: now[0])
     starts = EngineStarts(memoryview(bytearray(STARTS_BYTES)))
     found = [starts.retry_s()]
-    for step_s in (0.0, 1.5, 30.0):  # an engine in 12.2 s: a moment later, and when it is late
+    for step_s in (0.0, 1.5, 30.0):  # an engine that appears in 12.2 s: a moment later, and when it is late
         if not step_s:
             starts.expect(12.2)
         now[0] += step_s

@@ -1,4 +1,4 @@
-"""Engines with --window-cache ring: the same tokens as transformers, memory as planned, and a recording that replays.
+"""Engines with --window-cache ring: the same tokens as transformers, the planned memory, and a recording that replays.
 
 Supports claim outputs/rings.
 """
@@ -36,7 +36,7 @@ def engine_of(folder: Path, **options: object) -> Engine:
 def test_tokens_preemptions_and_replay(
     name: str, num_pages: int, rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In one model some layers keep all tokens, in the other no layer does: then no length takes memory of the
+    """In one model some layers keep all tokens; in the other no layer does, so requests of any length use no pages of the
     pool."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)))
     stem = rng.integers(0, VOCAB, 100).tolist()

@@ -1,4 +1,4 @@
-"""`blinkpy serve` as people run it: processes, the official client, and failures of its parts."""
+"""`blinkpy serve` as users run it: processes, the official client, and failures of its parts."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def null_server() -> Iterator[Server]:
 def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Server) -> None:
     assert [model.id for model in null_server.client.models.list()] == ["demo"]
     whole, pieces = null_server.chat(seed=3), list[int]()
-    while max(pieces, default=0) <= 4:  # on a busy machine, tokens may come together
+    while max(pieces, default=0) <= 4:  # on a busy machine, tokens may arrive together
         stream = null_server.client.chat.completions.create(
             model="demo", messages=STORY, max_tokens=16, seed=3, stream=True, stream_options={"include_usage": True}
         )
@@ -45,7 +45,7 @@ def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Serv
         assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == whole
         assert events[-1].usage is not None
         pieces.append(len(events))
-        assert len(pieces) < 50, f"a stream comes in pieces: {pieces}"
+        assert len(pieces) < 50, f"a stream arrives in pieces: {pieces}"
     assert null_server.chat(seed=4) != whole
 
 
@@ -58,7 +58,7 @@ def test_the_curl_line_that_is_printed_works(null_server: Server) -> None:
 
 
 def test_benchmarks_know_the_front_end_by_its_command_lines(null_server: Server) -> None:
-    """Those of the supervisor and of its worker, and of no other process, so that they can have separate cores."""
+    """The command lines of the supervisor and its worker, and of no other process, so that these can have separate cores."""
     lines = [command_line(pid) for pid in tree(null_server.process.pid)]
     front = [line for line in lines if re.search(SYSTEMS["blinkpy"].front_end, line)]
     assert len(front) == 2 < len(lines)
@@ -118,14 +118,14 @@ def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None
 
 
 def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server) -> None:
-    """Streams that would last for a minute: the first signal waits for them, the second does not, later ones have no
+    """Streams that would take a minute: the first signal waits for them, the second does not, and later signals have no
     effect."""
     with serving("--device", "null", "--null-step-us", "500000", "--max-model-len", "512") as server:
         events = server.stream(120)
         next(events)
         server.process.send_signal(signal.SIGTERM)
         assert next(events)
-        assert next(events), "the first one lets the stream continue"
+        assert next(events), "the first signal lets the stream continue"
         while server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.005)
@@ -146,7 +146,7 @@ def test_a_running_engine_is_recorded_and_replayed(
     out = capsys.readouterr().out
     assert " #0  accepted " in out
     assert "turns decided as recorded" in out
-    assert null_server.chat(), "it goes on serving"
+    assert null_server.chat(), "the server continues to serve"
 
 
 def test_without_restart_a_killed_engine_means_errors_then_exit_code_1(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ Engine.run = run
 
 
 def test_the_servers_last_line_says_why_the_engine_ended(tmp_path: Path) -> None:
-    """A policy's file runs in the engine's process: this one makes up a fault of the GPU."""
+    """A policy's file runs in the engine's process: this policy simulates a fault of the GPU."""
     policy = tmp_path / "broken.py"
     policy.write_text(BROKEN)
     with serving("--device", "null", "--no-restart", "--policy", f"{policy}:rank") as server:
@@ -250,7 +250,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
         os.kill(engine, signal.SIGKILL)
         server.process.kill()
         wait_for(lambda: not any(alive(pid) for pid in below), 60, "children ended")
-    assert left.exists(), "no process was left to remove the segment, or the test tests nothing"
+    assert left.exists(), "the segment was removed, so the test would prove nothing"
     with serving("--device", "null") as server:
         assert not left.exists()
         assert server.chat()
@@ -258,7 +258,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
 
 @contextlib.contextmanager
 def held_start(folder: Path) -> Iterator[tuple[Server, httpx.Client, Path]]:
-    """(server, client, gate): the start of the server's engine waits until the gate exists."""
+    """(server, client, gate): the server's engine waits at its start until the file `gate` exists."""
     (held, gate), uds = held_environment(folder), folder / "socket"
     server = Server("serve", "--device", "null", "--uds", str(uds), env=held)
     try:
@@ -287,7 +287,7 @@ def test_until_the_engine_is_ready_requests_get_503_with_the_reason(tmp_path: Pa
 
 @pytest.mark.parametrize("ended", ["engine", "frontend", "serve"])
 def test_a_start_that_ends_early_leaves_nothing(tmp_path: Path, ended: str) -> None:
-    """With one line that says why, unless a signal ended it."""
+    """Only a line with the reason, unless a signal ended it."""
     with held_start(tmp_path) as (server, client, _):
         assert client.get("/health").status_code == 503
         below = server.children()
@@ -304,7 +304,7 @@ def test_a_start_that_ends_early_leaves_nothing(tmp_path: Path, ended: str) -> N
 
 
 def test_engine_and_front_end_run_separately_by_name() -> None:
-    """As two systemd units: another engine with its name replaces a killed engine, and the front end finds it."""
+    """Like two systemd units: an engine with the same name replaces a killed engine, and the front end finds it."""
     name, body = f"test-{os.getpid()}", {"model": "demo", "prompt": "x", "max_tokens": 3, "seed": 1}
     engine = Command("engine", "--device", "null", "--name", name)
     front = Command("frontend", "--port", "0", "--name", name)
@@ -347,7 +347,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(arguments: tuple[str,
 
 @pytest.mark.parametrize(("chosen", "expected"), [({}, str(OPENMP_SPINS)), ({"GOMP_SPINCOUNT": "4321"}, "4321")])
 def test_threads_of_the_engine_do_not_spin_for_long(chosen: dict[str, str], expected: str) -> None:
-    """The output of GNU OpenMP when torch loads it, in an engine that then refuses an option."""
+    """Reads the output of GNU OpenMP when torch loads it, in an engine that then refuses an option."""
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     command = [sys.executable, "-m", "blinkpy", "engine", "--device", "cpu", "--max-model-len", "4000000"]
     environment |= {"OMP_DISPLAY_ENV": "verbose", **chosen}

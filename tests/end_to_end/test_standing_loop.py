@@ -1,5 +1,4 @@
-"""A worker whose event loop is blocked: it keeps its slots and loses no token, since a separate thread sends its
-heartbeat."""
+"""A worker whose event loop is blocked keeps its slots and loses no token, because a separate thread sends its heartbeat."""
 
 import secrets
 import threading
@@ -23,7 +22,7 @@ from blinkpy.queues.words import COUNTER
 
 LEASE_MS, STREAMS, TOKENS, RING = 4000, 12, 600, 64
 STANDS_S = 2.5 * LEASE_MS / 1000
-STEP_US = 5000  # so the streams would end during the block, and all of them start within that time on a busy machine
+STEP_US = 5000  # so a stream takes 3 s: less than the block, but enough to start all streams on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,8 @@ def engine() -> Iterator[Config]:
 
 
 def block(seconds: float, until: Callable[[], object]) -> None:
-    """Pure Python, then calls that each hold the GIL, then a system call; and then such calls until something holds."""
+    """Block by pure Python, then by calls that each hold the GIL, then by a system call; and then by such calls until a condition
+    holds."""
     ends = [time.monotonic() + share * seconds for share in (0.4, 0.8, 1.0)]
     while time.monotonic() < ends[0]:
         pass
@@ -53,7 +53,7 @@ def block(seconds: float, until: Callable[[], object]) -> None:
 
 
 def stand(server: RunningServer, seconds: float, measure: Callable[[], int], until: Callable[[], object] = lambda: True) -> int:
-    """Block the event loop, without a pause. Returns by how much a measure grows in that time."""
+    """Block the event loop without a pause. Returns the growth of a measure in that time."""
     done, found = threading.Event(), list[int]()
     server.engine_client._loop.call_soon_threadsafe(
         lambda: (found.append(measure()), block(seconds, until), found.append(measure()), done.set())
@@ -63,7 +63,7 @@ def stand(server: RunningServer, seconds: float, measure: Callable[[], int], unt
 
 
 def tokens(response: httpx.Response) -> tuple[int, str]:
-    """Tokens of a stream by its usage, and its text."""
+    """The tokens of a stream by its usage, and its text."""
     found = events(response)
     return found[-1]["usage"]["completion_tokens"], "".join(part["choices"][0]["text"] for part in found if part["choices"])
 
@@ -91,7 +91,7 @@ def test_streams_outlive_a_loop_that_is_blocked_for_longer_than_the_lease(engine
 
 
 def test_an_engine_that_dies_during_a_block_is_noticed_in_it(engine: Config) -> None:
-    """Its streams end when the loop runs again; the link thread knows before."""
+    """Its streams end when the loop runs again; the link thread notices before."""
     with serving(engine.engine.name, Path(engine.model.model), lease_ms=LEASE_MS) as server, ThreadPoolExecutor(2) as pool:
         pair = server.engine_client.pair
         assert pair is not None
@@ -108,6 +108,6 @@ def test_an_engine_that_dies_during_a_block_is_noticed_in_it(engine: Config) -> 
                 patch.setattr(type(transport), "lost", lambda transport: True)
                 return len(lost)
 
-            assert stand(server, 1.0, lose, until=lambda: lost), "it was not found while the loop was blocked"
+            assert stand(server, 1.0, lose, until=lambda: lost), "the dead engine was not noticed while the loop was blocked"
         texts = [stream.result(60).text for stream in streams]
         assert all("The engine is gone." in text for text in texts)

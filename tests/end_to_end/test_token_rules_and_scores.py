@@ -1,4 +1,4 @@
-"""Token rules, and log probabilities of prompts, of the demonstration model: against transformers.
+"""Token rules, and log probabilities of prompts, of the demonstration model, compared with transformers.
 
 Claim outputs/scores (simulator): Token rules and scores of a prompt equal those of transformers. A preemption
 changes no score.
@@ -24,7 +24,7 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LLM]:
-    """Few pages, so that prompts that are scored are preempted."""
+    """Few pages, so that scored prompts are preempted."""
     sizes = {"max_model_len": 256, "num_pages": 20, "slots": 12, "max_num_seqs": 8, "grammar_slots": 8}
     with LLM("demo", device="cpu", dtype="float32", check_integrity="always", batch_invariant=True, **sizes) as llm:
         yield llm
@@ -36,14 +36,13 @@ def reference() -> Any:
 
 
 def log_likelihoods(reference: Any, ids: list[int]) -> np.ndarray:
-    """Log probabilities of all tokens at each place but the first: [n - 1, vocab]."""
+    """Log probabilities of all tokens at each place except the first: [n - 1, vocab]."""
     with torch.no_grad():
         return reference(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).numpy()
 
 
 def test_log_likelihoods_are_those_of_transformers(demo: LLM, reference: Any, rng: np.random.Generator) -> None:
-    """Texts that share their starts, more than run at a time, with preemptions; the generated tokens equal
-    those without scores."""
+    """Texts with common starts, more than run at a time, with preemptions; generated tokens equal those without scores."""
     texts = [(TEXT * 3)[: int(n)] + "x" * i for i, n in enumerate(rng.integers(len(TEXT), 3 * len(TEXT), 16))]
     each = [
         SamplingParams(
@@ -77,7 +76,7 @@ def test_log_likelihoods_are_those_of_transformers(demo: LLM, reference: Any, rn
 
 
 def test_outputs_under_rules_are_those_of_transformers_processors(demo: LLM, reference: Any, rng: np.random.Generator) -> None:
-    """Greedy, with the model's own choices banned and pushed down, so that rules matter at each place."""
+    """Greedy, with the model's own choices banned or lowered, so that rules matter at each place."""
     prompts = [TEXT[:60], "The old man", "A letter came"]
     ids = [demo.tokenizer.encode(prompt).tolist() for prompt in prompts]
     free = [output.outputs[0].token_ids for output in demo.generate(ids, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0))]
@@ -92,7 +91,7 @@ def test_outputs_under_rules_are_those_of_transformers_processors(demo: LLM, ref
         tokens = output.outputs[0].token_ids
         with torch.no_grad():
             logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        for place, token in enumerate(tokens):  # each is the likeliest behind those before it, or as likely within rounding
+        for place, token in enumerate(tokens):  # each is the likeliest after the previous tokens, within rounding
             (scores,) = processors(torch.tensor([tokens[:place]], dtype=torch.int64), logits[place : place + 1])
             assert torch.isfinite(scores[token]) and scores[token] >= scores.max() - 1e-3
         assert len(tokens) == NEW_TOKENS and tokens != before

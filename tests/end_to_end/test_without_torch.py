@@ -20,7 +20,7 @@ sys.meta_path.insert(0, Blocked())
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """For all processes of a command: Python reads sitecustomize.py before anything else."""
+    """The environment of all processes of a command: Python reads sitecustomize.py first."""
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 

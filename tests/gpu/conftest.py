@@ -15,7 +15,7 @@ WITHOUT = "needs an NVIDIA GPU, and torch finds none on this machine: nothing wa
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            # After a fault, destructors of torch and of the driver's objects fail too: shown, and no failure of a test.
+            # After a fault, destructors of torch and of the driver's objects fail, too: that is shown, but fails no test.
             item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason=WITHOUT))
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
-    """A small model's. The engine reads no tokenizer, but a model's folder has one."""
+    """The folder of a small model. The engine reads no tokenizer, but a model's folder has one."""
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
@@ -31,7 +31,7 @@ def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def free_memory() -> Iterator[None]:
-    """Give back what torch keeps of this test: other processes share the GPU, and need it."""
+    """Free the memory that torch keeps after a test: other processes share the GPU, and need it."""
     yield
     gc.collect()
     torch.cuda.empty_cache()

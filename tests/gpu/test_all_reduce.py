@@ -33,8 +33,8 @@ def synchronise() -> None:
 
 
 def captured(launch: Launch, times: int, counts: list[torch.Tensor]) -> list[Callable[[], None]]:
-    """A function for each GPU that replays a graph of the launches. They are compiled first, with a batch without tokens: no
-    kernel waits while the other GPU's is compiled.
+    """A function for each GPU that replays a graph of the launches. A batch without tokens compiles them first, so that no kernel
+    waits while the other GPU's is compiled.
     """
     streams, replays = [torch.cuda.Stream(rank) for rank in range(2)], list[Callable[[], None]]()
     kept = [own.clone() for own in counts]

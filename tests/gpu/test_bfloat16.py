@@ -1,4 +1,4 @@
-"""Whole models in bfloat16 on the GPU: no further from float32 than transformers is, on the same weights and tokens."""
+"""Whole models in bfloat16 on the GPU: as close to float32 as transformers, with the same weights and tokens."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,13 @@ from blinkpy.models.weights.checkpoint import as_stored
 from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
 
 LIMIT = 1.5
-"""Largest ratio of our error to transformers' own."""
+"""Maximum ratio of our error to transformers' own."""
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3_moe"}
 
 
 @pytest.fixture(autouse=True)
 def exact_float32() -> None:
-    """The reference is float32 in earnest, without TF32."""
+    """The reference uses real float32, without TF32."""
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -49,10 +49,10 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.whole_gpu  # others find no memory next to it
+@pytest.mark.whole_gpu  # it leaves no memory for other tests
 @pytest.mark.parametrize("shape", ["llama-3-8b", "qwen3-30b-a3b"])
 def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None:
-    """Random weights, full depth; and the effect of a token's neighbours: alone, with 8 and with 64."""
+    """Random weights at full depth; and the effect of a token's neighbours: none, 8, and 64."""
     facts: dict[str, Any] = SHAPES[shape]
     model = describe_config(facts)
     weights = dummy_weights(model, int(rng.integers(2**31)), torch.bfloat16, "cuda", spread=(3 / model.hidden_size) ** 0.5)

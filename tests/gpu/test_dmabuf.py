@@ -12,7 +12,7 @@ LENGTH = 8 << 20
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    """Address of LENGTH bytes of GPU memory, by themselves and not out of torch's pool."""
+    """The address of LENGTH bytes of GPU memory, allocated outside of torch's pool."""
     from cuda.bindings import driver
 
     torch.cuda.init()

@@ -27,7 +27,7 @@ def test_kernels_of_a_draft_head(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "qwen3-moe"])
 @redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """The drafts that they return, and the keys of the head."""
+    """Steps return the CPU's drafts, and write the CPU's keys of the head."""
     how: dict[str, Any] = {"steps": 12, "table": None if "invariant" in options else step_cases.SPLIT_TABLE, **options}
     how["head"] = lambda folder: save_head(folder, folder / "head", int(rng.integers(2**31)), num_key_value_heads=2)
     step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, **how)

@@ -30,7 +30,7 @@ def test_kernels_around_a_draft_layer(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT_FAMILIES])
 @redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """The drafts that they return, and the keys of the draft layer."""
+    """Steps return the CPU's drafts, and write the CPU's keys of the draft layer."""
     how: dict[str, Any] = {"steps": 12, "draft_layer": True, **options}
     how["save"] = lambda folder: save_drafting_model(name, folder, int(rng.integers(2**31)))
     step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, **how)

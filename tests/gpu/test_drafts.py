@@ -52,7 +52,7 @@ def test_drafts_change_no_output_with_a_grammar(control: str, rng: np.random.Gen
 
 
 def test_drafts_in_their_own_graphs(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Not batch-invariant: the step graphs of batches with drafts."""
+    """Without batch invariance, batches with drafts use their own step graphs."""
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     requests = requests_of(rng)
     without, _ = outputs(tmp_path, requests, dtype="float32", num_pages=128)

@@ -1,4 +1,4 @@
-"""The engine on the GPU, whole: loop, scheduler, step graphs and queues, with both kinds of control."""
+"""The whole engine on the GPU: loop, scheduler, step graphs and queues, with both kinds of control."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The GPU fails under a server with open streams: every client gets an error, and the server exits with a line that
-gives the reason."""
+"""The GPU of a server with open streams fails: every client gets an error, and the server exits with a line that gives the
+reason."""
 
 import json
 import re
@@ -18,13 +18,13 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 POLICY = Path(__file__).parents[1] / "support" / "gpu" / "faulty_policy.py"
 START_S, STREAMS, NOTICED_S = 200.0, 8, 2.0
-# Large enough that a stream of 4,000 tokens lasts for seconds.
+# So large that a stream of 4,000 tokens takes seconds.
 SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 16}
 SIZES |= {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192}
 
 
 class Client(threading.Thread):
-    """One stream: its events with the time of each."""
+    """A client with one stream: its events, each with its time."""
 
     def __init__(self, url: str):
         super().__init__(daemon=True)
@@ -60,7 +60,7 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
         reported.touch()
         began = time.monotonic()
         while (health := httpx.get(f"{url}/health")).status_code == 200:
-            assert time.monotonic() - began < NOTICED_S, "the server still says that it is well"
+            assert time.monotonic() - began < NOTICED_S, "the server still reports that it is healthy"
             time.sleep(0.01)
         noticed = time.monotonic() - began
         for client in clients:

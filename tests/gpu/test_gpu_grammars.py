@@ -10,7 +10,7 @@ from blinkpy import LLM, SamplingParams
 
 @pytest.mark.parametrize("control", ["gpu", "host"])
 def test_every_output_is_a_string_of_its_automaton_or_a_prefix(control: str, rng: np.random.Generator) -> None:
-    """More rows than slots for grammars; and an output of one form alone."""
+    """More rows than slots for grammars; and a grammar with a single output."""
     sizes = {"slots": 48, "max_num_seqs": 24, "grammar_slots": 6, "max_model_len": 256, "num_pages": 400}
     with LLM("demo", device="cuda", control=control, load_format="dummy", check_integrity="idle", **sizes) as llm:
         for _ in range(3):

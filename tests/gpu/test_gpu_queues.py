@@ -23,7 +23,7 @@ from blinkpy.queues.words import PAIR_ATTACHED
 
 
 class CopyingCard(Card):
-    """A Card that reaches memory of a GPU. Given memory is pinned, as by a real card, until unpin().
+    """A Card that accesses GPU memory. It pins given memory, as a real card does, until unpin().
 
     Made before the loop runs, and unpinned after it has ended: pinning may wait for the GPU.
     """
@@ -54,11 +54,11 @@ class CopyingCard(Card):
 
 @pytest.mark.parametrize("queue_memory", ["dmabuf", "peermem"])
 def test_answers_are_those_of_queues_in_host_memory(rng, folder, queue_memory, monkeypatch) -> None:
-    monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is not real, so its module need not be loaded
+    monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is simulated, so its module need not be loaded
     for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back what connect() replaces
+        monkeypatch.setattr(module, name, getattr(module, name))  # restore the attributes that connect() replaces
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 48)]
-    prompts += [prompts[0] + [1, 2, 3]]  # shares pages, by the front end's hashes
+    prompts += [prompts[0] + [1, 2, 3]]  # shares pages by the front end's hashes
     samplings = [RequestParameters(max_tokens=20, temperature=0.0, logprobs=int(rng.integers(-1, 5))) for _ in prompts]
     with serving(make_engine(config_for(folder, dtype="float32"))) as pair:
         wanted = [generate(pair, prompts, samplings) for _ in range(3)]
@@ -74,12 +74,12 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, queue_memory, m
     with serving(engine, attach=attach) as pair:
         layout = engine.segment.layout
         found = [generate(pair, prompts, samplings) for _ in range(3)]
-        # The listener's questions while the loop runs.
+        # The listener reads these words while the loop runs.
         assert engine.pair_memory.read_word(layout.engine_region(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
         if queue_memory == "dmabuf":
             assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.runner.placed_pairs.export()}")
         own_place = np.frombuffer(engine.segment.buffer, np.uint8, offset=layout.first_pair)
-        assert not own_place.any()  # nothing went through host memory
+        assert not own_place.any()  # no data went through host memory
         del own_place
     cards[0].unpin()
     assert found == wanted

@@ -1,4 +1,4 @@
-"""Token rules and scored prompts in the loop on the GPU, and in its steps driven by the host: against the engine on the CPU."""
+"""Token rules and scored prompts in the loop on the GPU, and in steps driven by the host, compared with the engine on the CPU."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TEXT = "It was a dark and stormy night, and the captain of the ship had not slep
 
 
 def requests(rng: np.random.Generator, vocab_size: int) -> list[SamplingParams]:
-    """Greedy ones, so that both engines say the same; more different rules than slots for them."""
+    """Greedy requests, so that both engines generate the same tokens; more different rules than slots for them."""
     made = []
     for i in range(40):
         rules: dict[str, Any] = {}
@@ -58,4 +58,4 @@ def test_the_gpu_does_what_the_cpu_does(control: str, rng: np.random.Generator) 
         differing += ours.outputs[0].token_ids != theirs.outputs[0].token_ids
         if one.allowed_token_ids is not None:
             assert set(ours.outputs[0].token_ids) <= set(one.allowed_token_ids)
-    assert differing <= 2, "near ties alone may fall otherwise"
+    assert differing <= 2, "only near ties may differ"

@@ -1,4 +1,4 @@
-"""The host is not on the path of a token: the engine's process is stopped under load, and clients notice nothing."""
+"""The host is not on the path of a token: the engine's process is stopped under load, without an effect on clients."""
 
 import gc
 import json
@@ -18,11 +18,11 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
-pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
+pytestmark = pytest.mark.whole_gpu  # it measures the waits of clients
 
 STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))
 STREAMS = 64
-# Large enough that a step takes some milliseconds: a client in Python follows 64 streams.
+# So large that a step takes some milliseconds: a client in Python reads 64 streams.
 MODEL: dict[str, Any] = SHAPES["llama-3-8b"] | {"vocab_size": 32000, "num_hidden_layers": 24}
 
 
@@ -39,11 +39,11 @@ def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.ran
 
         def submit() -> None:
             prompt = rng.integers(0, 32000, int(rng.integers(4, 60))).astype(np.int32)
-            # Random lengths: streams end and new ones begin all the time, also while the host is stopped.
+            # Random lengths: streams end and begin all the time, even while the host is stopped.
             pair.submit(prompt, RequestParameters(max_tokens=int(rng.integers(50, 2000)), temperature=0.0))
 
         gc.collect()
-        gc.freeze()  # a collection of all that the tests import takes a quarter of a second, which does not pause the engine
+        gc.freeze()  # a garbage collection of all imported modules takes a quarter of a second, but does not pause the engine
         for _ in range(STREAMS):
             submit()
         while phase != "after" or time.monotonic() - began < STOPPED_S + 6:

@@ -1,4 +1,4 @@
-"""Weights straight from files to the GPU: the same as what the files hold, of any stored and any wanted type."""
+"""Weights straight from files to the GPU equal the files' values, for any stored and any wanted type."""
 
 from pathlib import Path
 

@@ -38,7 +38,8 @@ def test_batch_invariant_nothing_at_all(rng: np.random.Generator, tmp_path: Path
 
 
 def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
-    """A trained model on English text: how many greedy tokens are others than alone. Printed; few, or something is wrong."""
+    """A trained model on English text: prints the number of greedy tokens that differ from those of a request alone, which must
+    be few."""
     model = describe_model(DEMO_FOLDER)
     text = (Path(__file__).parents[2] / "README.md").read_text() + (DEMO_FOLDER / "README.md").read_text()
     ids = Tokenizer(DEMO_FOLDER).encode(text)

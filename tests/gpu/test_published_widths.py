@@ -1,4 +1,4 @@
-"""Every published model at its real widths: two layers, each form that it is served in, through the real engine.
+"""Every published model at its real widths: two layers in each served form, through the real engine.
 
     python -m pytest tests/gpu/test_published_widths.py -n 12 -k small --junitxml=build/widths.xml
     python -m pytest tests/gpu/test_published_widths.py -n 3 -k large --junitxml=build/widths-large.xml
@@ -108,13 +108,13 @@ def compare(
         batches += [("1 row", long), ("1 row, prefix hit", shared), ("4 rows", some(4, 33))]
     with serving(make_engine(config)) as pair:
         answers = [(rows, served(pair, prompts)) for rows, prompts in batches]
-    shutil.rmtree(tmp_path)  # all of them together would fill a disk
+    shutil.rmtree(tmp_path)  # together they would fill a disk
     gc.collect()
     reference = Reference(model.to(device), form)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for rows, (texts, ids, values) in answers:
         prompt = len(texts[0]) - NEW
-        assert bool(((ids >= 0) & (ids < published_widths.VOCAB)).all()), f"{rows}: no tokens, as if logits were not finite"
+        assert bool(((ids >= 0) & (ids < published_widths.VOCAB)).all()), f"{rows}: no tokens, as with infinite logits"
         exact, narrow, rounded = (log_probabilities.cpu().gather(2, ids) for log_probabilities in reference.three(texts, prompt))
         of = partial(errors, exact=exact, experts=experts)
         ours, allowed = of(values), np.hypot(of(narrow), of(rounded))
@@ -122,7 +122,7 @@ def compare(
         print(f"{case_id(case)}, {rows}: error {ours[0]:.4f}, by rounding alone {allowed[0]:.4f}, ratio {ratio:.2f}")
         found.setdefault(rows, []).append((ratio, ours[0], errors(values, rounded, experts=False)[0]))
         spread = float(exact.std())
-        assert spread > 0.1, "logits too flat to show an error"
+        assert spread > 0.1, "the logits are too flat to show an error"
     for rows, draws in found.items():
         ratio, error, beside = min(draws)
         record_property(f"error, {rows}", f"{error:.5f}")

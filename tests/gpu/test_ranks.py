@@ -1,5 +1,5 @@
-"""The engine on several GPUs, whole: tokens, equal states, faults. One GPU has both ranks if a machine has no second one, except
-for the families: there, the engine ended on one H200.
+"""The whole engine on several GPUs: tokens, equal states, faults. If a machine has one GPU, it has both ranks, except for the
+families: there, the engine ended on one H200.
 
 Supports claims ranks/results, ranks/state.
 """
@@ -27,7 +27,7 @@ from blinkpy.queues.words import FINISH_LENGTH
 from blinkpy.scheduler import rank_exchange as X
 
 GPUS = (0, 1) if have_two() else (0, 0)
-FAULT_S = 2.5  # a fault is reported within 2 s, and the host looks 20 times per second
+FAULT_S = 2.5  # a fault is reported within 2 s, and the host polls 20 times per second
 
 
 def engine_on(folder: Path, **values: Any) -> Engine:
@@ -100,7 +100,7 @@ def test_families_in_bfloat16(rng: np.random.Generator, tmp_path: Path, name: st
 def fault_after(rng: np.random.Generator, folder: Path, words: Callable[[Rank], Any], value: int) -> str:
     """The error of an engine on which a word of rank 1 is overwritten while it is idle.
 
-    words: the first of them is overwritten.
+    words: array whose first word is overwritten.
     """
     engine, prepared = engine_on(folder), torch.tensor([value]).pin_memory()
     with pytest.raises(CudaError) as raised, serving(engine) as pair:

@@ -28,14 +28,14 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, fol
             prompts = [stem + rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 60, 40)]
             samplings = [RequestParameters(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
             generate(pair, prompts, samplings)
-            captures.append(reader.capture())  # from a copy of the state on: perhaps a few turns
+            captures.append(reader.capture())  # from a copy of the state on, which may be a few turns
             if reader.position > 6 * words:
                 break
         copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
     assert copies[0] == copies[1] >= 4, copies
     replayed, preemptions = replay_all(captures, "preemptions")
     assert replayed > 100
-    assert preemptions > 0, "nothing was preempted: the test says less than it should"
+    assert preemptions > 0, "no request was preempted, so the test proves too little"
 
 
 def test_the_recording_outlives_a_fault_of_the_gpu(folder: Path) -> None:

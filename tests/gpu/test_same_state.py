@@ -19,7 +19,7 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, fair, fcfs, priority, short_prompts, shortest_first
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))  # of each shape of storm
-SECONDS = float(os.environ.get("BLINKPY_SECONDS", "300"))  # after the first storm, when no further one begins
+SECONDS = float(os.environ.get("BLINKPY_SECONDS", "300"))  # after the first storm; then no further storm begins
 TURNS, LANES = 300, 256
 
 for _policy in SHIPPED.values():
@@ -27,7 +27,7 @@ for _policy in SHIPPED.values():
 
 
 def each_in_turn(request: RequestFields) -> int:
-    """Every shipped policy in one kernel, as it takes long to compile: each ranks the requests of other queue pairs."""
+    """Every shipped policy in one kernel, which takes long to compile: each policy ranks the requests of other queue pairs."""
     if request.pair % 5 == 0:
         return fcfs(request)
     if request.pair % 5 == 1:
@@ -40,7 +40,7 @@ def each_in_turn(request: RequestFields) -> int:
 
 
 class KernelTwin:
-    """The scheduler on the GPU: the kernels, compiled at the first turn, on the mirrors of all storms."""
+    """The scheduler on the GPU: kernels, compiled at the first turn, over the mirrors of all storms."""
 
     def __init__(self) -> None:
         self._kernels: list[Callable[..., None]] = []

@@ -33,8 +33,8 @@ CUT = {"step_groups": 3, "cut_step_tokens": 16, "suspend_steps": 2}
     ],
 )
 def test_snapshots_change_no_token(name: str, control: str, cut: bool, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Prompts that part at random places, and few pages, so that requests are preempted. Batch-invariant, so that the chunks of a
-    prompt change no bit.
+    """Prompts that diverge at random places, and few pages, so that requests are preempted. Batch-invariant, so that the chunks
+    of a prompt change no bit.
     """
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)))
     stems, requests = [rng.integers(6, model_zoo.VOCAB, 150).tolist() for _ in range(3)], []

@@ -20,7 +20,7 @@ STEPS = [
     *((name, torch.float32, {}) for name in model_zoo.ZOO),
     *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "phi4-mini-long")),
     *((name, torch.bfloat16, WIDE) for name in ("llama3", "llama-biased-mqa")),  # the kernel for many rows
-    # The norms add up what split sums left.
+    # The norms add up the parts of split sums.
     *(
         (name, torch.float32, {"table": step_cases.SPLIT_TABLE})
         for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral", "gemma4-moe")
@@ -39,15 +39,15 @@ STEPS = [
 @redrawn_at_ties
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
-    exact, fp8 = dtype == torch.float32, "fp8_cache" in options  # rounded to FP8, a last bit may become a number's neighbour
+    exact, fp8 = dtype == torch.float32, "fp8_cache" in options  # rounding to FP8 may enlarge a last bit
     assert error < ((3e-2 if exact else 0.15) if fp8 else 1e-4 if exact else 3e-2)
 
 
-RECURRENT = ("Qwen3Next", "Qwen3_5")  # their states can't go back behind a wrong draft
+RECURRENT = ("Qwen3Next", "Qwen3_5")  # their states can't return to before a wrong draft
 DRAFTED_STEPS = [
     *((name, torch.float32, {}) for name, (kind, _) in model_zoo.ZOO.items() if not kind.startswith(RECURRENT)),
     *((name, torch.float32, GRAPHS) for name in ("gpt-oss", "gemma4-moe", "deepseek-v3")),
-    *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "gemma4")),  # no experts: a token may go to the other of two
+    *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "gemma4")),  # without experts, whose choice may differ
     *((name, torch.bfloat16, FP8_CACHE | GRAPHS) for name in ("llama3", "gemma2")),
     *((name, torch.float32, {"invariant": True}) for name in ("llama3", "qwen3-moe", "deepseek-v3")),
 ]
@@ -102,7 +102,7 @@ PACKED_STEPS: list[tuple[str, torch.dtype, dict[str, Any], dict[str, Any]]] = [
 def test_packed_steps(
     rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, packed: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """The CPU's unpacked weights are rounded to bfloat16, but the GPU's are exact."""
+    """The CPU's unpacked weights are rounded to bfloat16; the GPU's are exact."""
     quantise = partial(packed_weights, **packed)
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, quantise=quantise, **options)
     assert error < (1e-3 if dtype == torch.float32 else 0.1)
@@ -122,8 +122,8 @@ def test_a_step_from_a_snapshot(
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """After them: the last norm, then the product with the vocabulary's matrix, in parallel with `overlap`; then
-    sampling."""
+    """The layers are followed by the last norm, then by the product with the vocabulary's matrix, in parallel with `overlap`,
+    then by sampling."""
     step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16).step
     for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
         names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]
@@ -156,5 +156,5 @@ def kernel_name(node: Any) -> str:
     ],
 )
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
-    """Decodes, chunks longer than a ring, preemptions and slots that are taken again: to the bit as with all tokens kept."""
+    """Decodes, chunks longer than a ring, preemptions and reused slots give the same bits as with all tokens kept."""
     step_cases.ring_case(rng, "cuda", name, tmp_path, dtype, step_cases.many_ring_steps, **options)

@@ -1,5 +1,5 @@
-"""Steps that are cut on the GPU: the loop leaves one between two groups of layers, for a latency-sensitive prompt, and takes it
-up again. Tokens are those of transformers, and the loop's recording replays on the CPU, decision by decision."""
+"""Cut steps on the GPU: the loop suspends a step between two groups of layers, for a latency-sensitive prompt, and resumes it.
+Tokens equal those of transformers, and the loop's recording replays on the CPU, decision by decision."""
 
 from pathlib import Path
 
@@ -34,4 +34,4 @@ def test_a_suspended_step_changes_no_token(rng: np.random.Generator, tmp_path: P
             captures.append(reader.capture())
     replayed, suspended = replay_all(captures, "suspensions")
     assert replayed > 100
-    assert suspended > 0, "no step was suspended while it was recorded: the test says less than it should"
+    assert suspended > 0, "no recorded step was suspended, so the test proves too little"

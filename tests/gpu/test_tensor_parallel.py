@@ -1,4 +1,4 @@
-"""`blinkpy serve --tensor-parallel-size 2` over HTTP: the texts of one GPU, a stream, and an end on a signal.
+"""`blinkpy serve --tensor-parallel-size 2` over HTTP: the same texts as on one GPU, a stream, and an end by a signal.
 
 Supports claim ranks/results.
 """
@@ -16,7 +16,7 @@ START_S = 200.0
 
 
 def texts_of(*options: str) -> list[str]:
-    """Greedy answers of the demonstration model, each alone and all together, in float32."""
+    """Greedy answers of the demonstration model in float32, each alone and all together."""
     server = Command("serve", "demo", "--port", "0", "--device", "cuda", "--dtype", "float32", "--num-pages", "2048", *options)
     try:
         url = server.find(re.compile(r"on (http://\S+) "), START_S)[1]

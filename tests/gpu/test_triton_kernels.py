@@ -80,7 +80,7 @@ def test_norm(rng: np.random.Generator, dtype: torch.dtype, hidden: int) -> None
 @both_dtypes
 @pytest.mark.parametrize(("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (2, False, 96)])
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
-    for period in (0, 11):  # of queries that grow
+    for period in (0, 11):  # period of growing queries
         rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, period=period, **SHAPES[shape])
 
 
@@ -239,7 +239,7 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):
         recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only)
         gate_case(rng, CUDA, dtype, rows, width=4096, last_tokens_only=last_tokens_only)
-    for decays in LOG_RATES if dtype == torch.bfloat16 else ():  # float32 is not computed by blocks
+    for decays in LOG_RATES if dtype == torch.bfloat16 else ():  # no kernel computes float32 by blocks
         how = {"decays": decays, "alike": bool(rng.integers(2)), "by_blocks": True}
         rows = long_rows(rng, DELTA_BLOCK)
         print(decays, recurrence_case(rng, CUDA, dtype, rows, sizes, last_tokens_only=last_tokens_only, **how))
@@ -294,7 +294,7 @@ LAYERS = [
 
 
 def passes(config: LinearConfig, shape: LinearShape) -> bool:
-    """Whether a configuration that was declared for another shape passes its check for this one."""
+    """Whether a configuration declared for another shape passes its check for this shape."""
     try:
         check_config(config, shape)
     except ConfigError:
@@ -306,7 +306,7 @@ def passes(config: LinearConfig, shape: LinearShape) -> bool:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 128, 200])
 def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape, m: int) -> None:
-    """With the default, with the GPU's table, and with the configurations that variants declare for real sizes."""
+    """With the default, the GPU's table, and the configurations that variants declare for real sizes."""
     shape = layer._replace(rows=m, dtype=dtype)
     table = LinearTable.load(torch.cuda.get_device_name())
     configs = {default_config(shape._replace(norm=False)), table.config(shape._replace(norm=False))}
@@ -345,7 +345,7 @@ FP8_LAYERS += [layer._replace(blocks=True) for layer in FP8_LAYERS]
 @pytest.mark.parametrize("layer", FP8_LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200, 1500])
 def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> None:
-    """With the default, and with the entries of the GPU's table."""
+    """With the default, and the entries of the GPU's table."""
     shape, table = layer._replace(rows=m), LinearTable.load(torch.cuda.get_device_name())
     for config in {default_config(shape), table.config(shape)}:
         if writes_partials(config):
@@ -382,7 +382,7 @@ def test_logits(rng: np.random.Generator) -> None:
 @both_dtypes
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, variant in EXPERTS.items() for case in variant.cases])
 def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
-    """With the case's tiles, and with the tiles measured for a larger shape of the same kind."""
+    """With the case's tiles, and the tiles measured for a larger shape of the same kind."""
     measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), case.bucket, dtype)
     for config in (None, measured) if case.large else (None,):
         experts_case(rng, CUDA, dtype, name, case, config)
