@@ -1,4 +1,4 @@
-"""blinkpy check --fleet: the simulated fleet is the real scheduler and the real placement, and its figures are right."""
+"""blinkpy check --fleet: the simulated fleet uses the real scheduler and the real placement, and its figures are correct."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def test_it_depends_on_its_seed_alone(seed: int) -> None:
 
 
 def test_a_fleet_of_one_is_one_server(rng: np.random.Generator) -> None:
-    """With prompts that share no prefix, as in the simulation of a policy, which only knows lengths."""
+    """Prompts share no prefix, as in the simulation of a policy, which uses only lengths."""
     workload = FLEET_WORKLOADS["azure"](60, 8.0, 1, rng)
     machine = dataclasses.replace(MACHINE, num_pages=8192)
     outcome = FleetSimulation(fcfs, machine, workload, 1, Placement(1, 16)).run()

@@ -129,7 +129,7 @@ def test_defaults_of_fp8_layers_are_valid(rows: int, blocks: bool) -> None:
 
 
 def published_matrices() -> Iterator[tuple[bool, int, int]]:
-    """(whether it is gate and up, outputs, inputs) of every matrix of a published model, once."""
+    """(Whether a matrix is gate and up, outputs, inputs) of every different matrix of the published models."""
     found = set[tuple[bool, int, int]]()
     for published in MODELS:
         if published.refusal:
@@ -146,7 +146,7 @@ def published_matrices() -> Iterator[tuple[bool, int, int]]:
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float8_e4m3fn])
 def test_defaults_of_published_widths_are_valid(dtype: torch.dtype, blocks: bool) -> None:
-    """Of any number of rows, and of a batch-invariant decoder. 13 models of 25 did not start in FP8 when this was not seen."""
+    """For any number of rows, and for a batch-invariant decoder. Without this check, 13 of 25 models did not start in FP8."""
     matrices = list(published_matrices())
     assert {k for _, _, k in matrices} >= {2560, 3072, 5120, 28_672}
     for (swiglu, n, k), rows in product(matrices, (1, 2, 4, 16, 17, 64, 65, 70, 256, 2048, 8192)):
@@ -164,8 +164,7 @@ def test_shipped_tables_load() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 def test_defaults_and_shipped_tables_of_experts_fit(dtype: torch.dtype) -> None:
-    """Tiles in shared memory, by the operands' sizes: the compiler's further needs are in the list of compiled
-    kernels."""
+    """Tiles in shared memory, by the operands' sizes; the list of compiled kernels has the compiler's further needs."""
     shipped = ExpertTable.load(GPU)
     assert shipped.entries
     found = [default_expert_config(SHAPE, tokens, dtype) for tokens in (8, 64, 256, 1000, 8192)]

@@ -1,4 +1,4 @@
-"""Properties: whatever the shape, defaults pass their checks, and attention's plans fit a multiprocessor."""
+"""Properties: for any shape, defaults pass their checks, and attention's plans fit a multiprocessor."""
 
 from dataclasses import replace
 
@@ -139,7 +139,7 @@ def test_plans_of_attention_pass_their_check(
 def test_programs_hold_the_columns_of_a_row(width: int, whole: bool) -> None:
     block, programs, pieces = row_pieces(width, whole=whole)
     assert not block & (block - 1)
-    assert width <= block * programs * pieces < width + max(block, width, 128), "each column once, and no idle piece"
+    assert width <= block * programs * pieces < width + max(block, width, 128), "all columns once, and no idle piece"
     assert block // (32 * row_warps(block)) <= (64 if pieces == 1 else 32), "numbers of a thread"
     assert (programs == 1) if whole else (pieces == 1)
 

@@ -1,4 +1,4 @@
-"""The position of the parts of a scheduler's turn in a step graph, on synthetic graphs."""
+"""The position of a scheduler turn's parts in a step graph, with synthetic graphs."""
 
 import itertools
 from types import SimpleNamespace
@@ -30,9 +30,9 @@ def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.ra
         [(0, 1), (1, 2)],  # 3 alone
         [(0, 1), (1, 2), (1, 3)],  # a fork
         [(0, 2), (1, 2), (2, 3)],  # a join
-        [(0, 1), (2, 3), (3, 2)],  # a circle next to a chain
+        [(0, 1), (2, 3), (3, 2)],  # a cycle next to a chain
         [(0, 1), (1, 2), (2, 3), (3, 0)],  # a circle
-        [(0, 1), (1, 2), (2, 3), (0, 3)],  # a way around
+        [(0, 1), (1, 2), (2, 3), (0, 3)],  # a detour
     ],
 )
 def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
@@ -45,7 +45,7 @@ def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.
     for output in (2, 5, 9):
         after, first = loop_graph.overlap_anchors(list(range(layers + output)), layers)
         assert (after, first) == ([layers - loop_graph.OVERLAP_LEAD_KERNELS - 1], layers)
-    assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs: from the start on
+    assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs, so from the start on
 
 
 def test_overlap_begins_before_or_behind_the_last_kernel_of_a_group_that_has_no_output(rng: np.random.Generator) -> None:
@@ -76,7 +76,7 @@ def test_it_is_known_where_the_longest_wait_follows(rng: np.random.Generator) ->
 def test_no_group_is_empty_if_layers_lack_an_mlp(layers: int) -> None:
     for groups in range(1, most_groups(layers, bare=True) + 1):
         blocks = [blocks_of_group(layers, groups, group) for group in range(groups)]
-        assert all(any(block % 2 == 0 for block in some) for some in blocks), "each has attention, as no graph may be empty"
+        assert all(any(block % 2 == 0 for block in some) for some in blocks), "a group without attention has an empty graph"
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])

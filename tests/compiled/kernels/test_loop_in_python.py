@@ -1,5 +1,5 @@
-"""The control flow of the loop on the GPU, played in plain Python: see support.played_loop. These tests do not judge the results
-of compiled kernels, or how their lanes work together.
+"""The control flow of the loop on the GPU, played in plain Python: see support.played_loop. These tests judge neither the results
+of compiled kernels nor the cooperation of their lanes.
 
 Claim state/loop: The GPU's kernels run each batch, and each group of a step, in the graph made for it. They
 publish each turn, copy the state only between steps, and end.
@@ -28,8 +28,8 @@ LEAST = {"steps": 500, "groups": 300, "drafted": 20, "suspensions": 60, "copies"
 
 
 def test_the_loop_does_what_turns_do(seed: int) -> None:
-    """In worlds of the simulator, until enough of each event happened: steps of all kinds, turns without a step,
-    copies of the state; and the end by drain or stop."""
+    """In worlds of the simulator, until each event was frequent enough: steps of all kinds, turns without a step, copies of the
+    state; and the end by drain or stop."""
     draw, seen = random.Random(seed), Counter[str]()
     while any(seen[what] < least for what, least in LEAST.items()):
         one, policy, records = draw.randrange(1 << 30), draw.choice(list(SHIPPED.values())), draw.random() < 0.5
@@ -47,7 +47,7 @@ def test_the_loop_does_what_turns_do(seed: int) -> None:
 
 
 def test_the_loop_ends_when_its_time_is_over(seed: int) -> None:
-    """With the turn that finds it so, whatever that decided: no step follows."""
+    """The turn that notices it is the last: no step follows, whatever its decision."""
     with pytest.MonkeyPatch.context() as patch:
         loop = PlayedLoop(patch, fcfs, budget_ns=(budget := 30 * TICK_NS))
         simulation = Simulation(seed, TURNS, scheduler=loop, world=make_world(seed, TURNS))
@@ -59,7 +59,7 @@ def test_the_loop_ends_when_its_time_is_over(seed: int) -> None:
 
 
 class LoopWithFault(PlayedLoop):
-    """Whose scheduler finds a fault of its rank after some turns."""
+    """A loop whose scheduler finds a fault of its rank after some turns."""
 
     left = 25
 
@@ -72,7 +72,7 @@ class LoopWithFault(PlayedLoop):
 
 
 def test_a_fault_of_a_rank_ends_the_loop(seed: int) -> None:
-    """The loop publishes nothing of that turn, and does not report that it was stopped: the host announces the fault."""
+    """The loop publishes nothing of that turn, and does not report a stop: the host announces the fault."""
     with pytest.MonkeyPatch.context() as patch:
         loop = LoopWithFault(patch, fcfs)
         simulation = Simulation(seed, TURNS, scheduler=loop, world=make_world(seed, TURNS))

@@ -1,4 +1,5 @@
-"""The kernels of the loop, scheduler included, compile for sm_90 without a GPU, within the limits of one block of 256 threads."""
+"""The kernels of the loop, including the scheduler, compile for sm_90 without a GPU, within the limits of a block of 256
+threads."""
 
 import importlib
 import re
@@ -28,7 +29,7 @@ from blinkpy.scheduler.cycle import engine_phases, make_phases
 from blinkpy.scheduler.rank_exchange import rank_phases
 
 REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 160, 160, 8192, 416 << 10
-DRAFTING_BYTES = 430 << 10  # of schedule with drafts, which also has the parts of snapshots that no variant leaves out
+DRAFTING_BYTES = 430 << 10  # of schedule with drafts, which also has the snapshot code that every variant has
 RANK_BYTES = 512  # of shared memory: a rank's table has two more tuples of arrays
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
@@ -74,11 +75,11 @@ KERNELS = {  # (maker, words of parameters, functions of the driver, required in
 
 @cache
 def compiled(name: str) -> KernelCode:
-    """For several tests: it takes a while."""
+    """A compiled kernel, cached for several tests, because compilation is slow."""
     return compile_kernel(KERNELS[name][0](), getattr(K, f"{name.split()[0].upper()}_SIGNATURE"))
 
 
-VARIANTS = [name for name in KERNELS if " " in name]  # of drafts, snapshots and ranks: part of them in each run
+VARIANTS = [name for name in KERNELS if " " in name]  # kernels of drafts, snapshots and ranks: a part of them in each run
 
 
 @pytest.mark.parametrize("name", [*(name for name in KERNELS if " " not in name), *part_of(VARIANTS, 4)])
@@ -116,9 +117,9 @@ def test_compiled_code_is_kept(tmp_path) -> None:
 
 
 def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """A kernel of the loop for sm_90, from the sources and from those without a line that expects in one file, others in each
-    run: the same instructions, except for a few that follow from another choice of registers. One expect that stayed would add
-    a load, a branch and a store. Without those of all files the compiler finds other loops short enough to copy their bodies."""
+    """A kernel of the loop for sm_90 has the same instructions with and without the `expect` lines of a file, which differs by
+    run. Only a few may differ, by the choice of registers: a remaining `expect` would add a load, a branch and a store. Without
+    the lines of all files, the compiler would unroll other loops."""
     assert sum(EXPECTING.values()) >= 2 * (len(EXPECTING) - 1)
     files = sorted(path for path, count in EXPECTING.items() if count)
     chosen = files[int(rng.integers(len(files)))]
@@ -150,5 +151,5 @@ def machine_code(code: KernelCode) -> list[bytes]:
 
 
 def instructions(code: bytes) -> Counter[int]:
-    """How many of each kind there are: of 16 bytes each the lowest 12 bits."""
+    """The number of instructions of each kind: the lowest 12 bits of each 16 bytes."""
     return Counter(int.from_bytes(code[at : at + 2], "little") & 0xFFF for at in range(0, len(code), 16))

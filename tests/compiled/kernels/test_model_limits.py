@@ -64,7 +64,7 @@ def test_a_size_that_no_kernel_takes_is_refused_by_its_layer(
 @pytest.mark.parametrize("name", [LLAMA, QWEN])
 @pytest.mark.parametrize("group", [32, 128, -1])
 def test_layers_with_4_bit_weights_have_configurations(name: str, group: int) -> None:
-    """Also of a batch-invariant decoder, and with columns in another order."""
+    """Even in a batch-invariant decoder, and with columns in another order."""
     for changed in ({}, {"desc_act": True}):
         section = {"quant_method": "gptq", "bits": 4, "group_size": group} | changed
         model = describe_config(MODELS[name].config | {"quantization_config": section})
@@ -77,17 +77,17 @@ def test_layers_with_4_bit_weights_have_configurations(name: str, group: int) ->
 
 
 def test_a_table_is_checked_before_anything_is_loaded_and_the_layer_is_named() -> None:
-    """An entry that fits its own shape and not the rows of this model: no kernel is asked for it later."""
+    """An entry that fits its own shape, but not this model's rows: no kernel may meet it later."""
     model, rows = describe_config(MODELS[LLAMA].config), {1, 64, 2048}
     KernelTables.load(GPU).require(model, BF16, rows)
     shape = linear_layers(model, BF16)["model.layers.0.self_attn.o_proj"]
     assert (shape.n, shape.k, shape.swiglu) == (4096, 4096, False)
-    wide = object.__new__(LinearConfig)  # as a change to the code would make it: past its constructor
+    wide = object.__new__(LinearConfig)  # bypasses its constructor, as a change of the code might
     object.__setattr__(wide, "__dict__", vars(LinearConfig("triton", 64, 64, 64)) | {"block_n": 3})
     broken = KernelTables(GPU, LinearTable({key(shape._replace(rows=64)): wide}), ExpertTable())
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.o_proj: .*block_n 3 must be a power of two"):
         broken.require(model, BF16, rows)
-    broken.require(model, BF16, rows, invariant=True)  # which has defaults alone
+    broken.require(model, BF16, rows, invariant=True)  # which has only defaults
 
 
 def test_the_engine_says_whether_a_table_or_defaults_are_used() -> None:

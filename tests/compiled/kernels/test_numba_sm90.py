@@ -1,4 +1,4 @@
-"""The scheduler as kernels for sm_90, compiled without a GPU: words of other parties are read and written in the required order.
+"""The scheduler as kernels for sm_90, compiled without a GPU: they read and write words of other parties in the required order.
 
 Claim memory/atomics: Compiled code has the atomics of its source, in PTX for sm_90 and in LLVM's text.
 """
@@ -24,15 +24,15 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.waiting_list import make_rank_of
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, fcfs, read_policy
 
-# Accesses to words of other parties, by kernel: each access of the source, as often as its function is called.
+# Accesses to words of other parties, by kernel: each access of the source, once for each call of its function.
 OVERLAP = {
     "ld.acquire": 1,  # the doorbell
     "ld.relaxed": 6,  # command; cancels of running and waiting requests; heartbeat, claim, head
     "st.release": 1,  # the submission head
 }
 SCHEDULE = {
-    "st.release": 4 + 3,  # of a queue pair that changes hands; a word with a record: commit, ends, fast path
-    "st.relaxed": 3 + 3 + 11 + 1,  # a word alone, and the tail; the engine's words; the hit word
+    "st.release": 4 + 3,  # of a queue pair with a new owner; a word with a record: commit, ends, fast path
+    "st.relaxed": 3 + 3 + 11 + 1,  # a single word, and the tail; the engine's words; the hit word
 }
 
 
@@ -53,7 +53,7 @@ def test_accesses_are_of_the_kinds_that_their_order_needs(half: int, accesses: d
 
 
 def rank_code(rank_of: Callable[..., int]) -> list[str]:
-    """The instructions of a kernel that asks for one rank, without the names of registers and symbols."""
+    """The instructions of a kernel that computes one rank, without the names of registers and symbols."""
 
     def kernel(f: Any, ranks: Any, faults: Any) -> None:
         ranks[0] = rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]), faults, 0)

@@ -1,4 +1,4 @@
-"""The memory plan of a GPU covers what its decoder allocates: over meta tensors, which have sizes and no memory."""
+"""The memory plan of a GPU covers the decoder's allocations: measured with meta tensors, which have sizes but no memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ from blinkpy.serving.model_facts import fit
 SHAPE = replace(max(STEPS, key=lambda shape: shape.tokens), tokens=8192, rows=256, whole=True)
 MODELS = 8  # in each run
 MARGIN = 1 << 20  # bytes
-GIVEN = ("weights", "cache", "batch", "requests", "view", "tables", "table")  # of a decoder: not its own buffers
+GIVEN = ("weights", "cache", "batch", "requests", "view", "tables", "table")  # inputs of a decoder, not its own buffers
 
 
 def tensors_in(item: Any, seen: set[int]) -> Iterator[torch.Tensor]:
@@ -61,7 +61,7 @@ def served(model: Any) -> list[Form]:
 
 
 def test_buffers_are_within_the_plan(rng: np.random.Generator) -> None:
-    """Of all forms of drawn published models; and most of a plan is used."""
+    """For all forms of drawn published models; and most of a plan is used."""
     used = list[float]()
     for index in rng.choice(len(published()), MODELS, replace=False).tolist():
         for form in served(published()[index]):
@@ -72,7 +72,7 @@ def test_buffers_are_within_the_plan(rng: np.random.Generator) -> None:
 
 
 def test_a_draft_layer_adds_what_the_plan_adds() -> None:
-    """Of the first model of each class with a draft layer. A bound with a margin would hide missing buffers."""
+    """For the first model of each class with a draft layer. A bound with a margin would hide missing buffers."""
     classes = set[str]()
     for model in published():
         if not model.config.get("num_nextn_predict_layers") or set(model.config["architectures"]) <= classes:
@@ -97,7 +97,7 @@ def test_a_draft_head_adds_what_the_plan_adds() -> None:
 
 
 def test_chosen_slots_fit_like_slots_that_were_asked_for(rng: np.random.Generator) -> None:
-    """The report of check-model, on GPUs of any size and number: its own choice leads to the plan of that choice."""
+    """The report of check-model for GPUs of any size and number: its own choice of slots leads to the plan of that choice."""
     fitting = 0
     for index in rng.choice(len(published()), 5 * MODELS, replace=False).tolist():
         model = describe_config(published()[index].config, "auto")
@@ -116,7 +116,7 @@ def test_memory_for_sums_is_planned(ranks: int, rng: np.random.Generator) -> Non
     head = [Share(rank, ranks).head(vocab) for rank in range(ranks)]
     peers = connect_peers([torch.device("meta")] * ranks, torch.bfloat16, tokens, hidden, rows, head)
     for rank in peers:
-        own = sum(tensor.nbytes for tensor in rank.memory) // ranks  # the logits of `part` are those of the decoder
+        own = sum(tensor.nbytes for tensor in rank.memory) // ranks  # the logits of `part` belong to the decoder
         model: Any = type("Model", (), {"hidden_size": hidden, "vocab_size": vocab})
         most = peer_bytes(model, tokens, rows, ranks, torch.bfloat16.itemsize)
         assert own <= most <= own + 2 * MARGIN, (own, most)

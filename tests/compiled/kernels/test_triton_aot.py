@@ -1,6 +1,6 @@
-"""Every Triton kernel variant compiles for sm_90 within the limits, in its own process (it replaces Triton's driver).
+"""Every Triton kernel variant compiles for sm_90 within the limits, in a separate process (it replaces Triton's driver).
 
-A fresh sample is compiled, which has each kernel, and a quarter of the values of their flags; with BLINKPY_PROFILE=nightly every
+Each run compiles a fresh sample with each kernel and a quarter of their flags' values; BLINKPY_PROFILE=nightly compiles every
 kernel of every published model in every form.
 """
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
-HOURS = 6 * 3600 if NIGHTLY else 900  # seconds; the whole takes some 7,000 kernels
+HOURS = 6 * 3600 if NIGHTLY else 900  # seconds; all are some 7,000 kernels
 OTHERS = (
     "embed rms_norm rope_and_cache last_tokens swiglu squared_relu softcap router gate_shared quantise_rows swiglu_rows "
     "write_logprobs place_pages keep_spilled latent_decode latent_prefill head_products rotate_and_cache "
@@ -71,21 +71,21 @@ def test_a_sample_has_each_fact_and_draws_others(seed: int, rng: np.random.Gener
     drawn = [drawn_facts(flags, seed + run) for run in range(40)]
     assert all(("kernel",) in one.facts and flags[key].facts == one.facts | one.others for of in drawn for key, one in of.items())
     assert all(sum(len(one.facts) == 2 for one in of.values()) in range(40, 110) for of in drawn), "a quarter of the flags"
-    assert all(any(len(of[key].facts) == 2 for of in drawn) for key in flags), "runs after each other ask for all"
+    assert all(any(len(of[key].facts) == 2 for of in drawn) for key in flags), "consecutive runs do not cover all flags"
     many = {key: AskedFor(key, frozenset({(key,)})) for key in asked}
-    assert choose(many, seed) == many.keys(), "a fact is never left out"
-    assert frozenset().union(*(choose(asked, seed + run) for run in range(40))) == asked.keys(), "runs after each other see all"
+    assert choose(many, seed) == many.keys(), "a fact is left out"
+    assert frozenset().union(*(choose(asked, seed + run) for run in range(40))) == asked.keys(), "consecutive runs do not see all"
 
 
 class Kernel(NamedTuple):
-    """Of the list of kernels: as much of it as a walk reads."""
+    """A kernel of the list: only the fields that a walk reads."""
 
     asked: AskedFor
     function: SimpleNamespace
 
 
 def test_a_walk_continues_where_it_was_ended(rng: np.random.Generator, tmp_path: Path) -> None:
-    """No time: nothing. Then a part, a line that is cut off, the rest; again: nothing but a kernel whose source changed."""
+    """Without time, it compiles nothing. Then a part; after a cut-off line, the rest; then only a kernel whose source changed."""
     alike = rng.integers(3, size=12)
     kernels = [
         Kernel(AskedFor(str(n), frozenset({(int(kind),)})), SimpleNamespace(cache_key="a")) for n, kind in enumerate(alike)
@@ -109,10 +109,10 @@ def test_a_walk_continues_where_it_was_ended(rng: np.random.Generator, tmp_path:
     journal.write_text(whole[: -int(rng.integers(1, len(whole.splitlines(keepends=True)[-1])))])
     kinds = [int(alike[int(key)]) for key in compiled]
     several = len(set(alike.tolist()))
-    assert len(set(kinds[:several])) == len(kinds[:several]), "one of each choice comes first"
+    assert len(set(kinds[:several])) == len(kinds[:several]), "one kernel of each choice is first"
     before, most = len(compiled), 0
     assert further() == (12, 0, {"linear label 7": ["stack frame of 1000 bytes"]})
-    assert len(compiled) - before == 12 - (before - 2), "the kernel that was interrupted, and that of the cut line"
+    assert len(compiled) - before == 12 - (before - 2), "the interrupted kernel, and the kernel of the cut line"
     assert set(compiled) == {str(n) for n in range(12)}
     compiled.clear()
     kernels[3].function.cache_key = "b"
@@ -145,7 +145,7 @@ def test_a_form_that_is_refused_is_refused_in_words() -> None:
 
 
 def test_a_kernel_that_does_not_compile_is_a_problem() -> None:
-    """The old default: a tile of three columns, which passed no check and reached the compiler."""
+    """The old default: a tile of three columns, which reached the compiler unchecked."""
     code = """
 from benchmarks.common import aot_cases, aot_compile
 from blinkpy.kernels.linear.fp8_gemv import fp8_gemv
@@ -169,7 +169,7 @@ print(*(variant.problems() for variant in aot_compile.compile_all(list(gate.reco
     ("shape", "axis", "warps", "wrong"), [("64", 0, 8, 2), ("32", 0, 1, 0), ("32, 32", 1, 8, 0), ("4, 32", 1, 8, 2)]
 )
 def test_a_gather_that_several_warps_share_is_a_problem(shape: str, axis: int, warps: int, wrong: int, tmp_path: Path) -> None:
-    """Such a kernel ended a loop on a GPU with an illegal address, and only there."""
+    """On a GPU, and only there, such a kernel ended a loop with an illegal address."""
     (tmp_path / "gathers.py").write_text(f"""
 import torch, triton, triton.language as tl
 from benchmarks.common import aot_cases, aot_compile
@@ -196,7 +196,7 @@ print([variant.narrow_gathers for variant in aot_compile.compile_all(list(gate.r
 
 
 def test_a_formula_that_errs_is_a_problem() -> None:
-    """Every compiled kernel that has a formula is compared with it."""
+    """Every compiled kernel with a formula is compared with the formula."""
     found = Variant("x", "linear", 4, 100, 50_000, 0, formula=(49_000, 90))
     assert not found.problems()
     for shared, registers in ((51_000, 90), (20_000, 90), (49_000, 101)):
@@ -215,7 +215,7 @@ def test_a_formula_that_errs_is_a_problem() -> None:
 
 
 def test_the_gate_rejects_an_oversized_tile() -> None:
-    """The gate itself: a tile that needs more shared memory than a block may have is reported."""
+    """The gate itself reports a tile that needs more shared memory than a block may have."""
     code = """
 import sys
 sys.path[:0] = [{root!r}]

@@ -1,5 +1,5 @@
 """Runs tests/compiled/kernels/interpreted in a separate process, because TRITON_INTERPRET=1 must be set before Triton
-is imported. Whole steps take most of the time: they are a process, and all else is another."""
+is imported. Whole steps take most of the time, so they run in one process, and all other tests in another."""
 
 import os
 import subprocess

@@ -20,7 +20,7 @@ from blinkpy.scheduler.policies import fcfs, priority, shortest_first
 from blinkpy.verify.replay.replayer import Replay, parse_turns
 from blinkpy.verify.sim.simulation import Simulation
 
-MOST_STORMS = 100  # at most, where the first ones were too calm: a lease expires in one of three
+MOST_STORMS = 100  # at most, if the first storms were too calm: a lease expires in one of three
 HAPPENINGS = (
     *("requests_rejected", "requests_cancelled", "preemptions", "prefix_hit_tokens", "reader_stalls"),
     *("leases_expired", "stale_entries"),
@@ -81,8 +81,8 @@ def test_calls_that_leave_no_record_changed_nothing(rng: np.random.Generator) ->
             case.submit(tokens(int(rng.integers(1, 12)), int(rng.integers(50))), int(rng.integers(1, 6)))
         case.turn()
         case.read(0)
-        case.turn()  # it sees what was read
-        case.silent = {0, 1}  # no party does anything for some turns
+        case.turn()  # the replay sees the words that were read
+        case.silent = {0, 1}  # no party acts for some turns
         for _ in range(3):
             before, records = copies(case.state), int(case.state.recorder.cursor[RECORDS])
             case.turn()
@@ -126,7 +126,7 @@ def test_control_words_of_a_drain_are_recorded() -> None:
     assert {turn.command for turn in replay.turns} == {COMMAND_RUN, COMMAND_DRAIN}
 
 
-# ---- in the memory of an engine, as other processes find and read it --------------------------------------------------------
+# ---- in an engine's memory, found and read by other processes ---------------------------------------------------------------
 
 
 def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Generator) -> None:

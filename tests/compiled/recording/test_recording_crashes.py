@@ -24,15 +24,15 @@ from blinkpy.scheduler.policies import Policy, fcfs, priority, shortest_first
 from blinkpy.verify.replay.replayer import Replay
 
 STORM = 120
-MOST_STORMS = 200  # at most, where the fatal turns of the first ones read too little: a turn reads entries in one of four
+MOST_STORMS = 200  # at most, if the first fatal turns read too little: one turn of four reads entries
 
 
 class DiedError(Exception):
-    """An engine ends here."""
+    """The error at which an engine ends."""
 
 
 def dying(policy: Policy, turn: int, where: str) -> Callable[..., int]:
-    """The scheduler in plain Python, which raises in a turn: before or after it has decided, or when all is written."""
+    """The scheduler in plain Python, which raises in a turn: before or after its decision, or after all writes."""
     phases = make_phases(policy)
 
     def run(limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
@@ -81,19 +81,19 @@ def test_the_turn_that_an_engine_dies_in_is_replayed_from_what_it_read(where: st
             cancels + int(fatal.cancel_words.any()),
             sampled + len(fatal.sampled),
         )
-    assert entries and cancels and sampled, "the fatal turns read too little to say much"
+    assert entries and cancels and sampled, "the fatal turns read too little to prove much"
 
 
 def test_a_turn_is_not_taken_for_one_that_did_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = died(1, fcfs, 50, "recorded").recording.reader.capture()
-    assert all(turn.ended for turn in Replay(recorded, fcfs).turns)  # it died behind the record
+    assert all(turn.ended for turn in Replay(recorded, fcfs).turns)  # it died after the record
     storm = died(1, fcfs, 50, "decided")
     memory = storm.recording.memory
     assert not Replay(storm.recording.reader.capture(), fcfs).turns[-1].ended
     monkeypatch.setattr("blinkpy.recording.recording_reader.time.sleep", lambda _: memory.close_turn())  # it ends meanwhile
     assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
     monkeypatch.undo()
-    memory.open_turn(1 << 60, 51)  # it has read nothing yet
+    memory.open_turn(1 << 60, 51)  # the turn has read nothing yet
     assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
 
 
@@ -115,7 +115,7 @@ def test_entries_that_a_turn_did_not_get_to_are_none_of_the_replay() -> None:
 def test_a_replay_shows_what_a_turn_died_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a bug of this very version, which the replay runs into as well."""
+    """By a bug of this version, which the replay meets, too."""
 
     def failing(limits: Any, queues: Any, state: Any, *lanes: Any) -> Any:
         if state.counts[ARRIVALS] == 1:
@@ -141,7 +141,7 @@ def test_a_replay_shows_what_a_turn_died_of(
 
 
 def test_a_replay_shows_how_a_turn_broke_the_state() -> None:
-    """By a bug that the version of the recording has, too; a version without it decides otherwise."""
+    """By a bug of the recorded version; a version without the bug decides otherwise."""
     bug = next(bug for bug in SCHEDULER_BUGS if bug.what == "a page is never freed")
     with planted(bug):
         turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(fcfs)

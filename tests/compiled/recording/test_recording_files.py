@@ -1,4 +1,4 @@
-"""Recordings as files: dumps, damaged ones, and the commands that read them."""
+"""Recordings as files: dumps, damaged dumps, and the commands that read them."""
 
 import contextlib
 import hashlib
@@ -47,7 +47,7 @@ def test_a_dump_has_everything(dump: Path) -> None:
 
 
 def rewritten(dump: Path, **changes: np.ndarray | None) -> Path:
-    """The dump with arrays replaced, or left out."""
+    """The dump with arrays replaced or left out."""
     with zipfile.ZipFile(dump) as source:
         arrays = {name: source.read(name) for name in source.namelist()}
     with zipfile.ZipFile(dump, "w") as target:
@@ -68,7 +68,7 @@ def about(dump: Path, **changes: Any) -> Path:
 
 
 def one_byte(dump: Path) -> int:
-    """Another value in the middle of an array."""
+    """The dump with another byte in the middle of an array."""
     content = dump.read_bytes()
     at = content.index(b"state/requests.entry.npy") + 60
     return dump.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
@@ -110,7 +110,7 @@ def test_random_words_are_no_records(rng: np.random.Generator) -> None:
             turns = list(parse_turns(broken, 1, 0))
         except BrokenRecordError:
             continue
-        assert len(turns) > 0  # it hit a value, not the structure
+        assert len(turns) > 0  # the byte was in a value, not in the structure
 
 
 def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,11 +159,11 @@ def test_a_recording_of_a_users_policy_asks_for_it(dump: Path, tmp_path: Path, c
     (tmp_path / "mine.py").write_text(imported)
     about(dump, policy="mine.py:rank", policy_digest=hashlib.sha256(imported.encode()).hexdigest())
     assert cli.main(["replay", str(dump), "--policy", f"{tmp_path}/mine.py:rank", "--no-trace"]) == 0
-    assert "is not the file" not in capsys.readouterr().err, "a file may import its function"
+    assert "is not the file" not in capsys.readouterr().err, "a policy's file may import its function"
 
 
 def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
-    """On a GPU, where the host does not poll after each turn, and for an engine that dies in its first turn."""
+    """On a GPU, because the host does not poll after each turn; and for an engine that dies in its first turn."""
     queue, facts, options = case_sizes(record_turns=50)
     config = Config().with_options({"name": f"test-{secrets.token_hex(6)}"})
     limits = make_limits_by_name(queue, facts, **options)
@@ -180,7 +180,7 @@ def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
 
 
 def test_several_engines_are_listed_with_model_and_port(tmp_path, monkeypatch) -> None:
-    """Those of `serve` and of `engine`, by the commands that run; keys are not shown."""
+    """Engines of `serve` and of `engine`, by the running commands; keys are hidden."""
     monkeypatch.setattr(replay_command, "FOLDER", tmp_path)
     sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     commands = (["serve", "demo", "--port", "8123", "--api-key", "secret"], ["engine", "other/model", "--served-model-name=x"])

@@ -1,4 +1,4 @@
-"""The explanations of a replay: why requests waited, were chosen, chunked or preempted."""
+"""The explanations of a replay: the reasons why requests waited, were chosen, chunked or preempted."""
 
 from collections import Counter
 from itertools import pairwise
@@ -60,7 +60,7 @@ def test_a_trace_says_what_moved_here() -> None:
 
 
 def test_a_trace_says_what_best_effort_lacks() -> None:
-    """Pages, its part of a step, and the next step. Latency-sensitive requests overtake it, and only wait for a row."""
+    """It lacks pages, its part of a step, or the next step. Latency-sensitive requests overtake it, and only wait for a row."""
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 16, "pages": 40, "page_size": 4, "max_model_len": 40}
     case = RecordedCase(record=512, best_effort_pages=0.25, best_effort_step_tokens=8, **sizes)
     for length, best_effort in ((24, 1), (4, 1), (22, 1), (3, 0)):
@@ -79,7 +79,7 @@ def test_a_trace_says_what_best_effort_lacks() -> None:
     yields = "it yields to latency-sensitive prompts"
     assert texts(events, 1, "waits") == [step, yields]
     assert texts(events, 2, "waits") == ["behind #1, which is served first"]
-    assert not texts(events, 3, "waits") + texts(events, 4, "waits"), "they go past it"
+    assert not texts(events, 3, "waits") + texts(events, 4, "waits"), "they overtake it"
     assert texts(events, 5, "waits") == ["behind #1, which is served first", step, pages]
 
 
@@ -123,12 +123,13 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
 
 
 def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() -> None:
-    """Its end comes first: rules R6 and R7. Neither its length nor its slot shows it when a step's error ended it."""
+    """The request's end precedes the loss: rules R6 and R7. If a step's error ended it, neither its length nor its slot shows the
+    end."""
     case = RecordedCase(pairs=1, rows=2)
     case.submit([1, 2, 3], 8)
     case.submit([4, 5], 8)
     case.turn()
-    case.state.batch.sampled[1] = -1  # the step went wrong for the second one
+    case.state.batch.sampled[1] = -1  # the step failed for the second request
     case.silent.add(0)
     case.now += 3 * case.limits.lease_ns
     case.turn()
@@ -141,7 +142,7 @@ def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() 
 
 
 def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
-    """The grammar ends at its start, and the request has no generated token yet."""
+    """The grammar ends at its start, but the request has no generated token yet."""
     case = RecordedCase(pairs=1, share=2)
     nothing = ByteAutomaton(np.zeros(256, np.uint8), np.full((1, 1), -1, np.int16), np.ones(1, np.bool_))
     request = case.submit(list(range(9)), 5, grammar=nothing, flags=SUBMIT_SCORE_PROMPT, logprobs=0)
@@ -152,7 +153,7 @@ def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
 
 
 def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:
-    """Each request is accepted once and ends once, and between it starts once more than it is preempted, or never."""
+    """Each request is accepted once and ends once; between these it starts once more than it is preempted, or never."""
     for number in range(seed, seed + 6):
         storm = RecordedStorm(number, 120, record=4096, mode="python")
         storm.ending = COMMAND_RUN  # all requests end

@@ -1,4 +1,4 @@
-"""Sums over ranks in Triton's interpreter: all ranks in one memory, phase after phase, since programs can't wait there."""
+"""Sums over ranks in Triton's interpreter: all ranks in one memory, phase by phase, because its programs can't wait."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def connected(ranks: int, tokens: int, hidden: int, dtype: torch.dtype, rows: int = 1, vocab: int = 64) -> list[Peers]:
-    """All memory that no kernel may read before it is written holds NaN."""
+    """All memory that kernels must write before reading holds NaN."""
     borders = [vocab * rank // ranks for rank in range(ranks + 1)]
     head = [range(a, b) for a, b in pairwise(borders)]
     peers = connect_peers([torch.device("cpu")] * ranks, dtype, tokens, hidden, rows, head)
@@ -39,7 +39,7 @@ def summed(addends: list[torch.Tensor]) -> torch.Tensor:
 def test_sums_in_the_order_of_ranks(
     ranks: int, dtype: torch.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one shot and in two, of whole and of partly filled batches, into the residual stream or next to it."""
+    """In one shot and in two, with whole and partly filled batches, into the residual stream or next to it."""
     hidden, most = int(rng.choice([rng.integers(100, 700), BLOCK - 1, BLOCK, BLOCK + 1])), 12
     monkeypatch.setattr(module, "ONE_SHOT_BYTES", 5 * hidden * dtype.itemsize)
     peers = connected(ranks, most, hidden, dtype)
@@ -73,7 +73,7 @@ def test_logits_of_all_ranks(rng: np.random.Generator) -> None:
 
 
 def test_a_late_peer_is_a_fault() -> None:
-    """Afterwards no program waits: the first of 64 layers must not be as slow as all."""
+    """After the fault no program waits: only the first of 64 layers may be slow."""
     peers = connected(2, 1, 100, torch.float32)
     out = torch.zeros(1, 100)
     peers[0].addend.fill_(1)

@@ -1,4 +1,4 @@
-"""Each kernel with sizes on both sides of each of its block constants: one of them in each run, all by night."""
+"""Each kernel with sizes on both sides of each of its block constants: one size in each run, all nightly."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ PRODUCT_CASES = 6  # of a run
 
 
 def constants() -> Iterator[tuple[str, str]]:
-    """Kernel and block constant, from the signatures of all kernels: functions for the GPU that no other function calls."""
+    """(Kernel, block constant) pairs from the signatures of all kernels, which are GPU functions that no other function calls."""
     sources = [path.read_text(encoding="utf-8") for path in Path(blinkpy.kernels.__path__[0]).rglob("*.py")]
     called = set(re.findall(r"(?<!def )\b(\w+)\(", "".join(sources)))
     for source in sources:
@@ -46,7 +46,7 @@ def test_sizes_around_a_block(rng: np.random.Generator, either_dtype: torch.dtyp
 
 
 def test_spilled_pages_of_all_sizes(rng: np.random.Generator) -> None:
-    """Cheap, so each run has all."""
+    """All sizes in each run, because they are cheap."""
     for size in next(block for block in BLOCKS if block.run is spilled).sizes(rng, torch.float32):
         spilled(rng, torch.float32, size)
 

@@ -28,7 +28,7 @@ STEPS = 20 if os.environ.get("BLINKPY_PROFILE") == "nightly" else 8  # with draf
 
 @pytest.mark.parametrize(("channels", "taps", "longest"), [(24, 4, 3), (short_convolution.CHANNELS, 2, 17), (130, 4, 33)])
 def test_convolution(channels: int, taps: int, longest: int, either_dtype: torch.dtype, rng: np.random.Generator) -> None:
-    """Rows shorter and longer than the taps and than a tile."""
+    """Rows shorter and longer than the taps and a tile."""
     rows = drawn_rows(rng, longest)
     if longest == 3:
         rows = rows._replace(counts=[1, 1, 2, 3])
@@ -74,7 +74,7 @@ def test_state_space(sizes: SpaceSizes, last_tokens_only: bool, either_dtype: to
 def test_recurrence_by_blocks(
     sizes: DeltaSizes, decays: str, alike: bool, either_dtype: torch.dtype, rng: np.random.Generator
 ) -> None:  # fmt: skip
-    """As precise as token by token, from the same inputs."""
+    """By blocks is as precise as token by token, with the same inputs."""
     rows, seed = long_rows(rng, DELTA_BLOCK), int(rng.integers(2**31))
     how = {"last_tokens_only": bool(rng.integers(2)), "decays": decays if rng.integers(2) else "weak", "alike": alike}
     errors = [
@@ -104,7 +104,8 @@ def test_state_space_by_blocks(sizes: SpaceSizes, decays: str, either_dtype: tor
 
 
 def assert_as_precise(by_tokens: tuple[float, float], by_blocks: tuple[float, float]) -> None:
-    """Errors of results and states, relative to the largest number: not far beyond those of the other way, or single bits."""
+    """Assert that errors of results and states, relative to the largest number, are not far above those token by token, or single
+    bits."""
     print(by_tokens, by_blocks)
     for before, after in zip(by_tokens, by_blocks, strict=True):
         assert after < max(4 * before, 2e-6)
@@ -127,6 +128,6 @@ def test_copies_of_states(
     save: bool, matrix: tuple[int, int, int], taken: tuple[int, int], either_dtype: torch.dtype, rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """States of less than a block, and of more blocks than programs."""
+    """States smaller than a block, and of more blocks than programs."""
     monkeypatch.setattr(state_copies, "BLOCK", 64)
     copy_case(rng, CPU, either_dtype, layers=3, matrix=matrix, taken=taken, drafts=int(rng.integers(0, 3)), save=save)

@@ -1,4 +1,4 @@
-"""The kernels around a draft layer, in the interpreter. Their blocks: test_block_edges.py."""
+"""The kernels around a draft layer, in the interpreter. test_block_edges.py tests their blocks."""
 
 import numpy as np
 from support.models.kernel_cases.draft_cases import rows_case

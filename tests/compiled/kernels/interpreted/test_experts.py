@@ -38,7 +38,7 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
 
 
 def test_block_bound(rng: np.random.Generator) -> None:
-    """No routing fills more blocks than the bound: random ones, and the two extremes."""
+    """No routing fills more blocks than the bound: random routings, and both extremes."""
     for _ in range(200):
         tokens, experts, block_m = (int(rng.integers(1, n)) for n in (60, 20, 20))
         top_k = int(rng.integers(1, experts + 1))

@@ -47,7 +47,7 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
 @pytest.mark.parametrize("name", part_of(["smollm3-window", "gemma4-nested", "gemma4-e"]))
 @redrawn_at_ties
 def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """Both measure the same; with these scales, decode rows only and with chunks."""
+    """Both engines measure the same scales; with them, steps with decode rows only, and with chunks."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
 
 
@@ -56,7 +56,7 @@ def test_a_step_from_a_snapshot(rng: np.random.Generator, tmp_path: Path) -> Non
     assert step_cases.snapshot_case(rng, "cpu", name, tmp_path, torch.float32) < 1e-4
 
 
-MIXED_STEPS = [  # model, rows, steps
+MIXED_STEPS = [  # (model, rows, steps)
     ("mistral-window", 8, 6),
     ("qwen3-moe", 8, 3),
     ("mixtral", 8, 3),
@@ -80,17 +80,17 @@ MIXED_STEPS = [  # model, rows, steps
     ("qwen3-next", 8, 3),
     ("qwen3.5", 3, 4),
     ("qwen3.5-nested", 8, 3),  # whose last layer has a state
-    ("lfm2", 8, 4),  # whose last layer has a convolution
+    ("lfm2", 8, 4),  # its last layer has a convolution
     ("lfm2-biased", 3, 3),
     ("lfm2-moe", 8, 3),
     ("granite4-h", 8, 4),  # whose last layer has a state
     ("granite4-h-moe", 3, 3),
-    ("nemotron-h", 8, 4),  # whose last layer has no MLP
+    ("nemotron-h", 8, 4),  # its last layer has no MLP
     ("nemotron-h-moe", 3, 3),
     ("nemotron-h-mixed", 8, 3),
     ("bamba", 8, 4),  # whose last layer has a state
     ("bamba-biased", 3, 3),
-    ("falcon-h1", 8, 4),  # whose layers have both
+    ("falcon-h1", 8, 4),  # its layers have both
     ("falcon-h1-normed", 3, 3),
     ("deepseek-v2-lite", 8, 3),
     ("deepseek-v2", 8, 3),
@@ -103,7 +103,7 @@ MIXED_STEPS = [  # model, rows, steps
     ("gemma4-nested", 3, 4),
     ("gemma4-e", 8, 4),
     ("gemma4-e-nested", 3, 4),
-    ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
+    ("qwen3-moe-mixed", 3, 4),  # so few that products need no sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
 
@@ -113,19 +113,18 @@ MIXED_STEPS = [  # model, rows, steps
 def test_mixed_steps(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
 ) -> None:
-    """Decode rows together with chunks that end a prompt and chunks that do not; all steps but the second are mixed.
+    """Decode rows with chunks that end a prompt and chunks that do not; all steps except the second are mixed.
 
-    Later chunks read the last layer's cache of earlier ones, although that layer only continues with their last
-    tokens.
+    Later chunks read the last layer's cache of earlier chunks, although that layer continues only with last tokens.
     """
     narrowed = Mock(wraps=last_tokens)
     monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
-    mixers = 2 if name.startswith("falcon-h1") else 1  # each narrows the stream for itself
+    mixers = 2 if name.startswith("falcon-h1") else 1  # each layer narrows the stream
     assert narrowed.call_count == (mixers * (steps - 1) if rows < step_cases.TOKENS_AT_MOST else 0)
 
 
-DRAFTED_STEPS = [  # model, steps: the second step has one request, the last ones of eight have four
+DRAFTED_STEPS = [  # (model, steps): the second step has one request, the last steps of eight have four
     ("llama3", 8), ("gpt-oss", 3), ("deepseek-v3", 3), ("gemma4-moe", 3), ("smollm3-window", 8), ("qwen3-moe", 3),
     ("qwen3-next", 8), ("qwen3.5-nested", 8), ("lfm2", 8), ("granite4-h", 8),
     ("nemotron-h", 8), ("bamba", 8), ("falcon-h1", 8),
@@ -172,8 +171,8 @@ DRAFTING_MODELS = ["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3.5"]
 )
 @redrawn_at_ties
 def test_steps_with_a_draft_layer(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """The drafts that they return, and the keys of the draft layer, are those of the CPU. With drafts: four requests that have
-    them at the same time, over the ends of pages."""
+    """Returned drafts, and the draft layer's keys, equal the CPU's. With drafts: four requests have drafts at the same time,
+    across the ends of pages."""
     how: dict[str, Any] = {"steps": 4, "draft_layer": True, **options}
     how["save"] = lambda folder: save_drafting_model(name, folder, int(rng.integers(2**31)))
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how) < 1e-4
@@ -196,7 +195,7 @@ DRAFTED_HEAD: dict[str, Any] = {"drafts": True, "prompts": (1, 12, 13, 13), "ste
 )
 @redrawn_at_ties
 def test_steps_with_a_draft_head(rng: np.random.Generator, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """Its drafts and keys are those of the CPU."""
+    """The head's drafts and keys equal the CPU's."""
     seed, layers = int(rng.integers(2**31)), {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
     how: dict[str, Any] = {"steps": 4, "table": step_cases.SPLIT_TABLE, **options}
     how["head"] = lambda folder: save_head(folder, folder / "head", seed, num_key_value_heads=2, **layers)
@@ -214,7 +213,7 @@ FP8_STEPS = {
 
 @pytest.mark.parametrize("case", part_of(list(FP8_STEPS), 5))
 def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
-    """FP8 matrices together with unquantised ones."""
+    """FP8 matrices together with unquantised matrices."""
     quantised, table, invariant = FP8_STEPS[case]
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
@@ -222,7 +221,7 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
 
 
 def test_fp8_weights_with_unquantised_inputs(rng: np.random.Generator, tmp_path: Path) -> None:
-    """They are dequantised for the decoder: steps as exact as those of other weights."""
+    """The weights are dequantised for the decoder, so steps are as exact as with other weights."""
     section = compressed({"strategy": "channel"}, {}) | {"ignore": ["lm_head"]}
     section["config_groups"]["group_0"]["input_activations"] = None
 
@@ -239,7 +238,7 @@ FP8_EXPERTS = [("qwen3-moe-mixed", False), ("qwen3-moe-mixed", True), ("gemma4-m
 
 @pytest.mark.parametrize(("name", "blocks"), part_of(FP8_EXPERTS))
 def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, name: str, blocks: bool) -> None:
-    """Of two tokens only: with many, a token that goes to other experts would be far off."""
+    """Only two tokens: of many, some token would go to other experts, with a large error."""
     quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
     how: dict[str, Any] = {"steps": 2, "quantise": quantise, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, **how), 1e-3)
@@ -262,7 +261,7 @@ def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path
 
 
 def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
-    """torch's product, of bfloat16 results: the next norm adds the sums, and SwiGLU quantises its result."""
+    """torch's product with bfloat16 results: the next norm adds the sums, and SwiGLU quantises its result."""
     cublas = step_cases.ChosenTable(lambda n, rows: None if n == model_zoo.VOCAB else LinearConfig("cublas"))
     how: dict[str, Any] = {"table": cublas, "quantise": fp8_reference.fp8_weights, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how), 0.12)
@@ -286,7 +285,7 @@ PACKED_STEPS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 @pytest.mark.parametrize("case", part_of(list(PACKED_STEPS), 7))
 @redrawn_at_ties
 def test_packed_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
-    """4-bit matrices together with unquantised ones."""
+    """4-bit matrices together with unquantised matrices."""
     name, packed, table, invariant = PACKED_STEPS[case]
     how: dict[str, Any] = {"invariant": invariant, "quantise": partial(packed_weights, **packed), "rows": 3}
     how["table"] = step_cases.PACKED_TABLE if table == "PACKED" else LinearTable()
@@ -305,7 +304,7 @@ def test_steps_of_packed_checkpoints(rng: np.random.Generator, tmp_path: Path, f
 
 
 def of_three(error: Callable[[], float], limit: float) -> bool:
-    """Whether one of three fresh cases is within a limit.
+    """Whether the error of one of three fresh cases is within a limit.
 
     Occasionally a number near the middle between two FP8 values rounds the other way, which moves a token's logits by
     a few percent, but not three times in succession.
@@ -315,7 +314,7 @@ def of_three(error: Callable[[], float], limit: float) -> bool:
 
 @redrawn_at_ties
 def test_latent_steps(rng: np.random.Generator, tmp_path: Path) -> None:
-    """With FP8 matrices and unquantised ones; and batch-invariant."""
+    """With FP8 matrices, with unquantised matrices, and batch-invariant."""
     how: dict[str, Any] = {"quantise": fp8_reference.fp8_weights, "rows": 3}
     assert of_three(lambda: step_cases.step_case(rng, "cpu", "deepseek-v3-halves", tmp_path, torch.float32, steps=3, **how), 1e-3)
     assert step_cases.step_case(rng, "cpu", "glm4-moe-lite", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
@@ -333,8 +332,8 @@ def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeyp
 
 
 def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """a b, whose sums have one order, whatever the shapes: NumPy's depend on a row's place, but along a first axis it adds up in
-    order."""
+    """The product a b with sums in one order for all shapes. The order of NumPy's product depends on a row's place, but its sums
+    along a first axis are in order."""
     first = a.ndim - 2  # of the matrices; those before it are of a batch
     products = np.moveaxis(a, -1, 0)[..., None] * np.moveaxis(b, first, 0)[..., None, :]
     return np.add.reduce(products, axis=0, dtype=dtype)
@@ -356,7 +355,8 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
 )
 @redrawn_at_ties
 def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
-    """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
+    """Attention and MLP end in a norm whose result is added to the residual stream; its input is whole, or parts of split
+    sums."""
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
@@ -366,20 +366,20 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
 )
 @redrawn_at_ties
 def test_recurrent_layers(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
-    """The input of a gated delta net is normed for two products, and so is that of attention parallel to a state space. The
-    norm adds up split sums.
+    """Two products read the normed input of a gated delta net, and of attention parallel to a state space. The norm adds up split
+    sums.
     """
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
 @pytest.mark.parametrize("name", part_of(["gemma4-moe", "gemma4-e", "llama4", "gemma2-uncapped"], 4))
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """To the bit as with all tokens kept; in the last layer, which continues with last tokens alone, too."""
+    """The same bits as with all tokens kept, also in the last layer, which continues only with last tokens."""
     step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
 
 
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
+    """After attention of a layer with experts: the kernel for many rows can't add up parts."""
     states, seed = [], int(rng.integers(2**31))
     for table in (step_cases.TMA_TABLE, step_cases.CUBLAS_TABLE):
         same = np.random.default_rng(seed)
@@ -396,7 +396,7 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
 
 @pytest.mark.parametrize("blocks", [None, False, True], ids=["bfloat16", "fp8", "fp8-blocks"])
 def test_a_product_that_no_norm_adds_leaves_no_parts(rng: np.random.Generator, tmp_path: Path, blocks: bool | None) -> None:
-    """A table's entry is for a shape: projections of queries or gates can have that of an output projection, with split sums."""
+    """A table's entry is for a shape: projections of queries or gates can share an output projection's entry with split sums."""
     found, seed = [], int(rng.integers(2**31))
     quantise = None if blocks is None else partial(fp8_reference.fp8_weights, blocks=blocks)
     for parts in (1, 2):
@@ -423,8 +423,8 @@ def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generato
 
 
 def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
-    """The part that a capture takes for the layers computes the residual stream; the part that it takes for the output
-    does not."""
+    """The part that a capture assigns to the layers computes the residual stream; the part that it assigns to the output does
+    not."""
     on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
     shape = on.give(on.batches.batch([(on.batches.add(list(range(9))), 9)]))
     decoder = on.step.decoder
@@ -461,8 +461,8 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
 def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     rng: np.random.Generator, tmp_path: Path, name: str, table: str, groups: int
 ) -> None:
-    """With other steps between two groups, or what one may leave in the buffers that steps share. Sums end at a group's border,
-    so the last bits may differ.
+    """Other steps run between two groups, or leave their data in the shared buffers. Sums end at a group's border, so the last
+    bits may differ.
 
     Supports claim decisions/groups.
     """

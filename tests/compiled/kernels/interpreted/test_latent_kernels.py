@@ -31,7 +31,7 @@ def test_attention(rng: np.random.Generator, either_dtype: torch.dtype, sizes: L
 
 
 def test_attention_of_published_sizes(rng: np.random.Generator, either_dtype: torch.dtype) -> None:
-    """DeepSeek's vectors and GLM-4.7-Flash's heads, by the plans of an engine."""
+    """DeepSeek's vectors and GLM-4.7-Flash's heads, with the plans of an engine."""
     plans = plan_latent(4, 20, 4096, 132, either_dtype)
     sizes = LatentSizes(heads=20, rank=512, turned=64)
     latent_case(
@@ -67,7 +67,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
 
 
 def test_invariant_head_products_have_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of sums within a tile may differ between its sizes."""
+    """The order of sums inside a tile may depend on its size."""
     launched = list[int]()
 
     class Kernel:

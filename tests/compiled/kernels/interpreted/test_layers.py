@@ -37,7 +37,7 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 
 @both_dtypes
 def test_norm_of_last_tokens(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    """Norms of all rows, and other layers: test_block_edges.py."""
+    """test_block_edges.py tests norms of all rows, and other layers."""
     last_token_case(rng, CPU, dtype, hidden=96)
 
 
@@ -50,7 +50,7 @@ def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int
 @both_dtypes
 @pytest.mark.parametrize("kernel", ["rows", "silu", "gelu"])
 def test_a_wide_row_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kernel: str) -> None:
-    """A row that no program can hold: its bytes and scale are those of a row in one piece."""
+    """A row that no program can hold: its bytes and scale equal those of a row in one piece."""
     whole_pieces = [PIECE * n for n in range(1 + MOST_COLUMNS // PIECE, 1 + MAX_FP8_WIDTH // PIECE)]
     width = int(rng.choice([MOST_COLUMNS + 1, *whole_pieces, *(size - 1 for size in whole_pieces)]))
     x = draw(rng, 5, width if kernel == "rows" else 2 * width, dtype=dtype, device=CPU, scale=3.0)
@@ -132,7 +132,7 @@ def _round_all(x_ptr, scale_ptr, out_ptr, N: tl.constexpr):
 
 
 def test_rounding_to_fp8(rng: np.random.Generator) -> None:
-    """Equal to torch: numbers of all sizes, all halves between two numbers, and saturation; NaN stays."""
+    """Equal to torch: numbers of all sizes, all halves between two numbers, and saturation; NaN is kept."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ordered, scale = numbers[~numbers.isnan()].sort().values, torch.tensor([2.0 ** float(rng.integers(-9, 9))])
     x = draw(rng, 4096, dtype=torch.float32, device=CPU) * torch.from_numpy(np.exp2(rng.uniform(-14, 10, 4096))).float()
@@ -198,7 +198,7 @@ def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> No
 
 
 def test_calls_of_decode_attention_that_do_not_fit_are_refused() -> None:
-    """Rows have queries, results and scratch memory. Last tokens are rotated and in the cache already, nothing runs in parallel,
+    """Rows must have queries, results and scratch memory. Last tokens must be rotated and cached, no kernel may run in parallel,
     and each row's tokens must have an end."""
     rows, plan = 3, DecodePlan(splits=1, min_tiles=1, block_n=32)
     qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
@@ -223,7 +223,7 @@ def test_calls_of_decode_attention_that_do_not_fit_are_refused() -> None:
 
 
 def shorter(workspace: DecodeWorkspace, name: str) -> DecodeWorkspace:
-    """Without the last element of a tensor."""
+    """The workspace without the last element of a tensor."""
     return replace(workspace, **{name: getattr(workspace, name)[:-1]})
 
 

@@ -1,4 +1,4 @@
-"""The cases that each linear variant declares, in the interpreter; and calls that no variant may take."""
+"""The cases that each linear variant declares, in the interpreter; and calls that every variant must refuse."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def test_linear(rng: np.random.Generator, case: LinearCase) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cases_cover_what_a_variant_declares(name: str) -> None:
-    """A feature that no case of it has would not be tested."""
+    """A feature without a case would not be tested."""
     around = [case.shape for case in VARIANTS[name].cases]
     for feature in VARIANTS[name].fuses - {"split sums"}:
         assert any(getattr(shape, feature) for shape in around), feature

@@ -1,4 +1,4 @@
-"""The GPU's decoder on several ranks of one memory, in the interpreter, against the same on one rank.
+"""The GPU's decoder on several ranks of one memory, in the interpreter, compared with one rank.
 
 Supports claim ranks/results.
 """
@@ -26,7 +26,7 @@ from blinkpy.models.weights.rank_checkpoint import rank_description
 from blinkpy.models.weights.weight_loader import load_weights
 
 SLOTS, STEPS = 4, 3
-CASES = [  # family, ranks, of its config.json
+CASES = [  # (family, ranks, changes of its config.json)
     ("llama3", 2, {}),
     ("llama-biased-mqa", 2, {}),
     ("qwen3-moe", 2, {}),
@@ -40,7 +40,7 @@ CASES = [  # family, ranks, of its config.json
 
 
 def on_ranks(rng: np.random.Generator, folder: Path, ranks: int, **options: Any) -> list[OnDevice]:
-    """The model on one rank, then on each of several, in float32."""
+    """The model on one rank, then on each of several ranks, in float32."""
     model, dtype = as_stored(describe_model(folder), folder), torch.float32
     made = [OnDevice(rng, model, load_weights(model, folder, dtype), slots=SLOTS, **options)]
     shares = [Share(rank, ranks) for rank in range(ranks)]
@@ -61,7 +61,7 @@ def test_ranks_compute_as_one(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, config: dict[str, Any]
 ) -> None:
     """Prompts in chunks next to decode rows, then decode rows alone. Logits and tokens are equal on all ranks, bit for bit."""
-    monkeypatch.setattr(all_reduce, "ONE_SHOT_BYTES", 3 * model_zoo.BASE["hidden_size"] * 4)  # larger steps take two shots
+    monkeypatch.setattr(all_reduce, "ONE_SHOT_BYTES", 3 * model_zoo.BASE["hidden_size"] * 4)  # larger steps use two shots
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), **config)
     one, *others = on_ranks(rng, tmp_path, ranks)
     turnstile, batches = Turnstile(monkeypatch, ranks), one.batches

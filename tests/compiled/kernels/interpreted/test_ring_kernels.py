@@ -17,13 +17,13 @@ SLOTS, ROWS_AT_MOST, WIDTH = 5, 4, 20
 
 
 def rings_of(sizes: RingSizes, width: int, tokens: int) -> tuple[HostRings, WindowRings]:
-    """Of the CPU's decoders, and of the kernels."""
+    """The rings of the CPU's decoders, and of the kernels."""
     table, slots = torch.zeros(SLOTS, width, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int32)
     return HostRings(sizes, width, tokens), WindowRings(table, slots, sizes.window, sizes.pages, len(sizes.layers))
 
 
 def place(batches: PagedBatches, batch: Batch, sizes: RingSizes, host: HostRings, rings: WindowRings) -> BatchView:
-    """Place the pages of a step by both, and compare."""
+    """Place the pages of a step with both, and compare."""
     used, page, table = int(batch.counts[TOKENS]), sizes.page_size, rings.page_table.numpy()
     view = BatchView.of(batch._replace(**{name: torch.from_numpy(getattr(batch, name)) for name in BatchView._fields}))
     host.place(batch)
@@ -40,7 +40,7 @@ def place(batches: PagedBatches, batch: Batch, sizes: RingSizes, host: HostRings
 
 @pytest.mark.parametrize("attempt", range(2))
 def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
-    """Of all pages that a step reads, its tokens, and the contents of its spill pages; no other part of a cache
+    """Places of all pages that a step reads and of its tokens, and contents of its spill pages; no other part of a cache
     changes."""
     page, window, layers = int(rng.choice([8, 16])), int(rng.integers(1, 60)), int(rng.integers(1, 4))
     tokens, length = int(rng.integers(40, 120)), WIDTH * page
@@ -69,7 +69,7 @@ def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
 
 
 def test_long_rows(rng: np.random.Generator) -> None:
-    """More tokens, and more pages, than one program of a row handles."""
+    """More tokens and pages than one program of a row handles."""
     page, window, length = 4, int(rng.integers(500, 800)), 2000
     sizes = RingSizes((0, 1), window, page, 1 - (1 - window) // page, SLOTS, 300)
     host, rings = rings_of(sizes, length // page, 1000)

@@ -1,4 +1,4 @@
-"""Sampling kernels in the interpreter, against the CPU sampler; small capacities make every search path run."""
+"""Sampling kernels in the interpreter, compared with the CPU sampler; small capacities make every search path run."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def test_what_a_kernel_reads_outside_of_its_tensors_is_noticed(loads: int, store
         copy_some[(1,)](given, out, loads, stores)
 
 
-# Flat: searches in the whole row; peaked: the head is enough.
+# Flat: searches in the whole row; peaked: the head suffices.
 @pytest.mark.parametrize(("spread", "ties"), [(0.8, True), (0.5, False), (4.0, False)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sampling(rng: np.random.Generator, spread: float, ties: bool, variant: str) -> None:
@@ -53,7 +53,7 @@ def test_sampling(rng: np.random.Generator, spread: float, ties: bool, variant: 
 
 
 def test_small_vocabulary(rng: np.random.Generator) -> None:
-    """Fewer tokens than log probabilities are asked for, and one chunk."""
+    """Fewer tokens than requested log probabilities, and one chunk."""
     workspace = SamplingWorkspace.allocate(8, 11, "cpu", chunk=16, capacity=32, block=16)
     sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
 
@@ -82,7 +82,7 @@ def store_first_distances(out_ptr):
 
 
 def test_the_first_pass_cuts_densely_near_the_largest_logit() -> None:
-    """Any distances give the same tokens: these decide how many passes that takes."""
+    """Any distances give the same tokens, but these determine the number of passes."""
     out = torch.empty(THRESHOLDS.value)
     store_first_distances[(1,)](out)
     assert out.tolist() == pytest.approx([0.4 * n * n for n in range(1, 8)] + [3.0e38])
@@ -95,7 +95,7 @@ def store_section(short_ptr, counts_ptr, out_ptr):
 
 
 def test_a_target_past_all_candidates_is_in_the_section_of_the_last(rng: np.random.Generator) -> None:
-    """Rounding alone leads there."""
+    """Only rounding leads to this case."""
     thresholds = THRESHOLDS.value
     for reached in range(thresholds + 1):
         counts = np.sort(rng.integers(0, 4, thresholds).astype(np.int32))
@@ -104,7 +104,7 @@ def test_a_target_past_all_candidates_is_in_the_section_of_the_last(rng: np.rand
         assert out.item() == min(reached, counts.tolist().index(counts[-1])), (short, counts)
 
 
-# Flat distributions of which a filter keeps more than can be sorted together, and peaked ones of which it keeps a few candidates.
+# Flat distributions, of which a filter keeps more than one sort can hold, and peaked distributions, of which it keeps a few.
 FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "vocabulary": 60, "spread": 2.0}
 
 
@@ -128,7 +128,7 @@ def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[i
 
 @pytest.mark.parametrize("word", [E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY])
 def test_penalties(rng: np.random.Generator, word: int) -> None:
-    """Greedy with few tokens, so that the wrong penalty of one shows."""
+    """Greedy with few tokens, so that a wrong penalty of any token shows."""
     workspace = SamplingWorkspace.allocate(30, 20, "cpu", chunk=16, capacity=32, block=16)
     fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PARAMETERS} | {word: 1.4}
     sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=20, spread=1.0, workspace=workspace, history=60, fixed=fixed)
@@ -163,8 +163,8 @@ ROWS, VOCABULARY = 3, 40
 
 
 def small_call(rng: np.random.Generator, constrained: bool = False, **entry: float) -> SamplingCall:
-    """Of rows that all emit and ask for log probabilities, with any logits. constrained: they have grammars, if
-    enough tokens stay. entry: fields of the submission entries."""
+    """A call with random logits, whose rows all emit and need log probabilities. constrained: rows have grammars, if enough
+    tokens remain. entry: fields of the submission entries."""
     entries = E.neutral_entries(ROWS)
     for name, value in {"logprobs": 0, **entry}.items():
         entries[name] = value
@@ -217,7 +217,7 @@ def replaced(owner: Any, place: str, value: Any) -> Any:
 def test_tensors_that_do_not_fit_are_named(
     rng: np.random.Generator, function: Callable[[SamplingCall], None], name: str, place: str
 ) -> None:
-    """Each tensor with another dtype, and, where others give its shape, with a row or column too few."""
+    """Each tensor with another dtype, and, if other tensors determine its shape, with a row or column too few."""
     call = small_call(rng)
     function(call)
     tensor: Any = functools.reduce(getattr, place.split("."), call)
@@ -236,7 +236,7 @@ def test_a_workspace_too_narrow_for_log_probabilities_is_refused_where_it_is_mad
 
 
 def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sample_tokens takes it from VARIANTS, by default the first one, but rejects tensors that do not fit."""
+    """sample_tokens takes the variant from VARIANTS, by default the first, but rejects tensors that do not fit."""
     call, launched = small_call(rng), list[tuple[str, SamplingCall]]()
     variants = {
         name: SimpleNamespace(launch=lambda call, name=name: launched.append((name, call))) for name in ("first", "other")
@@ -245,7 +245,7 @@ def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeyp
     for variant in ("", "other", "first"):
         sample_tokens(call, variant)
     assert launched == [("first", call), ("other", call), ("first", call)]
-    for place in ("requests.tokens", "requests.prompt_length"):  # of as many slots as entries, for all of them
+    for place in ("requests.tokens", "requests.prompt_length"):  # one slot for each entry
         tensor: Any = functools.reduce(getattr, place.split("."), call)
         with pytest.raises(ValueError, match=f"^{place.partition('.')[2]}: "):
             sample_tokens(replaced(call, place, tensor[1:]))
@@ -280,7 +280,7 @@ def test_rules_that_leave_no_token_give_none(rng: np.random.Generator, temperatu
 def test_kernels_are_launched_with_sizes_that_a_gpu_has(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """The interpreter takes any: warps, and sizes of blocks, are powers of two."""
+    """The interpreter accepts any sizes, but warps and sizes of blocks must be powers of two."""
     launched = dict[str, dict[str, Any]]()
     for module, name in ((sampler, "_adjust"), (sampler, "_sample_tokens"), (record_logprobs, "_write_logprobs")):
         taking = functools.partial(launched.__setitem__, name)
@@ -307,7 +307,7 @@ def test_kernels_are_launched_with_sizes_that_a_gpu_has(
 
 
 def test_log_probabilities_whichever_block_has_the_best(rng: np.random.Generator) -> None:
-    """Of 16 tokens each: the first token of a row, one in the middle, the last one."""
+    """Blocks of 16 tokens: the best token is the first of a row, in the middle, or the last."""
     call = small_call(rng)
     call.logits[torch.arange(ROWS), torch.tensor([0, 20, VOCABULARY - 1])] = 5.0
     call.sampled.copy_(torch.tensor([39, 0, 20]))
@@ -321,7 +321,7 @@ def test_log_probabilities_whichever_block_has_the_best(rng: np.random.Generator
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> None:
-    """All equal; two in different chunks; two in one chunk."""
+    """All tokens equal; two in different chunks; two in one chunk."""
     call = small_call(rng, temperature=0.0)
     call.logits.zero_()
     call.logits[1, [20, 35]] = call.logits[2, [17, 18]] = 1.0
@@ -330,7 +330,7 @@ def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> No
 
 
 def test_the_first_token_beyond_the_share_is_drawn(rng: np.random.Generator) -> None:
-    """Of two equal tokens, by a number that is just the first one's share; the CPU sampler draws the same."""
+    """Of two equal tokens, with a number that is exactly the first token's share; the CPU sampler draws the same."""
     seed, length = 19_511_990, 5
     assert uniform(seed, length) == 0.5
     call = small_call(rng, temperature=1.0, seed=seed)
@@ -346,7 +346,7 @@ def test_the_first_token_beyond_the_share_is_drawn(rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("below", [-5.0, -0.01], ids=["in the head", "by a separate pass"])
 def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below: float) -> None:
-    """A weight of just min_p is kept, and one below is not."""
+    """A weight of exactly min_p is kept, a smaller weight is not."""
     best, found = [3, 20, 21, 35], []
     for seed in range(4):
         call = small_call(rng, temperature=1.0, min_p=1.0, seed=seed)
@@ -362,7 +362,7 @@ def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below:
 def test_one_pass_is_enough_where_the_head_decides(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, float], peaked: bool
 ) -> None:
-    """The head has all but a millionth of the distribution, or nothing: more equal tokens than one sort can hold."""
+    """The head has all except a millionth of the distribution, or nothing: more equal tokens than one sort can hold."""
     passes, measure = list[int](), candidates.measure
 
     def measuring(*arguments: Any) -> Any:
@@ -374,7 +374,7 @@ def test_one_pass_is_enough_where_the_head_decides(
     call.logits[:] = -0.5 * torch.arange(VOCABULARY) if peaked else 0.0
     sample_tokens(call)
     assert (len(passes) == ROWS) == peaked and len(passes) >= ROWS
-    assert not call.workspace.adjusted.any()  # no logits change, so no logits are copied
+    assert not call.workspace.adjusted.any()  # logits do not change, so they are not copied
 
 
 def test_scratch_has_the_shapes_that_it_declares() -> None:
@@ -384,7 +384,7 @@ def test_scratch_has_the_shapes_that_it_declares() -> None:
 
 
 def test_what_threads_store_others_load_behind_barriers(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules whose banned tokens have biases, where stores wait for the next barrier, and come in any order."""
+    """Rules whose banned tokens have biases; stores wait for the next barrier, and may have any order."""
     rules = TokenRules(64, dict.fromkeys(range(0, 64, 2), 2.0), range(48), [[1, 4], [5], [2, 8], [1, 50]])
     logits, out = torch.from_numpy(rng.normal(size=64).astype(np.float32)), torch.full((64,), 7.0)
     expected = logits + torch.where(torch.arange(64) % 2 == 0, 2.0, 0.0)
@@ -409,7 +409,7 @@ def test_biases_are_of_as_many_tokens_as_there_are(rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> None:
-    """Rows of NaN, of -inf, and with an infinity among NaN, which no distribution has."""
+    """Rows of NaN, of -inf, and with an infinity among NaN have no distribution."""
     call = small_call(rng, temperature=1.0)
     inf = float("inf")
     call.logits[0], call.logits[1], call.logits[2] = float("nan"), -inf, float("nan")
@@ -425,7 +425,7 @@ def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> No
 def test_kernels_wait_before_they_touch_results(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    """Every program lets its successor start, and waits, once.
+    """Every program starts its successor once, and waits once.
 
     Until then, all results of the step's kernels are zero: an early read gets zeros, and an early write is lost.
     """
@@ -450,7 +450,7 @@ def test_kernels_wait_before_they_touch_results(
 
     monkeypatch.setattr(launch, "release_successor", release)
     monkeypatch.setattr(launch, "wait_for_predecessor", wait)
-    call.logits.copy_(given)  # without what the grammars do not allow
+    call.logits.copy_(given)  # without tokens that the grammars do not allow
     for tensor in results[1:]:
         tensor.zero_()
     call = dataclasses.replace(call, pdl=True)

@@ -1,5 +1,5 @@
-"""Edges of the sampling kernels in the interpreter, each against a small model: bounds that are just met, and rows of several
-blocks of each kind."""
+"""Edges of the sampling kernels in the interpreter, each compared with a small model: bounds that are just met, and rows of
+several blocks of each kind."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ def draw_each(
     logits_ptr, uniform_ptr, keys_ptr, out_ptr, vocabulary, maximum, temperature, top_k, top_p, min_p,
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for each number: of the same row."""
+    """One program for each number, all with the same row."""
     at = tl.program_id(0)
     uniform, keys = tl.load(uniform_ptr + at), keys_ptr + at * MAX_CANDIDATES
     token = draw(logits_ptr, vocabulary, maximum, temperature, top_k, top_p, min_p, uniform, keys, MAX_CANDIDATES, BLOCK)
@@ -43,7 +43,7 @@ def draw_each(
 def draws(
     logits: np.ndarray, uniforms: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, block: int = 64
 ) -> list[int]:
-    """Of a row at temperature 1, a token for each number."""
+    """The token of a row at temperature 1 for each number."""
     out, keys = torch.full((len(uniforms),), -7, dtype=torch.int32), torch.zeros(len(uniforms), CAPACITY, dtype=torch.int64)
     row, numbers = torch.from_numpy(logits.astype(np.float32)), torch.tensor(uniforms, dtype=torch.float32)
     highest = float(row.max())
@@ -75,7 +75,7 @@ def drawn(levels: np.ndarray, uniform: float, top_k: int, top_p: float, min_p: f
 def test_bounds_that_are_just_met(vocabulary: int, top_k: int, top_p: float, min_p: float, rng: np.random.Generator) -> None:
     """Weights of 1, 1/2 and 1/4: numbers and bounds fall on their sums, so that rounding decides nothing.
 
-    With fewer tokens than one sort holds, and with more, also of each weight alone.
+    With fewer tokens than one sort holds, and with more, also with single weights.
     """
     shares = np.eye(3)[rng.integers(3)] if rng.random() < 0.3 else rng.dirichlet([1.0, 1.0, 1.0])
     levels = rng.choice(3, vocabulary, p=shares)
@@ -88,19 +88,19 @@ def test_bounds_that_are_just_met(vocabulary: int, top_k: int, top_p: float, min
 @pytest.mark.parametrize("top_p", [0.0, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("at_level", [(16, 32, 0), (70, 0, 0), (8, 16, 40)])
 def test_bounds_that_are_just_met_in_the_whole_row(at_level: tuple[int, ...], top_p: float) -> None:
-    """The head has no such candidate, or just the share that the number draws from."""
+    """The head has no such candidate, or exactly the share from which the number draws."""
     levels, uniforms = np.repeat(np.arange(3), at_level), [0.25, 0.5, 0.75, ROUNDED]
     assert draws(-LN2 * levels, uniforms, top_p=top_p) == [drawn(levels, uniform, 0, top_p, 0.0) for uniform in uniforms]
 
 
 def test_a_top_p_that_rounds_to_zero_keeps_the_best_token() -> None:
-    """Also if the search begins with empty sections."""
+    """Even if the search begins with empty sections."""
     levels = np.repeat([2, 0], [20, 70])
     assert draws(-LN2 * levels, [0.0, 0.5, LARGEST], top_k=6, top_p=1e-60) == [20] * 3
 
 
 def test_many_tokens_far_behind_the_best() -> None:
-    """Together they have 8e-6 of it: all that a number just below 1 leaves."""
+    """Together they have 8e-6 of the best token's weight: a number just below 1 draws from them."""
     logits = np.full(4096, -20.0)
     logits[100] = 0.0
     lowest, highest = draws(logits, [0.0, LARGEST], block=1024)
@@ -134,7 +134,7 @@ def store_whether_before(entry_ptr, prompt_length_ptr, lengths_ptr, out_ptr):
 
 
 def test_stop_ids_count_from_min_tokens_on() -> None:
-    """With `made` output tokens so far; tokens of a scored prompt do not count."""
+    """`made` output tokens so far; tokens of a scored prompt do not count."""
     cases = [(least, made) for least in range(4) for made in range(-2, 5)]
     entries = E.neutral_entries(len(cases))
     entries["min_tokens"] = [least for least, _ in cases]
@@ -145,7 +145,7 @@ def test_stop_ids_count_from_min_tokens_on() -> None:
     assert out.tolist() == [0 < least > made for least, made in cases]
 
 
-PIECE, IDS, BEYOND = 8, 20, 4  # tokens of a program, all, and room behind them
+PIECE, IDS, BEYOND = 8, 20, 4  # tokens of a program, all tokens, and space after them
 
 
 def under_rules(rules: TokenRules, logits: np.ndarray, output: list[int]) -> np.ndarray:
@@ -185,11 +185,11 @@ def test_token_rules(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, 
                 apply_rules[(1,)](given, out, first, vocabulary, words, tokens, begin, len(history), TOKENS=PIECE)
             expected = under_rules(rules, logits, history[begin:])[:vocabulary]
             np.testing.assert_array_equal(out[:vocabulary].numpy(), expected, err_msg=f"{rules}, {history} from {begin}")
-            assert (out[vocabulary:] == 7.0).all(), "written behind the vocabulary"
+            assert (out[vocabulary:] == 7.0).all(), "a write beyond the vocabulary"
 
 
 def test_blocks_that_are_smaller_than_what_a_row_has(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tokens that grammars walk over, and of the history."""
+    """Blocks of tokens that grammars check, and of the history."""
     monkeypatch.setattr(sampler, "MASK_BLOCK", 16)
     monkeypatch.setattr(sampler, "HISTORY_BLOCK", tl.constexpr(16))
     workspace = SamplingWorkspace.allocate(12, 90, "cpu", chunk=64, capacity=CAPACITY, block=32)

@@ -21,7 +21,7 @@ BY_BLOCKS = ["qwen3-next", "qwen3.5-nested", "granite4-h", "nemotron-h", "bamba"
 def test_chunks_by_blocks(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, drafts: bool
 ) -> None:  # fmt: skip
-    """In float32, which the engine computes token by token: then tokens can be compared. Chunks have 20 tokens, or less at a
+    """In float32, which the engine computes token by token, so that tokens can be compared. Chunks have 20 tokens, or fewer at a
     prompt's end; other rows decode, or have drafts."""
     chunk = int(FEWEST) + 4
     monkeypatch.setattr(gpu_delta, "by_blocks", lambda decoder, shape: shape.mixed)
