@@ -1,6 +1,6 @@
-"""Each clause of each invariant, at both sides of its bound: one state in which all is well, and small changes of it.
+"""Each clause of each invariant, on both sides of its bound: one valid state, and small changes of it.
 
-Plain Python, and known beforehand: for storms, and the compiled check, see test_integrity.py.
+In plain Python, with known changes; test_integrity.py has storms and the compiled check.
 
 Supports claim state/checks.
 """
@@ -70,7 +70,7 @@ c[[RING_HEAD, RING_TAIL]] = 69, 72
 state.running[:], state.waiting[:2], state.finishing[:1] = (1, 0, 2, 7), (4, 5), 6
 rows(0, 7, 1)
 """
-# Whichever pages a request has.
+# For any pages of a request.
 ALL_IS_WELL = """
 0 0: pass
 0 0: rename(0, 3)
@@ -358,7 +358,7 @@ BEST_EFFORT_BEYOND 0: best_effort(1); longer(11); rows(0, 7, 1)
 BEST_EFFORT_BEYOND 0: best_effort(1, 7); longer(9); rows(0, 7, 1)
 0 0: longer(11); rows(0, 7, 1); best_effort(0, 7)
 """
-# With 3 groups for steps of more than 9 tokens, and 2 steps that may interrupt one.
+# With 3 groups for steps of more than 9 tokens, and at most 2 interrupting steps.
 CUT_STEPS = """
 0 0: pass
 0 0: cut(0, 7, 1)
@@ -417,7 +417,7 @@ DRAFT_ILLEGAL 1: drafts(6, 6); r.draft_states[0, 10] = 1
 DRAFT_ILLEGAL 2: drafts(6, 6); r.draft_states[0, 11] += 1 << 16
 DRAFT_ILLEGAL 2: drafts(6, 6); r.draft_states[0, 11] = r.draft_states[0, 10]
 """
-# With 3 snapshots, of which `kept` gives the first to page 4.
+# With 3 snapshots; `kept` gives the first to page 4.
 SNAPSHOTS = """
 0 0: kept()
 0 0: kept(); n.page[1], n.generation[1] = 4, 43
@@ -467,11 +467,11 @@ def names(state: Any) -> dict[str, Any]:
         r.entry[list(slots), E.WORD_BEST_EFFORT] = 1
 
     def index(page: int) -> None:
-        """Alone in bucket 9."""
+        """Index a page, alone in bucket 9."""
         pages.key[page], pages.bucket_head[9] = 9, page
 
     def rows(*slots: int) -> None:
-        """A batch of these, each with all that it has to compute, or as many tokens as `longer` says; slot 0 decodes."""
+        """A batch of these slots, each with all its missing tokens, or as many as `longer` states; slot 0 decodes."""
         tokens = 0
         for row, slot in enumerate(slots):
             n = chunks.get(slot, int(r.length[slot] - r.computed[slot]))
@@ -486,7 +486,7 @@ def names(state: Any) -> dict[str, Any]:
         b.counts[S.GROUPS] = 1
 
     def cut(*slots: int) -> None:
-        """A batch of these with slot 1, of best effort, in three groups."""
+        """A batch of these slots and slot 1, which is best-effort, in three groups."""
         best_effort(1)
         rows(*slots)
         r.stalled[list(slots)], b.counts[S.GROUPS] = S.IN_FLIGHT, 3
@@ -505,7 +505,7 @@ def names(state: Any) -> dict[str, Any]:
     chunks = dict[int, int]()
 
     def longer(n: int) -> None:
-        """Slot 1 has one page more, a prompt of 16 tokens, and a chunk of n."""
+        """Slot 1 has one page more, a prompt of 16 tokens, and a chunk of n tokens."""
         r.prompt_length[1] = r.length[1] = 16
         r.num_pages[1], r.page_table[1, 3], pages.refcount[14] = 4, 14, 1
         state.counts[S.FREE_COUNT], chunks[1] = 4, n
@@ -527,7 +527,7 @@ def names(state: Any) -> dict[str, Any]:
         b.cache_slots[:] += np.select([places == page, places == other], [other - page, page - other], 0) * 4
 
     def string(own: int, hubs: int) -> None:
-        """The last state of an automaton is one of a counted string of up to three characters: its hub if hubs is 1."""
+        """The last state of an automaton belongs to a counted string of up to three characters: it is the hub if hubs is 1."""
         words = state.grammars.words[own]
         words[[COUNTED_WORD, HUBS_WORD]] = 1, hubs
         words[packed_words(2, 0) + LOOP_MOST] = 3
@@ -540,8 +540,8 @@ def names(state: Any) -> dict[str, Any]:
         rows(0, 7, 1)
 
     def drafts(*tokens: int) -> None:
-        """Slots 1 and 7 are stalled. Slot 0 has drafts, and a counted string, of which it has one character: token 6 is one
-        more, and token 7 one more and the end."""
+        """Slots 1 and 7 are stalled. Slot 0 has drafts, and a counted string with one character so far: token 6 adds a character,
+        token 7 a character and the end."""
         class_of = np.full(BYTES, 2, np.uint8)
         class_of[list(b"ab")] = 0, 1
         loops, start = np.array([[1, 0, 3]], np.int32), position_of(1, 1)
@@ -622,7 +622,7 @@ def faults(limits: Limits, change: str) -> tuple[int, tuple[int, int]]:
 
 
 def clauses(cases: str) -> list[tuple[str, str, str]]:
-    """(fault and place, ":", change) of each line."""
+    """(fault and place, ":", change) for each line."""
     return [line.partition(": ") for line in cases.splitlines() if line]
 
 
@@ -725,12 +725,12 @@ def test_empty_full_and_narrow_states() -> None:
     assert B.check_batch(limits._replace(rows=2), views, scratch[0]) == B.BATCH_SIZE
     exec(f"{STATE}suspend()", names(state := make_state(limits := cut_sizes())))
     views = as_memoryviews(state)
-    for groups, code in ((3, 0), (1, B.BATCH_SIZE)):  # without groups there is nothing to suspend a step between
+    for groups, code in ((3, 0), (1, B.BATCH_SIZE)):  # without groups, no step can be suspended
         assert B.check_batch(limits._replace(step_groups=groups), views, scratch[0]) == code, groups
     for change, share, code in (
         ("pass", 0, 0),  # decodes are not best-effort prompts
         ("best_effort(1); longer(1); rows(0, 1)", 1, B.BEST_EFFORT_BEYOND),
-        ("best_effort(1); longer(1); rows(1)", 1, B.SPACE_LEFT),  # just their share; that others wait is the fault
+        ("best_effort(1); longer(1); rows(1)", 1, B.SPACE_LEFT),  # exactly their share; the fault is that others wait
     ):
         exec(STATE, known := names(state := make_state(limits := sizes())))
         exec(change, known)

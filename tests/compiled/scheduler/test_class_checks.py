@@ -1,4 +1,4 @@
-"""The report of `blinkpy check` about classes and tenants: bounds are correct, and violations are shown with evidence.
+"""The report of `blinkpy check` about classes and tenants: bounds are correct, and violations have evidence.
 
 Claim policies/check: `blinkpy check` measures the effect of classes, finds policies that starve a class, and
 measures the shares of tenants.
@@ -15,7 +15,7 @@ from blinkpy.verify.policy_check.waiting_bounds import SERVICE_PER_S, class_wind
 
 
 def greedy(request):
-    """Latency-sensitive requests always first, and among these the most-served tenant."""
+    """A policy that prefers latency-sensitive requests, and among these the most-served tenant."""
     return (request.best_effort << 60) - request.tenant_service
 
 

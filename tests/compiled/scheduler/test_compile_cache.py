@@ -27,7 +27,7 @@ for compiled in every:
     print(compiled(9), sum(compiled.stats.cache_hits.values()))
 """
 PROCESSES = 3
-CALLS = 55  # leaves of the recursion: a function that is really called, not copied into its caller
+CALLS = 55  # leaves of the recursion: a real call, not inlined into its caller
 
 
 def start(script: Path, cache: Path, *constants: int) -> subprocess.Popen[str]:
@@ -37,7 +37,7 @@ def start(script: Path, cache: Path, *constants: int) -> subprocess.Popen[str]:
 
 
 def results(script: Path, cache: Path, constants: Sequence[int] = range(PROCESSES)) -> list[str]:
-    """The output of processes that concurrently compile closures of one function, each with its constant."""
+    """The output of processes that concurrently compile closures of one function, each with another constant."""
     running = [start(script, cache, constant) for constant in constants]
     for process in running:
         assert process.stdout.readline() == "ready\n"
@@ -57,7 +57,7 @@ def test_processes_that_compile_at_once_and_damaged_files(tmp_path: Path) -> Non
     loaded = "ready\n" + "".join(line.replace(" 0", " 1") for line in fresh)
 
     def load_all() -> str:
-        """The output of one process that loads the code of all others."""
+        """The output of a process that loads the code of all other processes."""
         return start(script, tmp_path, *range(PROCESSES)).communicate("go\n", timeout=120)[0]
 
     assert results(script, tmp_path) == fresh

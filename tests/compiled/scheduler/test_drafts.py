@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("drafts", [DRAFTS, STEP_DRAFTS], ids=["ngram", "m
 
 
 def run(case: Case, requests: list[tuple[list[int], int, dict[str, Any]]]) -> tuple[int, int]:
-    """Submit all, and run to their ends. Returns (turns with a batch, turns with drafts in it)."""
+    """Submit all requests and run until they end. Returns (turns with a batch, turns with drafts)."""
     for prompt, most, options in requests:
         case.submit(prompt, most, **options)
     steps = drafted = 0
@@ -53,7 +53,7 @@ def run(case: Case, requests: list[tuple[list[int], int, dict[str, Any]]]) -> tu
 
 
 def random_requests(rng: np.random.Generator, vocabulary: int = 2, count: int = 8) -> list[tuple[list[int], int, dict[str, Any]]]:
-    """Most are long: a request rests after a wrong draft, and some drafts must be right in every run."""
+    """Most requests are long: a request rests after a wrong draft, and every run needs some correct drafts."""
     lengths = rng.integers(1, 20, count)
     most = [43 if i % 4 else int(rng.integers(1, 44)) for i in range(count)]
     return [(rng.integers(0, vocabulary, n).tolist(), most[i], {"seed": i}) for i, n in enumerate(lengths)]
@@ -76,7 +76,7 @@ def matches(tokens: list[int], least: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("garbage", [False, True])
 def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generator) -> None:
-    """Against a search through all tokens. Entries of earlier requests in the index may hide a match, but add none."""
+    """Compared with a search through all tokens. Entries of earlier requests may hide a match in the index, but add no match."""
     limits = make_case(lanes=1, **DRAFTS).limits
     hits = 0
     for _ in range(150):
@@ -91,7 +91,7 @@ def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generat
         state.requests.tokens[3, :length] = tokens
         views = as_memoryviews(state)
         begin_drafts(limits, views.drafts, 3, 0)
-        for known in sorted(rng.integers(1, length + 1, 3).tolist()) + [length]:  # as it grows
+        for known in sorted(rng.integers(1, length + 1, 3).tolist()) + [length]:  # as the output grows
             state.requests.length[3] = known
             index_tokens(limits, views.requests, views.drafts, 3)
         source, all_matches = int(longest_match(limits, views.requests, views.drafts, 3)), matches(tokens.tolist(), least)
@@ -107,7 +107,7 @@ def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generat
 
 
 def test_a_predicted_match_counts_like_an_earlier_one_and_goes_first(rng: np.random.Generator) -> None:
-    """Against a search through both. Of a prediction, only tokens that no output or draft may overwrite count."""
+    """Compared with a search through both. Only tokens of a prediction that no output or draft may overwrite count."""
     limits, seen = (
         make_case(lanes=1, **DRAFTS).limits,
         {"own": 0, "predicted": 0, "equal": 0, "first": 0, "overwritten": 0, "moved": 0},
@@ -178,13 +178,13 @@ def test_without_drafts_the_state_has_no_memory_for_them() -> None:
     assert [array.size for array in state.drafts] == [1] * len(state.drafts)
 
 
-# ---- how many -------------------------------------------------------------------------------------------------------------
+# ---- the number of drafts -------------------------------------------------------------------------------------------------
 
 
 @BOTH
 @pytest.mark.parametrize("lanes", [1, 3, 11])
 def test_requests_get_the_same_tokens_in_fewer_steps(lanes: int, drafts: dict[str, Any], rng: np.random.Generator) -> None:
-    """Each token is checked by its front end, and each decision by the oracle."""
+    """The front end checks each token, and the oracle each decision."""
     requests = random_requests(rng)
     case = make_case(lanes=lanes, **drafts, record_turns=8)
     steps, drafted = run(case, requests)
@@ -238,7 +238,7 @@ PREDICTING = DRAFTS | {"vocab_size": VOCAB, "speculative_match": 3, "pages": 200
 
 
 def flags_of(case: Case) -> list[int]:
-    """The flags of all completions of pair 0, as they are read from now on."""
+    """The flags of all completions of pair 0 that are read from now on."""
     flags, poll = list[int](), case.clients[0].poll
 
     def noting() -> Any:
@@ -252,7 +252,7 @@ def flags_of(case: Case) -> list[int]:
 
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_a_right_prediction_makes_all_drafts(lanes: int) -> None:
-    """Of two requests whose own tokens rarely repeat. They share 8 rows."""
+    """For two requests whose own tokens rarely repeat. They share 8 rows."""
     case = make_case(lanes=lanes, **PREDICTING, record_turns=8)
     flags = flags_of(case)
     requests = [case.submit([3, 1, start], 40, predicting=lambda expected: expected) for start in (4, 5)]
@@ -266,7 +266,7 @@ def test_a_right_prediction_makes_all_drafts(lanes: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_drafts_end_with_their_prediction(lanes: int, rng: np.random.Generator) -> None:
-    """Outputs that continue behind predictions of all lengths, in all slots: each draft is judged by the oracle."""
+    """Outputs that continue after predictions of all lengths, in all slots; the oracle judges each draft."""
     case, drafted = make_case(lanes=lanes, **PREDICTING | {"rows": 24}), 0
     for first in (0, 8, 16):
         flags = flags_of(case)
@@ -295,7 +295,7 @@ def test_drafts_find_their_place_again_after_an_edit() -> None:
 
 
 def test_a_prediction_is_no_part_of_the_prompt() -> None:
-    """The next request's prompt is the first one's with its prediction: it hits only pages of prompt and output."""
+    """The next request's prompt is the first request's prompt and prediction: it hits only pages of prompt and output."""
     case = make_case(lanes=1, **PREDICTING)
     first = case.submit([7] * 9, 3, predicting=lambda expected: [5, 6, 7, 8] * 10)
     run(case, [])
@@ -324,7 +324,7 @@ def test_a_new_request_of_a_slot_has_nothing_of_the_last_prediction(tokens: int)
     [(-1, 3, W.REJECT_PARAMETER), (62, 3, W.REJECT_LENGTH), (1 << 30, 3, W.REJECT_PROMPT), (61, 3, 0), (0, 3, 0)],
 )
 def test_predictions_are_checked(predicted: int, prompt: int, reason: int, drafts: dict[str, Any]) -> None:
-    """They must fit behind the prompt; a draft layer excludes them."""
+    """Predictions must fit after the prompt; a draft layer excludes them."""
     case = make_case(lanes=1, **drafts | {"slots": 8})
     reason = W.REJECT_PARAMETER if drafts is STEP_DRAFTS and predicted and reason != W.REJECT_PROMPT else reason
     request = case.submit([0] * prompt, 2, rejected=reason > 0, entry={"predicted_tokens": predicted})
@@ -341,7 +341,7 @@ def test_a_predicted_token_outside_the_vocabulary_is_refused() -> None:
 
 
 def drafts_of(case: Case, turns: int = 60) -> int:
-    """The most drafts of a step in some turns."""
+    """The maximum drafts of a step in some turns."""
     most = 0
     for _ in range(turns):
         case.turn()
@@ -353,7 +353,7 @@ def drafts_of(case: Case, turns: int = 60) -> int:
 
 @BOTH
 def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
-    """Their requests do, behind them."""
+    """Their requests get drafts after the scored prompt."""
     case = make_case(lanes=1, **drafts)
     for seed in range(4):
         case.submit([0, 1] * 16, 20, seed=seed, flags=SUBMIT_SCORE_PROMPT)
@@ -370,9 +370,9 @@ def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
 @BOTH
 @pytest.mark.parametrize("lanes", [1, 7])
 def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: int, rng: np.random.Generator) -> None:
-    """Each token is checked by its front end, and each decision by the oracle. The language: strings of up to 5 characters `a`
-    after each `b`, in tokens of up to three bytes. Token 3 has no draft: in the prompts it follows each pair of
-    the others, so that any two tokens of a request have a draft that is refused."""
+    """The front end checks each token, and the oracle each decision. The language: strings of up to 5 characters `a`
+    after each `b`, in tokens of up to three bytes. Token 3 is always refused: in the prompts it follows each pair of other
+    tokens, so that any two tokens of a request get a refused draft."""
     case = make_case(lanes=lanes, **drafts | {"share": 2, "vocab_size": 5, "record_turns": 8, "max_model_len": 112})
     tokens = TokenBytes.of(pieces := [b"a", b"b", b"aab", b"", b"ba"], 5)
     case.state.grammars.token_place[:], case.state.grammars.token_bytes[: len(tokens.words)] = tokens
@@ -398,7 +398,7 @@ def test_drafts_that_a_grammar_refuses_are_cut(drafts: dict[str, Any], lanes: in
 @BOTH
 @pytest.mark.parametrize(("change", "most"), [({"cq_entries": 8}, 0), ({"rows": 3}, 2), ({"speculative_tokens": 1}, 1), ({}, 4)])
 def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], most: int, drafts: dict[str, Any]) -> None:
-    """One request, whose tokens are all the same one: the model's are replaced."""
+    """One request with equal tokens, which replace the model's."""
     case = make_case(lanes=1, **drafts | change)
     case.judged = False
     case.submit([0] * 12, 40, seed=3)
@@ -417,7 +417,7 @@ def test_rows_and_entries_that_are_left_over_bound_them(change: dict[str, Any], 
 @BOTH
 @pytest.mark.parametrize("limit", [1, 3, 8])
 def test_more_requests_than_the_limit_have_no_drafts(limit: int, drafts: dict[str, Any]) -> None:
-    """Requests whose tokens are all the same one, of which one more ends every few steps."""
+    """Requests with equal tokens; one of them ends every few steps."""
     case = make_case(lanes=1, **drafts | {"rows": 16, "tokens": 48, "cq_entries": 1024, "speculative_requests": limit})
     case.judged = False
     for i in range(5):
@@ -453,7 +453,7 @@ def test_no_draft_is_beyond_the_last_token(drafts: dict[str, Any]) -> None:
 
 
 def test_a_request_gets_the_drafts_that_its_step_returned() -> None:
-    """Up to the first number that is not a token. All are wrong, so that their number is halved, and no request rests."""
+    """Drafts up to the first number that is not a token. All are wrong, so their number is halved, and no request rests."""
     case = make_case(lanes=1, **STEP_DRAFTS | {"vocab_size": VOCAB})
     case.judged = False
     case.submit([1, 2, 3], 40, seed=3)
@@ -462,7 +462,7 @@ def test_a_request_gets_the_drafts_that_its_step_returned() -> None:
     for returned, drafts in (([5, 6, 7, 8], 4), ([5, 6, VOCAB, 8], 2), ([-1, 6, 7, 8], 0), ([5, 6, 7, 8], 1), ([4, -1, 7, 8], 1)):
         rows = int(batch.counts[S.ROWS])
         batch.sampled[:rows], batch.drafted[:rows] = 9, -1
-        batch.drafted[0] = returned  # tokens of a draft's row are not tokens of the request
+        batch.drafted[0] = returned  # tokens in a draft's row do not belong to the request
         case.turn()
         length = int(requests.length[0])
         assert int(batch.counts[S.ROWS]) == 1 + drafts

@@ -1,4 +1,4 @@
-"""Storms of the simulator: the scheduler under everything that front ends may do, and the same in all its executions."""
+"""Storms of the simulator: the scheduler under all permitted actions of front ends, with the same result in all executions."""
 
 import ast
 import importlib
@@ -27,10 +27,10 @@ from blinkpy.sources import PACKAGE, source_files
 from blinkpy.verify.sim.simulation import Simulation, simulate
 from blinkpy.verify.sim.world import Odds, make_world
 
-# Long outputs and space for everything: turns in which every request decodes, and now and then an arrival.
+# Long outputs and space for all requests: turns in which every request decodes, with rare arrivals.
 ROOMY = case_sizes(slots=6, cq_entries=64, rows=6, tokens=24, mixed_step_tokens=12, page_size=2, pages=64, max_model_len=48)
 CALM = Odds(**dict.fromkeys(Odds._fields, 0) | {"submit": 60, "answer": 40, "burst": 2, "comeback": 1000, "notice": 1000})
-# More queue pairs than are counted together, many rows, and long prompts.
+# More queue pairs than a turn counts together, many rows, and long prompts.
 LARGE = case_sizes(pairs=9, slots=20, cq_entries=64, rows=48, tokens=256, mixed_step_tokens=96, pages=300, max_model_len=200)
 FAULTING = Path(__file__).parents[2] / "support" / "faulting_policy.py"
 FEW = ("python", "all python", "general", "overlapped", "njit")
@@ -42,7 +42,7 @@ def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **cho
     all python: with front ends, model and checks in Python; otherwise these are compiled.
     general: plain Python that never takes the fast path.
     overlapped: the part that needs no tokens runs before the model's step, as on a GPU.
-    chosen: of make_world.
+    chosen: see make_world.
     """
     options: dict[str, Callable[[], dict[str, Any]]] = {
         "python": lambda: {"mode": "python"},
@@ -63,8 +63,8 @@ def same(first: Simulation, other: Simulation) -> bool:
 
 
 def agree(simulations: list[Simulation]) -> tuple[int, int]:
-    """Run them side by side to their ends, and compare after each round. Returns the number of rounds on the fast path, and of
-    those in which a request finished."""
+    """Run simulations side by side, and compare them after each round. Returns the number of rounds on the fast path, and of
+    rounds in which a request finished."""
     fast = finished = 0
     first = simulations[0]
     for _ in range(first.turns):
@@ -82,7 +82,7 @@ def agree(simulations: list[Simulation]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("policy", sorted(SHIPPED))
 def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
-    """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that.
+    """The simulator's checks ensure that each request gets its tokens and its end in each execution.
 
     Claim state/executions (simulator): No data that a running step reads is changed or freed. Each
     request gets exactly the engine's tokens, in order and once. Python, njit and several lanes leave the
@@ -93,7 +93,7 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
 
 
 def test_a_policy_that_faults_leaves_the_same_state_everywhere(seed: int) -> None:
-    """In several lanes, too, and as the rules have it: ranks, the counter, and the fault that is published."""
+    """In several lanes, too, and as the rules demand: ranks, the counter, and the published fault."""
     policy, faults = read_policy(f"{FAULTING}:rank"), 0
     for number in range(80):  # in one world of seven no request meets a fault
         if number >= 4 and faults > 0:
@@ -108,8 +108,8 @@ def test_a_policy_that_faults_leaves_the_same_state_everywhere(seed: int) -> Non
 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """For each strided loop of the scheduler, the most tiles that it ran in plain Python."""
-    simulate(1, 1)  # compiled before anything is replaced
+    """The maximum number of tiles that each strided loop of the scheduler ran in plain Python."""
+    simulate(1, 1)  # compiled before any function is replaced
     most: dict[str, int] = {}
 
     def counted(first: int, last: int, lanes: int) -> range:
@@ -134,7 +134,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str, int]) -> None:
-    """Every strided loop runs several tiles in 4 lanes, as in the 256 of tests/gpu/test_same_state.py.
+    """Every strided loop runs several tiles in 4 lanes, as in the 256 lanes of tests/gpu/test_same_state.py.
 
     Supports claim state/lanes.
     """
@@ -154,7 +154,7 @@ def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str
 
 
 def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
-    """Turns of both kinds, hundreds of each, leave the same state.
+    """Hundreds of turns on each path leave the same state.
 
     Claim decisions/fast-path: The fast path leaves the same state as the full path. The budget depends
     only on decoding requests and waiting tokens.
@@ -170,7 +170,7 @@ def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
-    """Completion queues of one to four entries for each row: claims are counted next to the fast path, and on it."""
+    """Completion queues of one to four entries for each row: claims are counted on the fast path and off it."""
     fast = 0
     for number, wide in product(range(2), (1, 2, 4)):
         space = {"slots": rows + 1, "cq_entries": max(2, wide * rows), "rows": rows, "pages": 64}
@@ -180,8 +180,8 @@ def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
 
 
 def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
-    """Against the same rule in NumPy, in states of random storms. Waiting requests count, with a rank or, if preempted, without
-    a rank.
+    """Compared with the same rule in NumPy, in states of random storms. Waiting requests count, with a rank, or without if
+    preempted.
 
     Supports claim decisions/fast-path.
     """

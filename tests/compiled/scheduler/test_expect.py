@@ -1,4 +1,4 @@
-"""Assumptions of phases: an exception in Python, a fault word in checked code, nothing in the code that serves.
+"""Assumptions of phases: an exception in Python, a fault word in checked code, and no code in the serving scheduler.
 
 Supports claim state/checks.
 """
@@ -97,7 +97,7 @@ def test_a_checked_scheduler_leaves_the_same_state(mode: Mode, seed: int) -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> None:
     listed = np.zeros(0, np.int64)
-    while not listed.size:  # in some worlds no request asks for them
+    while not listed.size:  # in some worlds no request needs them
         run = Simulation(seed, 300, short_prompts, mode=mode, checked=True, check_every=1000)
         seed, status = seed + 1, run.world.state.requests.status
         for _ in range(300):

@@ -15,7 +15,7 @@ from blinkpy.scheduler.phases.forecast import forecast_rows
 
 
 def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends alone do not leave it, and neither do waiting requests without a row."""
+    """Neither ends nor waiting requests without a row leave it."""
     seen = list[tuple[bool, bool, bool]]()
 
     def noting(limits: Any, queues: Any, state: Any, lane: int, lanes: int) -> int:
@@ -37,7 +37,7 @@ def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeyp
 
 
 def test_it_is_not_taken_while_the_next_admission_may_count_who_passed_from_0_again() -> None:
-    """Also without a free row: best effort that waits for its class is passed over all the same (R12, R16)."""
+    """Even without a free row: best effort that waits for its class is still passed over (R12, R16)."""
     case = make_case(lanes=1, pairs=1, slots=8, rows=2, pages=60)
     for n in range(3):
         case.submit(tokens(4, n), 12)
@@ -53,7 +53,7 @@ def test_it_is_not_taken_while_the_next_admission_may_count_who_passed_from_0_ag
 
 
 def test_rows_that_go_on_are_kept_in_their_places_in_one_tile_of_lanes() -> None:
-    """More lanes than rows, of which there are as many as there can be; one ends before others, which move up."""
+    """More lanes than rows, and the maximum number of rows; one request ends, and later rows move up."""
     case = make_case(lanes=5, pairs=1, slots=4, rows=4, pages=40)
     requests, fast = [case.submit(tokens(4 + n, n), most) for n, most in enumerate((3, 9, 5, 7))], list[bool]()
     while case.state.requests.status.any() or not fast:
@@ -81,13 +81,13 @@ def test_a_token_that_is_none_has_no_place_in_its_completion_and_is_not_counted(
     case.turn()
     assert case.state.counts[S.FAST_PATH] == 1
     case.read(0)
-    assert (owner.ended, owner.reason) == (FINISH_ERROR, 0), "the flags alone"
+    assert (owner.ended, owner.reason) == (FINISH_ERROR, 0), "only the flags"
     assert case.counter("generated_tokens") - generated == 1, "the other request's"
     case.finish()
 
 
 def test_each_stop_id_ends_a_request_and_no_word_behind_them(rng: np.random.Generator) -> None:
-    """As forecast for it: the token 0 may be one, and all places may be taken, or some of them."""
+    """Also in the forecast for the fast path: token 0 may be a stop id, and all or some places may be in use."""
     case = make_case(lanes=1, rows=2, pages=12, tokens=24)
     for n in (4, 5):
         case.submit(tokens(n, n), 9)

@@ -50,7 +50,7 @@ def automata(case: Case, count: int) -> list[ByteAutomaton]:
 
 
 def held(case: Case) -> set[int]:
-    """Digests of the grammars that the engine has."""
+    """Digests of the engine's grammars."""
     grammars = case.state.grammars
     return set(grammars.digest[grammars.epoch > 0].tolist())
 
@@ -68,11 +68,11 @@ def test_a_grammar_is_copied_once_and_found_again(lanes: int) -> None:
     assert ends(case, *requests) == [C.FINISH_LENGTH] * 3
     assert (case.counter("grammars_installed"), case.counter("grammars_reused")) == (1, 2)
     assert held(case) == {grammar.digest}
-    assert len({request.got[0] for request in requests} | {0}) > 1  # its tokens are the model's
+    assert len({request.got[0] for request in requests} | {0}) > 1  # the model determines its tokens
 
 
 def test_other_queue_pairs_and_later_owners_have_their_own() -> None:
-    """A digest is what a front end says, so it names nothing of another's."""
+    """A front end chooses its digests, so a digest names only its own grammars."""
     case = make_case(share=2)
     true, false = automata(case, 2)
     object.__setattr__(false, "_digest", true.digest)  # another automaton under the same name
@@ -108,8 +108,8 @@ def test_a_slot_whose_words_were_refused_makes_room_first() -> None:
 
 
 def test_no_live_request_loses_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a running request nor a waiting one. A front end that exceeds its share is refused, without effect on
-    the others."""
+    """Neither a running nor a waiting request. A front end that exceeds its share is refused, without an effect on other front
+    ends."""
     case = make_case(share=2, slots=4, rows=1)
     monkeypatch.setattr(case.clients[0], "_has_place", lambda digest: True)
     a, b, c = automata(case, 3)
@@ -177,8 +177,7 @@ def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
 
 
 def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
-    """The engine continues with its checked copies. Only a request that needs the words again, and finds other words, is
-    refused."""
+    """The engine continues with its checked copies. Only a request that rereads the words, and finds other words, is refused."""
     case = make_case(share=1, slots=2)
     first, second = automata(case, 2)
     runs, others = case.submit(tokens(3), 20, grammar=first), case.submit(tokens(3), 20, 1, grammar=second)
@@ -186,13 +185,13 @@ def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
     case.views.prompt[0] = -7
     assert ends(case, runs, others) == [C.FINISH_LENGTH] * 2
     assert ends(case, case.submit(tokens(3), 3, grammar=first)) == [C.FINISH_LENGTH]  # from the engine's copy
-    assert ends(case, case.submit(tokens(3), 3, grammar=second)) == [C.FINISH_LENGTH]  # which it takes the place of
+    assert ends(case, case.submit(tokens(3), 3, grammar=second)) == [C.FINISH_LENGTH]  # which it replaces
     refused = case.submit(tokens(3), 3, grammar=first, rejected=True)
     assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_GRAMMAR
 
 
 def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
-    """The same requests, first each with a separate name for its automaton."""
+    """The same requests, first with a separate name for each automaton."""
     outputs, bytes_written = list[list[tuple[list[int], int]]](), list[int]()
     for shared in (False, True):
         case = make_case(slots=8, pages=12, share=8)
@@ -213,7 +212,7 @@ def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
 
 
 def test_a_preempted_request_goes_on_in_its_state() -> None:
-    """With few pages: the expected output of each request, its grammar included, is known in advance."""
+    """With few pages: the expected output of each request, under its grammar, is known in advance."""
     case = make_case(pairs=1, slots=6, rows=3, pages=9, max_model_len=32, share=3)
     made = [case.submit(tokens(5, i), 20, grammar=grammar, min_tokens=20) for i, grammar in enumerate(automata(case, 3))]
     case.finish()
@@ -223,7 +222,7 @@ def test_a_preempted_request_goes_on_in_its_state() -> None:
 
 @pytest.mark.parametrize("min_tokens", [0, 9])
 def test_an_output_ends_where_its_grammar_allows_nothing_more(min_tokens: int) -> None:
-    """In the full path and in the fast one, with min_tokens and without stop ids; its last token is a part of it."""
+    """On the full and the fast path, with min_tokens and without stop ids; the last token is part of the output."""
     for choices in ([b"a"], [b"ab{"], [b"aab{ab"]):
         case = make_case(share=1, max_model_len=64)
         request = case.submit(tokens(3), 30, grammar=automaton_of_choices(choices), min_tokens=min_tokens)
@@ -233,7 +232,7 @@ def test_an_output_ends_where_its_grammar_allows_nothing_more(min_tokens: int) -
 
 @pytest.mark.parametrize("choice", [b"a", b"aab{ab"])
 def test_an_output_of_max_tokens_that_its_grammar_ends_is_complete(choice: bytes) -> None:
-    """max_tokens would end it there, too."""
+    """max_tokens would end the output there, too."""
     case = make_case(share=1, max_model_len=64)
     wanted = automaton_of_choices([choice])
     first = case.submit(tokens(3), 30, grammar=wanted)
@@ -243,8 +242,8 @@ def test_an_output_of_max_tokens_that_its_grammar_ends_is_complete(choice: bytes
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_an_error() -> None:
-    """A step that ignores grammars ends its request with an error; other requests continue. In the prefill, and in a
-    turn on the fast path."""
+    """If a step ignores grammars, its request ends with an error; other requests continue. In a prefill, and in a turn on the
+    fast path."""
     for turns in (1, 3):
         case = make_case(share=1)
         bad, good = case.submit(tokens(3), 9, grammar=automata(case, 1)[0]), case.submit(tokens(4), 5, pair=1)
@@ -279,7 +278,7 @@ def test_automata_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, i
 
 
 def test_token_rules_and_grammars_share_slots_and_no_names() -> None:
-    """Rules and an automaton of one name are two things; a request with both has two slots, and neither takes the other's."""
+    """Rules and an automaton may have the same name: a request with both has two slots, and neither replaces the other."""
     case = make_case(share=2, max_model_len=64)
     (grammar,) = automata(case, 1)
     rules = [TokenRules(VOCAB, {}, allowed) for allowed in ([3, 9], [5])]
@@ -291,7 +290,7 @@ def test_token_rules_and_grammars_share_slots_and_no_names() -> None:
     second = case.submit(tokens(4), 6, rules=rules[1])
     assert ends(case, second) == [C.FINISH_LENGTH] and set(second.got) == {5}
     assert (case.counter("grammars_installed"), case.counter("grammars_reused")) == (3, 1)
-    assert ends(case, case.submit(tokens(3), 6, grammar=grammar)) == [C.FINISH_LENGTH]  # the name was of rules
+    assert ends(case, case.submit(tokens(3), 6, grammar=grammar)) == [C.FINISH_LENGTH]  # the name belonged to rules
 
 
 def test_a_request_with_a_grammar_and_rules_needs_two_slots() -> None:
@@ -301,7 +300,7 @@ def test_a_request_with_a_grammar_and_rules_needs_two_slots() -> None:
         case.submit(tokens(3), 6, grammar=grammar, rules=rules)
     with pytest.raises(ValueError, match="for 7 tokens, but the model has 50"):
         case.submit(tokens(3), 6, rules=TokenRules(7, {1: 1.0}))
-    refused = case.submit(tokens(3), 6, grammar=grammar, rejected=True, entry={"rules_words": 9})  # by a party without a share
+    refused = case.submit(tokens(3), 6, grammar=grammar, rejected=True, entry={"rules_words": 9})  # a front end without a share
     assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_SHARE
 
 
@@ -319,7 +318,7 @@ def test_rules_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, int]
 
 
 def test_words_that_are_no_automaton_are_refused(rng: np.random.Generator) -> None:
-    """One or two words of an automaton are anything: the engine takes what ByteAutomaton takes."""
+    """One or two words of an automaton are random: the engine accepts exactly the automata that ByteAutomaton accepts."""
     seen = set()
     for _ in range(1200):
         automaton = random_automaton(rng) if rng.random() < 0.5 else random_counted_automaton(rng)
@@ -345,7 +344,7 @@ def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
     pieces = [rng.integers(0, 256, n, dtype=np.uint8).tobytes() for n in lengths] + [bytes(LONGEST + 1)]
     table = TokenBytes.of(pieces, 310)
     assert table.pieces() == pieces[:300] + [b""] * 10
-    for classes in [0, 250] * 12:  # many: in front of the first state there are not as many words
+    for classes in [0, 250] * 12:  # many: fewer words precede the first state
         counted = rng.random() < 0.5
         automaton = random_counted_automaton(rng) if counted else random_automaton(rng, dead=0.1, classes=classes)
         if not counted and rng.random() < 0.5:  # an output ends in the first state, too
@@ -374,7 +373,7 @@ def test_the_distance_of_a_position_is_that_of_its_shortest_end(rng: np.random.G
 
 
 def test_tokens_without_bytes() -> None:
-    """None at all, or empty and too long ones: the engine still has an array of them."""
+    """A model with no token bytes, or with empty and too long ones: the engine still has an array of them."""
     for pieces in ([], [b""], [b"", bytes(LONGEST + 1)]):
         table = TokenBytes.of(pieces, 3)
         assert (table.pieces(), table.place.tolist(), table.words.tolist()) == ([b""] * 3, [[0, 0]] * 3, [0])
@@ -387,7 +386,7 @@ def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
 
 
 def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> None:
-    """No automaton should have one, but an engine must accept it."""
+    """No automaton should have such a transition, but an engine must accept it."""
     automaton = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.array([[DEAD], [0]], np.int16), np.ones(2, bool))
     none = np.zeros(1, np.int64)
     grammars = as_memoryviews(Grammars(none, none, none, none, *TokenBytes.of([b"a"], 1)))
@@ -396,7 +395,7 @@ def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> Non
 
 @pytest.mark.parametrize(("states", "fine"), [(A.MOST_STATES, True), (A.MOST_STATES + 1, False)])
 def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool) -> None:
-    """Each accepts and leads to itself."""
+    """Each state accepts and leads to itself."""
     small = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.zeros((1, 1), np.int16), np.ones(1, bool)).words()
     cells = np.zeros(2 * states, np.int64)
     cells[::2] = A.STATE_ACCEPTING
@@ -408,7 +407,7 @@ def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_unused_slot_is_none_that_a_live_request_has(lanes: int, rng: np.random.Generator) -> None:
-    """Of the same queue pair, the slot that was used longest ago. Slot 0 is not special."""
+    """The queue pair's least recently used slot. Slot 0 is not special."""
     sizes, facts, options = case_sizes(pairs=2, slots=4, share=3, token_words=1)
     limits, unused = make_limits_by_name(sizes, facts, **options), in_lanes(unused_grammar, lanes, seed=lanes)
     state, nobody = make_state(limits), 0

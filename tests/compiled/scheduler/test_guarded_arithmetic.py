@@ -1,4 +1,4 @@
-"""The arithmetic of policies, in plain Python, against Python's integers, which have no end: around the ends of 64 bits.
+"""The arithmetic of policies in plain Python, compared with Python's unbounded integers around the bounds of 64 bits.
 
 Supports claim policies/faults.
 """
@@ -18,11 +18,11 @@ from blinkpy.scheduler import guarded_arithmetic as P
 PLACE, AT = 11, 1
 ROOT = math.isqrt(G.HIGHEST)
 ENDS = (0, 2, 5, 63, 65, G.HALF - 1, G.HALF, G.HALF + 1, ROOT, ROOT + 1, G.HIGHEST // 3, G.HIGHEST // 2, G.HIGHEST)
-Outcome = tuple[Any, int]  # the result, and the kind of its fault, or 0
+Outcome = tuple[Any, int]  # (result, kind of its fault or 0)
 
 
 def integers(rng: np.random.Generator) -> list[int]:
-    """Ends, their neighbours, and random numbers of all sizes, which include divisors of products near the ends."""
+    """Bounds, their neighbours, and random numbers of all sizes, which include divisors of products near the bounds."""
     some = [int(rng.integers(1 << 62)) >> int(rng.integers(62)) for _ in range(6)]
     near = [G.HIGHEST // max(1, n) for n in some[:3]] + [(1 << 63) // (1 << bits) for bits in (1, 5, 31, 32)]
     found = {sign * n + step for n in (*ENDS, *some, *near) for sign in (1, -1) for step in (-1, 0, 1)}
@@ -30,9 +30,9 @@ def integers(rng: np.random.Generator) -> list[int]:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Outcome:
-    """The result and the fault: at its place, without overwriting an earlier one.
+    """The result and the fault, stored at its place unless an earlier fault is there.
 
-    With 64-bit integers, as in compiled code, and no intermediate result that needs more.
+    Uses 64-bit integers, as compiled code does, and no larger intermediate results.
     """
     faults = np.zeros(3, np.int64).data
     result = function(*arguments, faults, AT, PLACE)

@@ -1,4 +1,4 @@
-"""A front end that writes random words into its own queue pair: the work that it causes, and its effect on other front ends.
+"""A front end that writes random words into its own queue pair: its work for the engine, and its effect on other front ends.
 
 Claim front-ends/isolation (simulator): A cancel, a dead front end or a broken protocol takes effect, and
 affects no other front end. A front end that writes arbitrary data delays no token of another front end by a turn.
@@ -19,11 +19,11 @@ from blinkpy.scheduler.policies import SHIPPED, fcfs
 from blinkpy.verify.sim.runs import run
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
-HOSTILE, VICTIM = 0, 1  # queue pairs; intake begins with the hostile one's
+HOSTILE, VICTIM = 0, 1  # queue pairs; intake begins with the hostile front end's
 
 
 def words(case: Case) -> tuple[int, int, int]:
-    """The hostile pair's epoch, submission head and completion tail, as published."""
+    """The published epoch, submission head and completion tail of the hostile pair."""
     return case.word(W.PAIR_EPOCH, HOSTILE), case.word(W.PAIR_SQ_HEAD, HOSTILE), case.word(W.PAIR_CQ_TAIL, HOSTILE)
 
 
@@ -35,7 +35,7 @@ def claims(case: Case) -> None:
 
 
 def claims_and_announces(case: Case) -> None:
-    """Also a ring full of entries, that others should wait for, and a completion head past the tail."""
+    """Also a ring full of entries, to delay other front ends, and a completion head past the tail."""
     claims(case)
     epoch, head, tail = words(case)
     case.views.front[HOSTILE, W.FRONT_DOORBELL] = epoch << W.EPOCH_SHIFT | head + case.limits.sq_entries
@@ -43,7 +43,7 @@ def claims_and_announces(case: Case) -> None:
 
 
 def submits_refused(case: Case) -> None:
-    """The maximum number of refused entries, read in one turn."""
+    """Submit the maximum number of entries that one turn reads, all refused."""
     epoch, head, tail = words(case)
     entries = neutral_entries(case.limits.sq_entries)
     entries["request_id"], entries["epoch"], entries["slot"] = epoch << W.EPOCH_SHIFT | 1, epoch, np.arange(len(entries))
@@ -55,12 +55,12 @@ def submits_refused(case: Case) -> None:
 
 
 def served(attack: Callable[[Case], None] | None) -> list[int]:
-    """A victim submits one request after another; turns from each one's submission to each of its tokens."""
+    """A victim submits one request after another. Returns the turns from each submission to each of its tokens."""
     case = make_case(attached=False, pairs=2, slots=8, cq_entries=64, pages=32)
     case.claim(VICTIM)
     case.views.front[HOSTILE, W.FRONT_CLAIM] = 1
     case.turn()
-    case.judged = attack is None  # ids are used again
+    case.judged = attack is None  # ids are reused
     case.opinion = None
     took = list[int]()
     for i in range(30):
@@ -80,17 +80,17 @@ def served(attack: Callable[[Case], None] | None) -> list[int]:
 
 @pytest.mark.parametrize("attack", [claims, claims_and_announces])
 def test_claims_delay_nobody_by_a_turn(attack: Callable[[Case], None]) -> None:
-    """Before each turn. Each token comes in the same turn as without them."""
+    """With claims before each turn, each token arrives in the same turn as without them."""
     assert served(attack) == served(None)
 
 
 def test_refused_entries_delay_nobody_beyond_the_rotation() -> None:
-    """With 4 entries a turn, of two queue pairs in rotation, an entry is among the next ones."""
+    """With 4 entries a turn from two queue pairs in rotation, each entry's turn comes soon."""
     assert served(submits_refused) == served(None)
 
 
 def test_a_queue_pair_is_granted_no_more_often_than_an_interval_allows() -> None:
-    """5,000 claims in 5,000 turns were 5,000 grants."""
+    """Without the interval, 5,000 claims in 5,000 turns would be 5,000 grants."""
     case, turns = make_case(attached=False), 500
     case.judged = False
     for _ in range(turns):
@@ -102,7 +102,7 @@ def test_a_queue_pair_is_granted_no_more_often_than_an_interval_allows() -> None
 
 
 def test_a_claim_that_waits_is_granted_and_the_owner_serves_until_then() -> None:
-    """The owner before keeps the pair for the rest of the interval, and a silent one's successor waits no longer."""
+    """The previous owner keeps the pair for the rest of the interval; a silent owner's successor waits no longer."""
     case = make_case(pairs=1, lease_ms=8)
     case.turn(40)
     first = case.submit(tokens(3), 20)
@@ -131,14 +131,14 @@ def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() ->
     case.finish()
     request_id = int(case.views.cancel[0, 0])
     case.submit(tokens(3), 2, entry={"request_id": request_id, "slot": 0})
-    case.judged = False  # by parties that take old ids for new ones
+    case.judged = False  # the checks confuse old ids with new ids
     case.turn()
     assert int(case.state.requests.request_id[0]) == request_id
     assert case.state.requests.status[0] in (S.WAITING, S.RUNNING)
 
 
 def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
-    """The front end took its word back; in a replay it would have cancelled the second request."""
+    """The front end had withdrawn the word; a replay must not cancel the second request with it."""
     world = make_world(1, 1, chosen=case_sizes(pairs=1, record_turns=64))
     case = Case(world, make_turn(fcfs), fcfs, records=True)
     case.claim(0)
@@ -148,9 +148,9 @@ def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
     case.finish()
     request_id = int(case.views.cancel[0, 0])
     case.views.cancel[0, 0] = 0
-    case.judged = False  # by parties that take old ids for new ones
+    case.judged = False  # the checks confuse old ids with new ids
     case.submit(tokens(3), 4, entry={"request_id": request_id, "slot": 0})
-    case.turn(3)  # each is repeated
+    case.turn(3)  # each turn is replayed
     assert case.state.requests.status[0] == S.RUNNING
 
 
@@ -160,8 +160,8 @@ def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
     ids=["compiled", "rules", "lanes and records"],
 )
 def test_storms_with_a_hostile_neighbour(seed: int, steps: int, options: dict[str, int]) -> None:
-    """Random words in every turn: the state is whole after each, every decision is that of the rules, and every token of the
-    others is right. As in all storms, intake skips no front end, and the request of the lowest rank continues."""
+    """Random words in every turn: after each, the state is valid, every decision follows the rules, and every token of other
+    front ends is correct. As in all storms, intake skips no front end, and the request with the lowest rank continues."""
     report = run(list(SHIPPED.values()), seed, steps, hostile=True, **options)
     assert not report.failures, report.failures
     assert report.claims > steps // 2 and report.entries > steps // 20

@@ -1,4 +1,4 @@
-"""Functions that only compiled code calls have no separate machine code, and behave as they would with it."""
+"""Functions that only compiled code calls have no separate machine code, but behave as if they had."""
 
 import ctypes
 from typing import Any
@@ -72,4 +72,4 @@ def test_who_asks_for_the_address_of_an_inner_function_gets_its_code() -> None:
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64)
     assert kind(address)(result, error, 21) == 0 and result.value == 42
     again = njit(lambda number: twice(number) + 1)
-    assert again(4) == 9, "it can still be called by other code"
+    assert again(4) == 9, "other code can still call it"

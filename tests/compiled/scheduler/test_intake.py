@@ -1,4 +1,4 @@
-"""Refusals: conflicting limits, entries that can't be served, and parameters, bit by bit against a separate list.
+"""Refusals: conflicting limits, entries that can't be served, and parameters, compared bit by bit with a separate list.
 
 Claim front-ends/intake: An entry that can't be served is refused and harms no other request. The bounds of a
 turn are exact.
@@ -83,7 +83,7 @@ def test_without_a_prefix_cache_nobody_needs_hashes() -> None:
 
 
 def test_an_entry_of_another_epoch_is_counted_and_skipped() -> None:
-    """Its record has the entry alone, its request no slot, and its front end no completion."""
+    """Its record has only the entry, its request has no slot, and its front end gets no completion."""
     case = make_case(record_turns=4)
     case.submit(tokens(7, 2), 2, entry={"epoch": 3})
     before = int(case.state.recorder.cursor[S.POSITION])
@@ -108,7 +108,7 @@ def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int, la
     assert case.counter("requests_rejected") == 1
 
 
-# The accepted values, listed separately from the table. Signs and bits count: -0.0 is a temperature and no min_p.
+# The accepted values, listed separately from the table. Signs and bits count: -0.0 is a valid temperature, but no valid min_p.
 ACCEPTED = {
     "max_tokens": lambda v: v >= 1,
     "min_tokens": lambda v: v >= 0,
@@ -149,7 +149,7 @@ def test_the_list_has_all_parameters() -> None:
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_engine_accepts_exactly_these_bits_of_a_parameter(name: str, rng: np.random.Generator) -> None:
-    """One parameter of any bits in an otherwise neutral entry; compiled, and as plain Python."""
+    """One parameter with random bits in an otherwise neutral entry; compiled, and in plain Python."""
     entry = neutral_entries(1)[0]
     entry["max_tokens"] = 1
     edges = np.array([edge & 0xFFFFFFFF for edge in EDGES], np.uint32)

@@ -1,4 +1,4 @@
-"""The check of the scheduler's state finds the damage that the reference finds, and nothing where nothing is damaged.
+"""The check of the scheduler's state finds the same damage as the reference, and reports nothing for a valid state.
 
 Claim state/checks: The checks of the state find damage, in Python and compiled, on both sides of each bound.
 The assumptions of each phase hold.
@@ -53,15 +53,15 @@ UNCHECKED = (
     *("requests.service", "requests.charged", "snapshots.used"),
     *("batch.logprobs", "batch.sampled"),
 )
-CHECKED_WORDS = (  # of an entry, whose others nothing checks
+CHECKED_WORDS = (  # words of an entry that are checked
     *(E.WORD_GRAMMAR_WORDS, E.WORD_GRAMMAR_DIGEST, E.WORD_GRAMMAR_DIGEST + 1),
     *(E.WORD_RULES_WORDS, E.WORD_RULES_DIGEST, E.WORD_RULES_DIGEST + 1, E.WORD_FLAGS),
     E.WORD_BEST_EFFORT,
 )
-NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"  # continues until all codes were seen
-STATES, MOST_STATES, DAMAGES = 120 if NIGHTLY else 60, 6000, 60  # states, most of them, and damages of each
+NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"  # continues until all codes have occurred
+STATES, MOST_STATES, DAMAGES = 120 if NIGHTLY else 60, 6000, 60  # number of states, its maximum, and damages of each
 RARE = 15  # codes that the states of a run may lack
-FEW_STATES, MOST_LOOKED = 6, 40  # and of how many one is taken in any case
+FEW_STATES, MOST_LOOKED = 6, 40  # states, and looks after which any state is taken
 
 
 def check_in_python(limits: Limits, state: State) -> Callable[[], int]:
@@ -75,7 +75,7 @@ def check_compiled(limits: Limits, state: State) -> int:
 
 
 def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
-    """States of storms of random worlds, some rounds apart, and each time a step is suspended, which is rare."""
+    """States of storms in random worlds, some rounds apart, and whenever a step is suspended, which is rare."""
     for _ in range(MOST_STATES // 10):
         simulation = Simulation(draw.randrange(1 << 30), 200)
         for _ in range(10):
@@ -88,7 +88,7 @@ def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
 
 
 def walked_grammars(state: State) -> set[int]:
-    """Grammars of drafts. The check walks their words, which have no meaning once one of them is damaged."""
+    """Grammars of drafts. The check walks their words, which are meaningless once any of them is damaged."""
     walked = set[int]()
     for batch in (state.batch, state.suspended):
         rows = int(batch.counts[S.ROWS])
@@ -97,7 +97,7 @@ def walked_grammars(state: State) -> set[int]:
 
 
 def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits, state: State) -> None:
-    """Usually a word with a meaning, changed to a neighbour of another word's value, or to a bound."""
+    """Change a word, usually a meaningful one, to a neighbour of another word's value, or to a bound."""
     name, array = draw.choice(arrays)
     r, counts = state.requests, state.counts
     rows, tokens = state.batch.counts[[S.ROWS, S.TOKENS]].tolist()
@@ -163,7 +163,7 @@ def live_grammar(draw: random.Random, state: State) -> int:
 
 
 def grammar_foreign(draw: random.Random, limits: Limits, state: State) -> None:
-    """The requests that have a grammar get its copy, most often in another queue pair's share."""
+    """Requests with a grammar get a copy of it, usually in another queue pair's share."""
     r, g, own = state.requests, state.grammars, live_grammar(draw, state)
     if own >= 0:
         copy = draw.randrange(len(g.epoch))
@@ -173,7 +173,7 @@ def grammar_foreign(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def grammar_renamed(draw: random.Random, limits: Limits, state: State) -> None:
-    """The requests that have a grammar, and the engine, call it something else: nothing is wrong."""
+    """Requests with a grammar, and the engine, use another name for it: the state stays valid."""
     r, own, digest = state.requests, live_grammar(draw, state), draw.randrange(1 << DIGEST_BITS)
     if own >= 0:
         state.grammars.digest[own] = digest
@@ -234,14 +234,14 @@ def group_wrong(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def space_left(draw: random.Random, limits: Limits, state: State) -> None:
-    """The last one of several rows that decode is left out."""
+    """Drop the last of several decode rows."""
     counts = state.batch.counts
     if 1 < counts[S.DECODE_ROWS] == counts[S.ROWS]:
         counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]] -= 1
 
 
 def shorter_chunk(draw: random.Random, limits: Limits, state: State) -> None:
-    """The last row, a chunk, loses tokens: to as many as a step with decode rows may have, or any number."""
+    """The last row, a chunk, loses tokens: it keeps as many as a step with decode rows may have, or any number."""
     b, last = state.batch, int(state.batch.counts[S.ROWS]) - 1
     tokens, fewest = int(b.counts[S.TOKENS]), int(b.query_starts[last]) + 1 if last >= b.counts[S.DECODE_ROWS] else 0
     left = draw.choice((limits.mixed_tokens, limits.burst_step_tokens, tokens - 1))
@@ -252,7 +252,7 @@ def shorter_chunk(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def yields_not(draw: random.Random, limits: Limits, state: State) -> None:
-    """Best-effort prompts yield, and those of the step change their classes, or somebody else does."""
+    """Best-effort prompts yield, and requests in the step, or other requests, change their classes."""
     state.counts[S.YIELDED_TURNS] = draw.randint(0, 1)
     slots = state.batch.row_slots[state.batch.counts[S.DECODE_ROWS] : state.batch.counts[S.ROWS]]
     for slot in slots if draw.random() < 0.5 else state.running[: state.counts[S.RUNNING_COUNT]]:
@@ -284,7 +284,7 @@ def other_snapshots(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def snapshot_of_an_end(draw: random.Random, limits: Limits, state: State) -> None:
-    """A request with full pages starts from a snapshot of the last one, or almost."""
+    """A request with full pages starts from a snapshot of its last page, sometimes with wrong pins."""
     r, n = state.requests, state.snapshots
     full = np.flatnonzero((r.status == S.RUNNING) & (r.computed > 0) & (r.computed % limits.page_size == 0)).tolist()
     if full and limits.snapshots:
@@ -300,7 +300,7 @@ def branch_before_the_end(draw: random.Random, limits: Limits, state: State) -> 
 
 
 def token_pageless(draw: random.Random, limits: Limits, state: State) -> None:
-    """A page that the step writes is given back."""
+    """Free a page that the step writes."""
     slot, page = last_own_page(limits, state)
     if slot >= 0:
         state.requests.num_pages[slot] -= 1
@@ -311,7 +311,7 @@ def token_pageless(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
-    """A page that the step writes is indexed, and another request gets it."""
+    """Index a page that the step writes, and give it to another request, too."""
     slot, page = last_own_page(limits, state)
     r, pages = state.requests, state.pages
     others = np.flatnonzero((r.status == S.RUNNING) & (r.num_pages < limits.pages_per_sequence))
@@ -333,7 +333,7 @@ CRAFTED = (
 
 
 def test_damage_is_found(seed: int) -> None:
-    """The first thing that is wrong, in plain Python; and compiled, too, when its code is seen first."""
+    """Compares the first fault in plain Python; and compiled, at the first occurrence of its code."""
     draw, found = random.Random(seed), {0}
     for number, (limits, state) in enumerate(states(draw)):
         assert check_compiled(limits, state) == 0
@@ -356,7 +356,7 @@ def test_damage_is_found(seed: int) -> None:
 
 @pytest.mark.parametrize("part", range(6))
 def test_damage_of_a_few_states_is_found(seed: int, part: int) -> None:
-    """As above, within what `make mutants` has time for: every second state has a suspended step."""
+    """As above, in the short time of `make mutants`: every second state has a suspended step."""
     draw = random.Random(f"{seed} {part}")
     some, looked = 0, 0
     for limits, state in states(draw):
@@ -396,7 +396,7 @@ def test_messages_name_the_place(seed: int) -> None:
 
 
 def test_a_schedulers_own_check_sees_its_memory_and_keeps_nothing(seed: int) -> None:
-    """An idle engine makes one each second, for years: CPython keeps tuples of several sizes that were made by growing."""
+    """An idle engine makes a check each second for years, but CPython keeps tuples of several sizes that grew."""
     world = Simulation(seed, 100).world
     scheduler = Scheduler(world.limits, world.state)
     assert scheduler.check() == []
@@ -412,8 +412,8 @@ def test_a_schedulers_own_check_sees_its_memory_and_keeps_nothing(seed: int) -> 
 
 
 def test_what_hardly_any_damage_reaches() -> None:
-    """Lists with slots out of range, or too long; a canonical page with the key 0, or with an outdated generation;
-    more pages than a table has."""
+    """Lists that are too long or have slots out of range; a canonical page with the key 0 or an outdated generation; more pages
+    than a table has."""
     assert R.check_list([0], 1, 1, [S.RUNNING], S.RUNNING, [0])
     for slot in (-1, 1):
         assert not R.check_list([slot], 1, 1, [S.RUNNING], S.RUNNING, [0])
@@ -431,7 +431,8 @@ def test_what_hardly_any_damage_reaches() -> None:
 
 
 def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """The tables of limits and state, and a vector of int64 for each row of its scratch: others would be other code, or none."""
+    """Compiled for the tables of limits and state, and an int64 vector for each row of its scratch: other types would need other
+    code."""
     world, asked = Simulation(seed, 100).world, list[Any]()
     monkeypatch.setattr("blinkpy.kv.invariants.check_state.compiled_for", lambda function, kinds: asked.append(kinds))
     kinds = ArgumentTable(world.limits).kind, ArgumentTable(world.state).kind
@@ -441,7 +442,7 @@ def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_single_token_that_waits_beside_room_is_found(left: int) -> None:
-    """Of a best-effort prompt, in a step that is not full and leaves best effort its share."""
+    """A token of a best-effort prompt, in a step that is not full and leaves best effort its share."""
     simulation = Simulation(1, 100)
     changes = {"tokens": 16, "best_effort_step_tokens": 16, "mixed_tokens": 16, "burst_step_tokens": 16, "snapshots": 0}
     limits = simulation.world.limits._replace(**changes)

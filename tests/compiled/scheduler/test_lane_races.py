@@ -27,7 +27,7 @@ class Words(NamedTuple):
 
 def reads_what_another_writes(words: Words, lane: int, lanes: int) -> None:
     if lane == 0:
-        words.data[2] = 0  # the value that it has
+        words.data[2] = 0  # its present value
     if lane == 3:
         assert words.data[2] == 0
     barrier(lanes)
@@ -65,7 +65,7 @@ def is_right(words: Words, lane: int, lanes: int) -> None:
     assert words.data[2] == 1
 
 
-@pytest.mark.parametrize("seed", range(4))  # whatever the order of the lanes is
+@pytest.mark.parametrize("seed", range(4))  # for any order of the lanes
 @pytest.mark.parametrize(
     ("work", "error"),
     [
@@ -101,7 +101,7 @@ class Found(NamedTuple):
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize(("field", "factor", "allowed"), [("found", 0, True), ("found", 1, False), ("profound", 0, False)])
 def test_equal_writes_are_allowed_for_one_array(outer: bool, field: str, factor: int, allowed: bool) -> None:
-    """Whether its state is an argument or a field of one; never different values."""
+    """Whether the state is an argument or an argument's field; different values are never allowed."""
 
     def work(table: Table, lane: int, lanes: int) -> None:
         scratch = table.state.scratch if outer else table.scratch
@@ -137,8 +137,8 @@ def test_collectives_have_words_of_64_bits(collective: Callable[..., Any]) -> No
 
 
 def full_ring(stale: int, cached: int) -> World:
-    """`stale` stale entries and then `cached` pages in the ring, which are one chain of the index; the next page belongs to slot
-    0; the others are free."""
+    """The ring has `stale` stale entries, then `cached` pages, which are one chain of the index. The next page belongs to slot 0;
+    all other pages are free."""
     world = make_world(1, 1)
     limits, state = world.limits, world.state
     pages, counts = state.pages, state.counts

@@ -1,4 +1,4 @@
-"""The scheduler's bounds and the shapes of its memory, compared with a separate computation, at random sizes."""
+"""The scheduler's bounds and the shapes of its memory at random sizes, compared with a separate computation."""
 
 import math
 from contextlib import nullcontext
@@ -54,10 +54,10 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         lease_ns = sizes["lease_ms"] * 1_000_000
         assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], lease_ns, 50)
         assert a.claim_ns == min(lease_ns // 8, 100_000_000)
-        assert (a.pace_ns, b.pace_ns) == (0, 38_750_000)  # of 40 ms, a 32nd is for the way
+        assert (a.pace_ns, b.pace_ns) == (0, 38_750_000)  # of 40 ms, a 32nd is for transport
         assert (1 << a.page_shift, 1 << a.cq_shift) == (a.page_size, a.cq_entries)
         assert (a.pages_per_sequence - 1) * a.page_size < a.max_model_len <= a.pages_per_sequence * a.page_size
-        assert a.index_items == a.tokens // a.page_size + a.rows  # each row may also fill a page that it has begun
+        assert a.index_items == a.tokens // a.page_size + a.rows  # each row may also fill a page that it has started
         assert (a.index_buckets, a.ring_entries) == (power_of_two(a.pages), power_of_two(4 * a.pages))
         assert (a.prefix_caching, a.record_turns, a.record_words) == (1, 0, 1)
         assert (a.grammar_share, a.grammar_words) == ((sizes["share"], GRAMMAR_WORDS) if "share" in sizes else (0, 0))
@@ -83,13 +83,13 @@ def test_what_classes_get_if_nobody_says(rng: np.random.Generator) -> None:
 
 
 def test_a_turn_of_many_rows_takes_more_entries_in() -> None:
-    """A fourth of the rows, unless it is given: while a step of thousands of sequences runs, more requests come."""
+    """A fourth of the rows by default: while a step of thousands of sequences runs, more requests arrive."""
     rows = (1, 255, 259, 260, 2000, MAX_ROWS)
     assert [limits_of(rows=n, tokens=MAX_ROWS, intake_entries=0).intake_entries for n in rows] == [64, 64, 64, 65, 500, 1024]
 
 
 def test_a_step_has_groups_in_proportion_to_its_bucket() -> None:
-    """Rounded up: no group takes longer than one of the largest step."""
+    """Rounded up, so no group takes longer than a group of the largest step."""
     for most in (1, 7, 64, 2048):
         for groups in (1, 2, 3, MOST_GROUPS):
             for bucket in {1, 2, most // 3 + 1, most // 2, most // 2 + 1, most - 1, most} - {0}:
@@ -97,9 +97,9 @@ def test_a_step_has_groups_in_proportion_to_its_bucket() -> None:
 
 
 def record_words(limits: Limits) -> int:
-    """Of the recorder's ring."""
+    """The words of the recorder's ring."""
     longest = limits.max_model_len + 2 * limits.grammar_words
-    prompts = limits.intake_tokens + longest  # tokens, words: the last one may pass the bound
+    prompts = limits.intake_tokens + longest  # (tokens, words): the last may pass the bound
     prompts = min(prompts, limits.intake_entries * longest)
     decoding = 8 + 4 * limits.pairs + (2 + limits.step_drafts) * limits.rows
     entries = limits.intake_entries * S.RECORD_ENTRY
@@ -108,7 +108,7 @@ def record_words(limits: Limits) -> int:
 
 
 def test_the_recorders_ring_grows_at_the_word() -> None:
-    """Whatever a power of two hides shows where one more token needs the next one: by tokens, by entries, and by turns."""
+    """Powers of two hide errors unless a further token needs the next power: by tokens, by entries, and by turns."""
     for pages, share in ((32, 0), (16, 2)):
         sizes = {"page_size": pages, "max_model_len": 700, "rows": 3, "share": share, "token_words": share}
         for name, values, others in (
@@ -175,7 +175,7 @@ def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> No
 
 
 def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
-    """A bucket with more tokens and fewer rows than the previous one; memory for grammars of one slot, or no slot."""
+    """A bucket with more tokens but fewer rows than the previous bucket; memory for grammars of one slot, or of no slot."""
     for first, second, fine in (((4, 2), (8, 2), True), ((4, 2), (8, 1), False), ((4, 1), (4, 2), False)):
         with nullcontext() if fine else pytest.raises(ConfigError, match="buckets must be ascending in tokens and rows"):
             make_state(limits_of(), [first, second, (16, 4)])
@@ -273,6 +273,6 @@ def test_targets_of_the_classes_are_in_order() -> None:
 
 @pytest.mark.parametrize("words", [0, 1, 2])
 def test_tokens_have_as_many_words_as_their_bytes_take(words: int) -> None:
-    """At least one word, since empty memory has no address."""
+    """At least one word, because empty memory has no address."""
     state = make_state(limits_of(share=1 if words else 0, token_words=words))
     assert state.grammars.token_bytes.shape == (max(1, words),)
