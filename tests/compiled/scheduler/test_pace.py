@@ -1,4 +1,4 @@
-"""Paced steps, the rule R17, at the clock of a case: a step takes a turn, and the target has twenty.
+"""Paced steps, the rule R17, on the clock of a case: a step takes a turn, and the target is twenty turns.
 
 Claim decisions/pace (simulator): No step is held while a prompt waits, a request is late, or the engine
 drains.
@@ -29,7 +29,7 @@ def paced_case(**sizes: Any) -> Case:
 
 
 def follow(case: Case, requests: list[ExpectedRequest], until: Callable[[], bool]) -> list[list[int]]:
-    """Turns until something is true; for each request, when its tokens came, ns."""
+    """Make turns until a condition holds; returns the times of each request's tokens, ns."""
     times: list[list[int]] = [[] for _ in requests]
     for _ in range(2000):
         if until():
@@ -66,11 +66,11 @@ def test_tokens_come_at_the_target_and_not_later(rng: np.random.Generator) -> No
     assert 0.85 * TARGET_NS < each <= TARGET_NS, "the first step, whose time is unknown, is not delayed"
     assert all(time - times[0] <= n * TARGET_NS for n, time in enumerate(times))
     waited = case.counter("paced_ns")
-    assert waited == times[-1] - times[0] - (HIGHEST - 1) * TICK_NS, "all that the steps did not take"
+    assert waited == times[-1] - times[0] - (HIGHEST - 1) * TICK_NS, "all time that the steps did not use"
 
 
 def test_requests_of_different_ages_share_steps() -> None:
-    """Four that come one after another need hardly more steps than one."""
+    """Four requests that arrive one after another need hardly more steps than one."""
     case, requests = paced_case(rows=4), list[ExpectedRequest]()
     for i in range(4):
         requests.append(case.submit(tokens(5, start=i), HIGHEST))
@@ -117,7 +117,7 @@ def test_a_command_ends_the_wait_at_once(command: int, result: int) -> None:
     if command == W.COMMAND_DRAIN:
         began, left = case.now, HIGHEST - len(request.got)
         follow(case, [request], lambda: bool(request.ended))
-        assert case.now - began == left * TICK_NS, "no turn without a step"
+        assert case.now - began == left * TICK_NS, "every turn has a step"
         assert case.turn() == S.DRAINED
 
 
@@ -140,14 +140,14 @@ def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace()
         assert case.turn() >= 0, "no step waits while it catches up"
         case.read(0, 1)
     ahead = len(other.got)
-    assert ahead >= 4, "the later request has as many tokens meanwhile"
+    assert ahead >= 4, "the later request gets as many tokens meanwhile"
     (_, times) = follow(case, [late, other], lambda: len(other.got) == ahead + 4)
     gaps = np.diff(times[ahead:])
     assert (gaps <= TARGET_NS).all() and gaps.max() > TARGET_NS / 2
 
 
 def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
-    """The requests of its queue pair can't continue, so the pace is that of the others."""
+    """The requests of its queue pair can't continue, so the other requests determine the pace."""
     case = paced_case(cq_entries=4, pairs=2)
     slow = case.submit(tokens(5), HIGHEST)
     own = case.submit(tokens(5, start=2), HIGHEST, pair=1)
@@ -169,7 +169,7 @@ def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
 
 
 def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
-    """No step is held then. The same without a pace, and at a pace that steps can keep."""
+    """No step is held then. The same without a pace, and with a pace that steps can keep."""
     fast = {}
     for name, target, jump in (("none", 0, 0), ("kept", 1, 0), ("missed", 1, 2 * TARGET_NS)):
         case = paced_case(tpot_target_ms=target, cq_entries=64)
@@ -184,7 +184,7 @@ def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
 
 
 def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
-    """The mean time between two tokens of the first request, with the others running, at the case's pace."""
+    """The mean time between two tokens of the first request, while the other requests run, at the case's pace."""
     follow(case, list(requests), lambda: all(len(request.got) >= 3 for request in requests))
     before = len(requests[0].got)
     (times, *_) = follow(case, list(requests), lambda: len(requests[0].got) >= before + 10)
@@ -193,8 +193,8 @@ def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
 
 @pytest.mark.parametrize("target", [0, 1])
 def test_each_class_has_its_pace(target: int) -> None:
-    """Best effort has a separate pace; with a latency-sensitive request it has the latter's pace; without a
-    target, no request waits."""
+    """Best effort has a separate pace, but next to a latency-sensitive request the latter's. Without a target, no request
+    waits."""
     case = paced_case(tpot_target_ms=target, flex_tpot_target_ms=3, cq_entries=256, max_model_len=64)
     flex = case.submit(tokens(5), 40, best_effort=1)
     assert 0.9 * 3 * TARGET_NS < gap_ns(case, flex) <= 3 * TARGET_NS
@@ -206,7 +206,7 @@ def test_each_class_has_its_pace(target: int) -> None:
 
 
 def test_when_a_step_is_held_by_the_rule(rng: np.random.Generator) -> None:
-    """States at random, and at each bound, against R17 in a few lines."""
+    """Random states, and states at each bound, compared with R17 in a few lines."""
     case = paced_case(flex_tpot_target_ms=3, pairs=2, rows=6)
     limits, state, views, seen = case.limits, case.state, as_memoryviews(case.state), set[object]()
     r, pace, inbox, counter = state.requests, state.pace, state.inbox, S.COUNTER_INDEX["paced_ns"]

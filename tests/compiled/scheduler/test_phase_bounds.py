@@ -1,4 +1,4 @@
-"""Bounds of the scheduler's phases, each from both sides: the functions that hold them, as plain Python.
+"""Bounds of the scheduler's phases, each from both sides, in plain Python.
 
 Supports claim front-ends/intake.
 """
@@ -37,7 +37,7 @@ FIELDS = {"request_id": EPOCH << 32 | 7, "prompt_length": 5, "max_tokens": 3, "h
 
 
 def words_of(fields: dict[str, int]) -> list[int]:
-    """A neutral entry with these fields, as the engine sees it."""
+    """The engine's view of a neutral entry with these fields."""
     entry = neutral_entries(1)[0]
     for name, value in (FIELDS | fields).items():
         entry[name] = value
@@ -45,7 +45,7 @@ def words_of(fields: dict[str, int]) -> list[int]:
 
 
 def bounds_of_entries(limits: Limits) -> Iterator[tuple[int, dict[str, int], dict[str, int], dict[str, int]]]:
-    """(why, fields that are accepted, fields that are not, other limits)."""
+    """(reason, accepted fields, refused fields, other limits)."""
     arena, hashes = limits.prompt_tokens, limits.hash_entries
     unhashed, scored = {"hash_count": 0, "flags": SUBMIT_NO_PREFIX_CACHE}, {"hash_count": 0, "flags": SUBMIT_SCORE_PROMPT}
     for reason, inside, beyond, other in (
@@ -109,7 +109,7 @@ def test_which_tokens_and_page_hashes_are_copied() -> None:
 
 @pytest.mark.parametrize(("most", "accepted"), [(5, 2), (6, 2), (7, 3)])
 def test_how_many_tokens_a_turn_takes(most: int, accepted: int) -> None:
-    """As many as allowed, and the rest of the last prompt."""
+    """As many as permitted, and the rest of the last prompt."""
     case = make_case(lanes=1, intake_tokens=most)
     for i in range(4):
         case.submit(tokens(3, i), 2)
@@ -128,11 +128,11 @@ def test_entries_that_are_skipped_count_as_no_tokens() -> None:
     assert [case.counter(name) for name in names] == [2, 1, 1]
 
 
-# ---- what a token leads to ----------------------------------------------------------------------------------------------
+# ---- the effect of a token ----------------------------------------------------------------------------------------------
 
 
 def end_of(token: int, generated: int, length: int, most: int, least: int) -> int:
-    """The flags of a token. length: with it; 5 is a stop id, and the next token of a prompt that is scored."""
+    """The flags of a token. length: including it. 5 is a stop id, and the next token of a scored prompt."""
     if token not in range(VOCAB) or (generated <= 0 and token != 5):
         return C.FINISH_ERROR
     if token == 5 and generated > least:
@@ -150,7 +150,7 @@ def decoding() -> Case:
 
 
 def test_where_a_token_ends_its_request() -> None:
-    """Committed, and as forecast for the fast path."""
+    """In the commit, and in the forecast for the fast path."""
     case = decoding()
     limits, state, requests, seen = case.limits, case.state, case.state.requests, set[int]()
     slot = int(state.batch.row_slots[0])

@@ -1,4 +1,4 @@
-"""Edges of the phases that storms hardly meet: several ends in one tile, high epochs, what a finished request leaves behind."""
+"""Edges of the phases that storms hardly reach: several ends in one tile, high epochs, and remains of finished requests."""
 
 import random
 from pathlib import Path
@@ -37,9 +37,9 @@ from blinkpy.scheduler.policy_program import PolicyError
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_several_that_end_in_one_tile_give_their_own_slots_back(lanes: int) -> None:
-    """One more waits, so that no step takes the fast path; the other requests keep their places.
+    """A further request waits, so that no step takes the fast path; the other requests keep their places.
 
-    No lane reads a slot that another lane releases before all have released theirs.
+    No lane reads a slot that another lane releases before all lanes have released theirs.
     """
     for ends in ((3, 1, 1, 1), (1, 1, 1, 1), (1, 3, 1, 3), (2, 2, 5, 2)):
         several_end(lanes, ends)
@@ -61,7 +61,7 @@ def several_end(lanes: int, ends: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("epoch", [1, (1 << 12) - 2, (1 << 12) + 5, (1 << 20) + 77, W.EPOCH_LIMIT - 3])
 def test_hits_are_told_in_every_epoch(epoch: int) -> None:
-    """The name of a request in its hit word has all bits of its id, of which the epoch is the upper half."""
+    """The name of a request in its hit word has all bits of its id, whose upper half is the epoch."""
     case = make_case(pairs=1, attached=False, pages=40)
     case.judged = False
     case.state.pairs.epoch[0] = case.views.pair[0, W.PAIR_EPOCH] = epoch - 1
@@ -103,7 +103,7 @@ def waits_and_hits(units: int) -> None:
 
 
 def test_the_rules_of_who_has_ended_hold_no_slot() -> None:
-    """With space for one: each next request has other rules."""
+    """With one slot: each next request has other rules."""
     case = make_case(share=1, pairs=1)
     for token in range(1, 6):
         request = case.submit(tokens(3), 2, rules=TokenRules(case.limits.vocab_size, {token: 2.0}))
@@ -122,7 +122,7 @@ def test_a_cell_leads_to_one_of_the_states(following: int, fine: bool) -> None:
 
 
 def test_an_automaton_has_as_many_states_and_classes_as_there_can_be() -> None:
-    """All else of these words is right: they are as long as they say, and no cell or class of a byte is out of range."""
+    """These words are otherwise correct: they have the stated length, and no cell or class of a byte is out of range."""
     for states, classes, fine in ((1, BYTES, True), (1, BYTES + 1, False), (1, 0, False), (0, 1, False), (2, 3, True)):
         words = np.zeros(packed_words(states, classes), np.int32)
         words[[STATES_WORD, CLASSES_WORD, COUNTED_WORD, HUBS_WORD]] = states, classes, states, states
@@ -133,7 +133,7 @@ def test_an_automaton_has_as_many_states_and_classes_as_there_can_be() -> None:
     ("generated", "least", "stops"), [(0, 0, True), (0, 1, False), (1, 1, True), (1, 2, False), (2, 1, True)]
 )
 def test_a_synthetic_model_keeps_to_min_tokens(monkeypatch: pytest.MonkeyPatch, generated: int, least: int, stops: bool) -> None:
-    """A stop id ends the output from the token behind the `least` first ones on."""
+    """A stop id ends the output only after the first `least` tokens."""
     asked: list[tuple[int, bool]] = []
 
     def follow(grammars: Any, slot: int, state: int, candidate: int, stop: bool, most: int) -> int:
@@ -164,7 +164,7 @@ def test_a_list_has_each_slot_once_and_a_status_is_one_of_four() -> None:
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_record_has_the_tokens_of_a_step_that_has_ended_and_no_others(groups: int) -> None:
-    """Between two groups of a step nothing was sampled."""
+    """Between two groups of a step no token is sampled."""
     cut = {"step_groups": groups, "cut_step_tokens": 8} if groups > 1 else {}
     case = make_case(lanes=1, pairs=1, slots=4, tokens=24, pages=60, max_model_len=64, record_turns=64, **cut)
     case.submit(tokens(40), 3, best_effort=1)

@@ -1,4 +1,4 @@
-"""The effect of words on single phases that storms rarely produce: positions beyond half of all, stale slots, last
+"""The effect of words on single phases that storms rarely produce: positions beyond half of the range, stale slots, last
 pages."""
 
 from typing import Any
@@ -28,7 +28,7 @@ from blinkpy.scheduler.suspension import can_interrupt
 
 
 def test_doorbells_and_heads_are_valid_up_to_a_ring_s_length_away(rng: np.random.Generator) -> None:
-    """An announced or unread number of 32 bits, all of which count: half of all positions is as far off as any."""
+    """Announced or unread numbers of 32 bits, all of which count: half of the range is the farthest position."""
     case = make_case(lanes=1, pairs=1)
     state, pairs, inbox = case.state, case.state.pairs, case.state.inbox
     head, tail, unread = int(rng.integers(1, 1 << 32)), int(rng.integers(9, 1 << 32)), int(rng.integers(1, 9))
@@ -53,7 +53,7 @@ def test_doorbells_and_heads_are_valid_up_to_a_ring_s_length_away(rng: np.random
 
 @pytest.mark.parametrize("consumed", [0, 7])
 def test_a_claim_revokes_whoever_is_attached_and_nobody_else(consumed: int) -> None:
-    """Whatever was consumed of the pair so far."""
+    """For any number of consumed entries."""
     case = make_case(lanes=1, pairs=1)
     pairs, inbox = case.state.pairs, case.state.inbox
     inbox.claim[0] = pairs.epoch[0] + 1
@@ -94,7 +94,7 @@ def test_pairs_take_turns_where_a_turn_takes_one_entry() -> None:
 
 
 def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> None:
-    """Also if all other parameters are within their bounds. Keys of negative floats are ordered below all others."""
+    """Even if all other parameters are within their bounds. Keys of negative floats are below all other keys."""
     inf, most, penalties = float("inf"), 3.4e38, ("presence_penalty", "frequency_penalty")
     fine = dict.fromkeys(penalties, (-most, -0.5, -1e-44, 0.0, 1e-44, most)) | {"temperature": (0.0, most), "min_p": (0, 1)}
     wrong = {name: (-inf, inf, float("nan")) for name in penalties} | {"temperature": (-1e-44, -most, inf), "min_p": (-0.5, 1.01)}
@@ -110,8 +110,7 @@ def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> N
 
 
 def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
-    """No request yields here, so each admitted request leaves less of the step for the next one, also behind a longer
-    one."""
+    """No request yields here, so each admitted request leaves less of the step for the next, even after a longer one."""
     case = make_case(short_prompts, 1, pairs=1, pages=60, max_model_len=64)
     requests = [case.submit(tokens(28), 2)]
     case.turn()
@@ -119,7 +118,7 @@ def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
     case.turn()
     slots = {sent.owner: sent.slot for sent in case.clients[0].live()}
     status = [int(case.state.requests.status[slots[request]]) for request in requests]
-    assert status == [S.RUNNING, S.RUNNING, S.WAITING], "of 16 tokens the first lacks 12, and the second takes the rest"
+    assert status == [S.RUNNING, S.RUNNING, S.WAITING], "the first request lacks 12 of 16 tokens, and the second takes the rest"
     case.finish()
 
 
@@ -140,14 +139,14 @@ def test_ends_that_were_told_free_their_own_slots_alone() -> None:
     case.turn()
     case.read(0)
     assert refused.ended == FINISH_REJECTED
-    assert case.state.requests.finish[slot] == FINISH_CANCELLED, "it is notified when entries are free"
+    assert case.state.requests.finish[slot] == FINISH_CANCELLED, "it gets its end once entries are free"
     case.finish()
     assert behind.ended == FINISH_CANCELLED
 
 
 @pytest.mark.parametrize("spare", [0, 1])
 def test_pages_for_the_next_tokens_may_be_the_last_ones(spare: int) -> None:
-    """Free or cached: as many as the rows demand are enough, and one less is not."""
+    """Free or cached: as many pages as the rows demand suffice, but one less does not."""
     case = make_case(lanes=1, pairs=1, rows=2, pages=6, prefix_caching=False)
     for n in range(2):
         case.submit(tokens(8, n), 9)
@@ -213,7 +212,7 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
     limits, state, counts = case.limits, case.state, case.state.counts
     assert state.batch.counts[S.GROUPS] == 4 and not can_interrupt(limits, state, 0, 1), "nobody waits"
     case.submit(tokens(17, 5), 2)
-    case.turn()  # it interrupts; of its entry a like one is made that waits
+    case.turn()  # it interrupts; a waiting request gets a copy of its entry
     slot = int(state.batch.row_slots[0])
     state.requests.status[slot], state.requests.num_pages[slot], counts[S.RUNNING_COUNT] = S.WAITING, 0, 1
     state.waiting[0], counts[S.WAITING_COUNT], counts[S.INTERRUPTIONS] = slot, 1, 0
@@ -223,7 +222,7 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
 
 @pytest.mark.parametrize("passed", [2, 3])
 def test_who_may_not_pass_best_effort_interrupts_nothing(passed: int) -> None:
-    """Slot 0 waits behind slot 1, of best effort, which three may pass."""
+    """Slot 0 waits behind slot 1, a best-effort request, which three may overtake."""
     case = make_case(lanes=1, pairs=1, slots=4, yield_steps=3)
     state, counts = case.state, case.state.counts
     state.waiting[:2], state.requests.status[:2], state.requests.length[:2] = (1, 0), S.WAITING, 5
@@ -233,7 +232,7 @@ def test_who_may_not_pass_best_effort_interrupts_nothing(passed: int) -> None:
 
 
 def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
-    """All pages are held by one whose reader is behind."""
+    """A request whose reader is behind holds all pages."""
     case = make_case(lanes=1, pairs=2, cq_entries=2, pages=6, prefix_caching=False)
     case.submit(tokens(21), 4, 1)
     for _ in range(4):
@@ -266,7 +265,8 @@ def test_nobody_looks_for_hits_while_no_page_is_available() -> None:
 
 
 def test_lanes_wait_until_all_prompts_are_in_their_order() -> None:
-    """While best-effort prompts yield, that of the others is by rank: another lane's place than that of `running`."""
+    """While best-effort prompts yield, the order of the other prompts is by rank, so a lane reads another place than in
+    `running`."""
     case = make_case(lanes=1, pairs=1, slots=8, rows=8, tokens=60, pages=80, max_model_len=64, yield_steps=4)
     for n in range(5):
         case.submit(tokens(9 + n, n), 4)
@@ -285,7 +285,7 @@ def test_lanes_wait_until_all_prompts_are_in_their_order() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_words_of_grammars_are_recorded_two_in_one(rng: np.random.Generator, lanes: int) -> None:
-    """The words of one slot among others, padded with a 0 to an even number."""
+    """The words of one of several slots, padded with a 0 to an even number."""
     case = make_case(lanes=1, record_turns=4)
     recorder, mask = case.state.recorder, case.limits.record_words - 1
     given = rng.integers(-(1 << 31), 1 << 31, (3, 24)).astype(np.int32)
@@ -301,7 +301,7 @@ def test_words_of_grammars_are_recorded_two_in_one(rng: np.random.Generator, lan
 
 
 def test_records_of_a_cut_step_tell_its_group_and_whether_another_is_suspended() -> None:
-    """Group, groups and SUSPENDED in the record's sixth word; nothing of steps that are whole."""
+    """Group, groups and SUSPENDED are in the record's sixth word; whole steps leave no trace."""
     case = make_case(
         fcfs,
         1,
@@ -336,7 +336,7 @@ def test_records_of_a_cut_step_tell_its_group_and_whether_another_is_suspended()
 
 
 def test_best_effort_without_room_leaves_no_row_to_who_is_behind_it() -> None:
-    """The first of three prompts has all that best effort may have of the step; the third one is latency-sensitive."""
+    """The first of three prompts uses all of best effort's share of the step; the third prompt is latency-sensitive."""
     case = make_case(lanes=1, pairs=1, slots=4, rows=4, tokens=60, pages=80, max_model_len=64, yield_steps=0)
     for n in range(3):
         case.submit(tokens(15, n), 4)

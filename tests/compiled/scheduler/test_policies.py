@@ -81,7 +81,7 @@ def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
-    """The oracle agrees after each turn. Requests after a fault are ranked again."""
+    """The oracle agrees after each turn. Requests after a fault get a rank again."""
     policy = read_policy(f"{ROOT}/tests/support/faulting_policy.py:rank")
     case = make_case(policy, lanes, pairs=1, rows=1, slots=9, intake_entries=8)
     requests = [case.submit(tokens(n), 4) for n in (3, 4, 7, 6, 5, 2)]
@@ -95,7 +95,7 @@ def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int)
 
 
 def test_a_policy_is_what_was_loaded_whatever_becomes_of_its_file(tmp_path: Path) -> None:
-    """Its source is kept: later compilations, in lanes or for a GPU, use the same text as the function."""
+    """Its source is kept: later compilations, in lanes or for a GPU, use the function's own text."""
     fields = RequestFields(*range(len(RequestFields._fields)))
     for became in ("def rank(request):\n    return 8\n", "nothing", ""):
         (tmp_path / "mine.py").write_text("def rank(request):\n    return 7\n")
@@ -182,7 +182,7 @@ def test_unknown_policies_are_named(name: str, message: str) -> None:
         load_policy(name)
 
 
-# ---- the digest: the same in every process, and another when any value changed ----------------------------------------
+# ---- the digest: equal in every process, different after any change of a value ----------------------------------------
 
 POLICY = """
 import numpy as np
@@ -221,7 +221,7 @@ CHANGES = {
 
 
 def digest_of(folder: Path, helpers: str, change: tuple[str, str] = ("", "")) -> str | None:
-    """The digest of the policy, with one text of its file replaced."""
+    """The digest of the policy after one replacement in its file."""
     source = POLICY.format(helpers=helpers)
     assert change[0] in source
     file = folder / "policy.py"
@@ -266,8 +266,8 @@ print(policy_digest(read_policy("{tmp_path}/policy.py:rank")))
 
 
 def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the host and on the GPU: a policy whose global changed doesn't get the code that was compiled before, nor byte code that
-    was kept within the same second.
+    """On the host and on the GPU: after a change of its global, a policy gets neither the previous compiled code, nor byte code
+    cached in the same second.
 
     Claim policies/cache: Cached compiled code belongs to exactly this policy, including its globals and
     helpers.

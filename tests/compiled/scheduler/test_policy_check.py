@@ -1,4 +1,4 @@
-"""blinkpy check: it finds each possible error of a policy, with the line, and measures correctly.
+"""blinkpy check finds each possible error of a policy, with its line, and measures correctly.
 
 Supports claim policies/faults.
 """
@@ -191,7 +191,7 @@ def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(rng: n
         assert (requests.arrival_ns <= outcome.started).all()
         assert (outcome.started < outcome.first_token).all()
         assert (outcome.first_token <= outcome.ended).all()
-        assert outcome.preemptions.sum() > 0, "the world is not tight enough to say anything"
+        assert outcome.preemptions.sum() > 0, "the world is too roomy to prove anything"
     assert max(fair.overtakers()) == 0
     assert max(short.overtakers()) > 50
     assert np.median(short.waiting_s) < np.median(fair.waiting_s)
@@ -240,7 +240,7 @@ def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
     assert (read.max_tokens.tolist(), read.priority.tolist()) == ([5, 9], [0, -2])
 
 
-SOON = "import signal\nsignal.setitimer(signal.ITIMER_PROF, 0.3)\n"  # the time for a file is over early
+SOON = "import signal\nsignal.setitimer(signal.ITIMER_PROF, 0.3)\n"  # the time for a file ends early
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: plots can't be tried here")
     plot, reported = tmp_path / "plot.svg", tmp_path / "told.json"
     policy = read_policy(policy_file(tmp_path, FOLDER_POLICY))
-    storms.simulate(1, 1, policy)  # the tests before it have compiled most of this; the child loads it
+    storms.simulate(1, 1, policy)  # earlier tests have compiled most of this code, which the child loads
     arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(reported)]
     assert cli.main(["check", policy_file(tmp_path, FOLDER_POLICY), *arguments]) == 0
     out = capsys.readouterr().out
@@ -360,7 +360,7 @@ def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> 
 
 
 def test_a_childs_own_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, as on a machine that gives it no time, it has computed nothing; waiting is another matter."""
+    """A child that is stopped, as on an overloaded machine, has used no time; waiting is different."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
             limit = ComputeLimit(child.pid, 0.5)
@@ -383,7 +383,7 @@ def test_a_stage_that_computes_too_long_ends_even_in_c() -> None:
 
 
 def test_a_child_that_is_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkpy.scheduler.policy_vetting.START_S", -1.0)  # over before it begins
+    monkeypatch.setattr("blinkpy.scheduler.policy_vetting.START_S", -1.0)  # it ends before it begins
     messages = list(run_child(TRIAL, {"policy": "fcfs"}))
     assert [message["finding"][0] for message in messages] == ["error"]
     assert "no end within the time" in messages[0]["finding"][2]

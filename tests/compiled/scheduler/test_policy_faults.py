@@ -20,7 +20,7 @@ def test_faults_are_logged_with_their_line_at_a_bounded_rate(tmp_path: Path, cap
     log = PolicyFaultLog("mine.py:rank", policy, words, lambda: times[0])
     log.look()
     words[COUNTER["policy_faults"]] = 1
-    log.look()  # the count is there, the fault is not yet
+    log.look()  # the count is published, but the fault is not yet
     assert not caplog.records
     faults = [0]
     guarded_policy(policy).function(sample_requests(1, 1)[0], faults, 0)

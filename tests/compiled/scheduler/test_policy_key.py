@@ -1,4 +1,4 @@
-"""The digest of functions that no file of a policy holds, and how a policy's turn is compiled."""
+"""The digest of functions outside of a policy's files, and the compilation of a policy's turn."""
 
 import math
 import random
@@ -18,7 +18,7 @@ from blinkpy.verify.sim.world import make_world
 
 
 def ranking(source: str, **values: Any) -> Any:
-    """The function of an expression in a module of the user, with these globals."""
+    """A function that returns an expression, in a user's module with these globals."""
     return eval(source, {"__name__": "mine", **values})
 
 
@@ -37,7 +37,7 @@ def test_a_module_that_holds_itself_is_followed_once() -> None:
 
 
 def calls(function: Any) -> str | None:
-    """The digest of a policy that calls it by one name."""
+    """The digest of a policy that calls the function by one name."""
     return policy_digest(ranking("lambda request: function(request.pair, 2)", function=function))
 
 
@@ -73,7 +73,7 @@ def test_what_a_closure_holds_has_to_be_there() -> None:
 
 
 def test_sets_have_no_order() -> None:
-    """0 and 64 share a place in a small one: it has them in the order in which they came."""
+    """0 and 64 collide in a small set, so it iterates over them in order of insertion."""
     sets = [frozenset(numbers) for numbers in ((0, 64), (64, 0), (0, 65))]
     assert list(sets[0]) != list(sets[1])
     digests = [policy_digest(ranking("lambda request: request.pair in SOME", SOME=some)) for some in sets]
@@ -82,7 +82,7 @@ def test_sets_have_no_order() -> None:
 
 @pytest.mark.parametrize("modules", [False, True])
 def test_it_counts_which_one_is_met_again(modules: bool) -> None:
-    """Of two functions, or modules, that the digest has followed already."""
+    """Of two functions or modules that the digest has already visited."""
     digests = []
     for again in (0, 1, 0):
         each: list[Any] = [ModuleType(f"helpers{n}") for n in range(2)]
@@ -95,7 +95,7 @@ def test_it_counts_which_one_is_met_again(modules: bool) -> None:
 
 
 def test_versions_of_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of Python for its own ones."""
+    """Python's version for its own libraries."""
     before = calls(np.minimum), calls(math.floor)
     monkeypatch.setattr(np, "__version__", "another")
     monkeypatch.setattr(sys, "version", "another")

@@ -1,4 +1,4 @@
-"""The language of policies: a policy can't end an engine, and its ranks and faults are the same wherever it runs.
+"""The language of policies: a policy can't end an engine, and has the same ranks and faults on every target.
 
 Claim policies/faults: A policy that divides by zero, overflows, or loops without end cannot end the engine.
 It has the same ranks and faults on every target, and its fault is reported with the line.
@@ -74,7 +74,7 @@ def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> l
     return [reported(policy, rank, word) for rank, word in zip(ranks.tolist(), faults.tolist(), strict=True)]
 
 
-CASES: list[tuple[str, str | int]] = [  # body; the fault, or the rank
+CASES: list[tuple[str, str | int]] = [  # (body, fault or rank)
     ("return 1 // request.generated", "line 2: division by zero"),
     ("return request.arrival % request.generated", "line 2: division by zero"),
     ("x = 1\n    x //= request.generated\n    return x", "line 3: division by zero"),
@@ -122,7 +122,7 @@ def test_what_has_no_result_is_a_fault_with_its_line(tmp_path: Path, body: str, 
 ROWS = ("TWO", "EMPTY", "LARGE", "COMPLEX", "WORDS", "HALVES")
 FLOATS = ("0.5", "~0.5", "0.5 << 1", "request.pair / 2", "int(1.5 * request.pair)", "float(request.pair)", "2 * math.pi",
           "1 < 0.5", "0.5 if request.pair else 1", "request.pair and 0.5", "max(1, 0.5)", "1e400", "own(0.5)")  # fmt: skip
-REFUSED = [  # body; the line, what is said
+REFUSED = [  # (body, line, message)
     ("return request", 2, "rank must return an integer, not the request"),
     ("return", 2, "rank must return an integer, not None"),
     ("x = request\n    return 1", 2, "the request can't be assigned; use its fields"),
@@ -229,7 +229,7 @@ def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str
     assert what in reported.value.text == str(reported.value) and reported.value.place.line == line
 
 
-TAKEN = [  # a function, and its rank
+TAKEN = [  # (function, its rank)
     ("def rank(request, weight=3):\n    return request.pair * weight + 2", 5),
     ("def rank(request):\n    return own(request.pair) + own(y=2, x=3)", 10),
     ("def rank(request):\n    return three(1, z=2) + three(request.pair)", 287),
@@ -258,10 +258,10 @@ def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
     assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 if an integer is needed"
     places = guarded_policy(policy).places
-    assert len(set(places)) == len(places), "one for all faults of a line"
+    assert len(set(places)) == len(places), "one report for all faults of a line"
 
 
-SINGLE = [  # an expression or statements instead of one
+SINGLE = [  # an expression, or statements
     "~6 & 29 | 3 ^ 9",
     "2 * (0 < request.pair < 2 < request.tenant) + (0 < request.pair < 1)",
     "LEAST // 2 + MOST",
@@ -276,7 +276,7 @@ SINGLE = [  # an expression or statements instead of one
 
 
 def test_single_forms_have_the_result_that_python_gives(tmp_path: Path) -> None:
-    """Bits, chains, the least constant, signs, breaks, and names that only one of two branches leaves behind."""
+    """Bits, chains, the minimum constant, signs, breaks, and names that only one of two branches assigns."""
     head = f"LEAST, MOST, WEIGHT = {LOW}, {HIGH}, 4\n\n\n"
     for n, single in enumerate(SINGLE):
         source = f"{head}def rank(request):\n    x = {single}\n    return x\n"
@@ -299,7 +299,7 @@ def test_a_policy_without_a_source_is_told_with_its_place() -> None:
 
 
 def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Some of the cases in each run: all of them compile for half a minute."""
+    """Some of the cases in each run: all take half a minute to compile."""
     bodies = [CASES[i][0] for i in rng.permutation(len(CASES))[:12]]
     parts = "".join(f"def part{i}(request):\n    {body}\n\n" for i, body in enumerate(bodies))
     choice = "".join(f"    if request.arrival_us == {i}:\n        return part{i}(request)\n" for i in range(len(bodies)))
@@ -309,16 +309,16 @@ def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Genera
 
 
 def random_policy(folder: Path, draw: random.Random, name: str) -> Policy:
-    """Some in one, which compile in less time."""
+    """Several random policies in one, which compile faster."""
     parts = [RandomPolicy(draw.getrandbits(40), f"part{i}").source() for i in range(4)]
     choice = "".join(f"    if request.pair & 3 == {i}:\n        return part{i}(request)\n" for i in range(4))
     return policy_of(folder, f"{HEADER}\n{''.join(parts)}def rank(request):\n{choice}    return 0\n", name)
 
 
 def test_random_policies_have_the_same_ranks_and_faults_everywhere(tmp_path: Path, seed: int) -> None:
-    """Evaluated by the rules, as Python, and the first one compiled."""
+    """By the rules, as Python, and, for the first policy, compiled."""
     happened: Counter[str] = Counter()
-    draw, rounds = random.Random(seed), MOST_ROUNDS - 100  # few are left, or the test takes minutes
+    draw, rounds = random.Random(seed), MOST_ROUNDS - 100  # few rounds are left, otherwise the test takes minutes
     for number in range(24):
         policy = random_policy(tmp_path, draw, f"mine{number}")
         requests = [random_request(draw) for _ in range(100)]
@@ -329,4 +329,4 @@ def test_random_policies_have_the_same_ranks_and_faults_everywhere(tmp_path: Pat
         happened.update(what.partition(": ")[2] for _, what in outcomes)
     print(happened)
     assert happened[""] > 150
-    assert len(set(FAULT_TEXTS.values()) - {FAULT_TEXTS[BAD_RANK], *happened}) <= 1  # the rarest comes 4 times with some seeds
+    assert len(set(FAULT_TEXTS.values()) - {FAULT_TEXTS[BAD_RANK], *happened}) <= 1  # with some seeds the rarest has 4 cases

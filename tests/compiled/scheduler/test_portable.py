@@ -1,4 +1,4 @@
-"""The primitives with several implementations, and the lanes of plain Python that represent a GPU's."""
+"""The primitives with several implementations, and the lanes of plain Python that stand for a GPU's."""
 
 import re
 import subprocess
@@ -45,7 +45,7 @@ def test_collectives_of_one_lane() -> None:
 
 
 def test_a_missing_barrier_shows_in_some_order() -> None:
-    """Some lanes see a write of lane 0 without a barrier, some lanes do not."""
+    """Without a barrier, some lanes see a write of lane 0, and some do not."""
 
     def work(data: list[int], lane: int, lanes: int) -> int:
         barrier(lanes)
@@ -57,7 +57,7 @@ def test_a_missing_barrier_shows_in_some_order() -> None:
     team = Team(4, 3)
     orders = [team.run(work, [0]) for _ in range(20)]
     again = Team(4, 3)
-    assert [again.run(work, [0]) for _ in range(20)] == orders  # the seed repeats them
+    assert [again.run(work, [0]) for _ in range(20)] == orders  # the seed repeats the orders
 
 
 def test_lanes_that_part_ways_are_noticed() -> None:
@@ -87,7 +87,7 @@ def test_different_results_are_noticed() -> None:
 
 
 def test_the_code_of_a_lane_is_that_of_the_source() -> None:
-    """Closures, functions that call functions, loops, conditions and globals as they are when it runs."""
+    """Closures, nested calls, loops, conditions, and globals with their values at run time."""
     added = 10
 
     def inner(value: int, lane: int, lanes: int) -> int:
@@ -153,9 +153,9 @@ def atomics(compiled: Any) -> list[str]:
 
 
 ORDERS = {
-    "inbox": (lambda *tables: read_inbox(*tables, 1, 0, 1), {"acquire", "monotonic"}),  # the doorbell, and all else
+    "inbox": (lambda *tables: read_inbox(*tables, 1, 0, 1), {"acquire", "monotonic"}),  # the doorbell, and all other words
     "ownership": (lambda *tables: apply_verdicts(*tables, 0, 1), {"release"}),
-    "publish": (lambda *tables: publish_deferred(*tables, 0, 1), {"release", "monotonic"}),  # a word with a record, and without
+    "publish": (lambda *tables: publish_deferred(*tables, 0, 1), {"release", "monotonic"}),  # words with and without a record
 }
 
 

@@ -31,7 +31,7 @@ def make(lanes: int = 3, **sizes: Any) -> Case:
 
 
 def run(case: Case, prompt: list[int], max_tokens: int = 3, **fields: Any) -> int:
-    """Serve one request alone; the number of tokens that were found in the cache."""
+    """Serve one request alone; returns the number of tokens found in the cache."""
     before = case.counter("prefix_hit_tokens")
     request = case.submit(prompt, max_tokens, **fields)
     case.finish()
@@ -43,7 +43,7 @@ def test_a_prompt_is_computed_once() -> None:
     case = make()
     assert run(case, tokens(13)) == 0
     assert run(case, tokens(13)) == 12
-    assert run(case, tokens(12)) == 8  # one token at least is computed
+    assert run(case, tokens(12)) == 8  # at least one token is computed
     assert run(case, tokens(9) + [1, 2, 3, 4]) == 8
     assert run(case, [1] + tokens(12)) == 0
 
@@ -83,7 +83,7 @@ def test_generated_pages_are_shared_too() -> None:
     case = make()
     first = case.submit(tokens(6), 12)
     case.finish()
-    assert run(case, tokens(6) + first.got, 2) == 16  # of 18 tokens; the last one generated was never computed
+    assert run(case, tokens(6) + first.got, 2) == 16  # of 18 tokens; the last generated token was never computed
 
 
 def test_pages_are_shared_while_they_are_in_use() -> None:
@@ -101,7 +101,7 @@ def test_pages_are_shared_while_they_are_in_use() -> None:
 
 def test_equal_prompts_at_the_same_time_leave_one_chain_and_what_follows_it_is_found() -> None:
     case = make(pairs=1, pages=40)
-    run(case, tokens(17, 40))  # so that the pages have other numbers than the items of a step
+    run(case, tokens(17, 40))  # so that page numbers differ from the numbers of a step's items
     prompts = [tokens(8) + tokens(9, 20 + i) for i in range(3)]
     for prompt in prompts:
         case.submit(prompt, 2)
@@ -124,14 +124,14 @@ def test_chunked_prompts_are_indexed_as_they_are_computed(chunk: int) -> None:
 
 
 def test_more_pages_than_a_turn_offers_follow_later() -> None:
-    """Equal pages that wait for the next step, and the pages of that step, are more than the list of a turn holds: 16 + 3."""
+    """Equal pages that wait for the next step, and that step's own pages, exceed the list of a turn: 16 + 3."""
     case = make(pairs=1, rows=3, tokens=16, page_size=1, max_model_len=18, pages=60)
     for _ in range(2):
         case.submit(tokens(8), 9)
     case.turn()
     prompt = tokens(14, 31)
     case.submit(prompt, 4)
-    case.turn(2)  # 8 that wait and one of each row, and 14
+    case.turn(2)  # 8 waiting pages and one of each row, and 14
     assert case.state.requests.indexed[2] < 14
     case.finish()
     assert run(case, prompt) == 13
@@ -171,7 +171,7 @@ def test_a_hash_collision_is_not_a_hit(lanes: int) -> None:
     assert [run(case, prompt, 1) for prompt in same_end] == [4, 4, 8, 8]
     assert run(case, same_end[0], 1, cache_salt=0) == 4
     assert run(case, same_end[0], 1, cache_salt=1) == 0  # no hash of these depends on the salt
-    assert run(case, [9, 9, 9, 9, 8, 8, 8, 9, 5], 1) == 0  # the second page exists, after another first page
+    assert run(case, [9, 9, 9, 9, 8, 8, 8, 9, 5], 1) == 0  # the second page exists, but after another first page
 
 
 def test_eviction_takes_the_oldest_and_the_tails_first() -> None:
@@ -179,7 +179,7 @@ def test_eviction_takes_the_oldest_and_the_tails_first() -> None:
     run(case, tokens(17), 1)  # 4 pages cached
     run(case, tokens(9, 3), 1)  # 2 pages cached
     assert (case.state.counts[FREE_COUNT], case.state.counts[CACHED_COUNT]) == (2, 6)
-    run(case, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free ones, and the last 2 of the first prompt
+    run(case, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free pages, and the last 2 of the first prompt
     assert case.counter("evictions") == 2
     assert run(case, tokens(17), 1) == 8
     assert run(case, tokens(9, 3), 1) == 8
@@ -196,13 +196,13 @@ def test_a_used_page_moves_to_the_end_of_the_line() -> None:
 
 
 def test_a_child_of_an_evicted_page_is_not_found() -> None:
-    """A page is evicted and its place filled with other tokens; a page that named it as its parent must not be reached."""
+    """A page is evicted and reused for other tokens; a page that names it as its parent must not be found."""
     case = make(pages=8, max_model_len=20)
     run(case, tokens(13), 1)
     pages = case.state.pages
     root = int(np.flatnonzero((pages.key >= 0) & (pages.parent < 0))[0])
     pages.generation[root] += 1
-    case.opinion = None  # the oracle knows nothing of this
+    case.opinion = None  # the oracle does not know this
     assert run(case, tokens(13), 1) == 4
 
 
@@ -215,7 +215,7 @@ def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
         requests = case.state.requests
         assert requests.canonical[0] == page
         case.state.pages.generation[page] += 1
-        case.opinion = None  # the oracle knows nothing of this
+        case.opinion = None  # the oracle does not know this
         for _ in range(9):
             case.turn()
         assert requests.canonical[0] == CHAIN_EVICTED
@@ -256,7 +256,7 @@ FEW = [0, 0, 1, 2, 3, 4]  # of CONTENTS, so that chains meet
 
 
 def random_chains(pages: Pages, rng: np.random.Generator) -> dict[tuple[int, int, int], int]:
-    """Index pages whose hashes depend on their last token alone. (parent, salt, content) -> page."""
+    """Index pages whose hashes depend only on their last token. (parent, salt, content) -> page."""
     chains, order = dict[tuple[int, int, int], int](), rng.permutation(range(1, len(pages.key))).tolist()
     order.insert(rng.integers(4), 0)  # page 0 is early, so that other pages can follow it in a chain
     for i, page in enumerate(order):
@@ -280,9 +280,9 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
         state = make_state(limits)
         requests, pages, chains = state.requests, state.pages, random_chains(state.pages, rng)
         lost = set(rng.choice(list(chains.values())[:3], rng.integers(3)).tolist())
-        pages.generation[list(lost)] += 1  # pages behind them are lost, too
+        pages.generation[list(lost)] += 1  # the pages after them are lost, too
         wanted, page, known = rng.choice(FEW, 8).tolist(), int(rng.integers(24)), {page: name for name, page in chains.items()}
-        while page in known:  # most often some pages there are, from the first one on
+        while page in known:  # usually some existing pages, from the first on
             page, wanted = known[page][0], [known[page][2], *wanted]
         contents = np.ravel([CONTENTS[content] for content in wanted[:8]])
         requests.tokens[0, :32], requests.page_hash[0, :8] = contents, 77 * contents[3::4]
@@ -294,7 +294,7 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
             if page < 0:
                 break
             chain.append(page)
-        pages.free[:] = chain[0] if chain else 0  # an array that means nothing here
+        pages.free[:] = chain[0] if chain else 0  # an array without a meaning here
         views = as_memoryviews(state)
         for search in searches:
             found = np.full(most, -1, np.int32)
@@ -306,8 +306,8 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 8])
 def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng: np.random.Generator) -> None:
-    """Requests, each on the older one of two chains of its tokens: the first page of that was evicted, and the chain computed
-    again. They offer several pages together; pages that the older chain has are found there, the others are new."""
+    """Each request is on the older of two chains of its tokens: the older chain's first page was evicted, and the chain
+    recomputed. The requests offer several pages together; pages of the older chain are found, other pages are new."""
     sizes, facts, options = case_sizes(pairs=1, slots=3, rows=3, tokens=96, page_size=4, pages=100, max_model_len=40)
     limits = make_limits_by_name(sizes, facts, **options)
     index = in_lanes(index_pages, lanes, seed=lanes)
@@ -344,7 +344,7 @@ def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng:
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
 def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
-    """Pages of one bucket, all with this hash and salt, of which one has the request's token.
+    """Pages of one bucket, all with this hash and salt; one page has the request's token.
 
     Pages beyond the bound are not hits, so no turn takes long.
     """
@@ -363,7 +363,7 @@ def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
 
 
 def test_a_page_of_another_hash_is_no_hit() -> None:
-    """Not even with the same tokens: hits follow from the hashes, regardless of the buckets."""
+    """Not even with the same tokens: hashes determine hits, regardless of the buckets."""
     limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
     requests = SimpleNamespace(page_hash=np.array([[7]]), cache_salt=[0], tokens=np.array([[1]]))
     for key, found in ((8, NO_PAGE), (7, 0)):
@@ -385,7 +385,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
         requests, pages, scratch = state.requests, state.pages, state.scratch
         own = np.append(0, 1 + rng.permutation(rows * longest - 1)).reshape(rows, longest)
         prompts = [tuple(rng.choice([0, 0, 0, 1], longest).tolist()) for _ in range(rows)]
-        requests.canonical[rows] = 0  # of no row: its scratch words are of an earlier turn
+        requests.canonical[rows] = 0  # without a row: its scratch words belong to an earlier turn
         requests.canonical_generation[rows] = -5
         indexed, canonical, known = [0] * rows, [NO_PAGE] * rows, dict[tuple[int, ...], int]()
         for slot, prompt in enumerate(prompts):
@@ -431,7 +431,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
 
 
 def test_a_page_is_another_one_for_each_owner_and_lanes_wait_for_each_other() -> None:
-    """Taken, released, and taken again; links to the earlier content are invalid each time."""
+    """A page is taken, released, and taken again; each time, links to its earlier content become invalid."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
     limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
@@ -454,7 +454,7 @@ def release_both(limits: Any, state: Any, lane: int, lanes: int) -> int:
 
 
 def test_pages_are_given_back_by_one_request_after_the_other() -> None:
-    """The second request has no pages, so only the end of the first one's separates the two."""
+    """The second request has no pages, so only the end of the first request's pages separates them."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
     limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
@@ -475,7 +475,7 @@ def test_a_page_is_elsewhere_if_both_are_found_and_one_is_not_behind_the_other()
 
 
 def test_a_chain_of_duplicates_begins_at_any_page() -> None:
-    """Also at page 0, which is taken first: of equal pages that are computed in one step, one is indexed."""
+    """Even at page 0, which is taken first: of equal pages computed in one step, one is indexed."""
     case = make(1, rows=2, tokens=64, max_model_len=64)
     prompt = tokens(25)
     for pair in range(2):
@@ -490,7 +490,7 @@ def test_a_chain_of_duplicates_begins_at_any_page() -> None:
 
 @pytest.mark.parametrize("lanes", [2, 4])
 def test_items_beyond_what_a_turn_indexes_come_later_and_nothing_is_written_behind_them(lanes: int) -> None:
-    """The scratch has no more room than for that many."""
+    """The scratch memory has space for exactly that number."""
     case = make(1, rows=2, tokens=64, max_model_len=64)
     case.submit(tokens(29), 9)
     case.turn(2)

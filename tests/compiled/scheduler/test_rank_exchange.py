@@ -1,4 +1,4 @@
-"""Ranks of one model decide the same: storms of honest and hostile front ends, late and differing ranks, seeded bugs.
+"""Ranks of one model make the same decisions: storms of honest and hostile front ends, late and differing ranks, seeded bugs.
 
 Claim ranks/state: Ranks end each turn in equal states, with honest and hostile front ends. A late or differing rank ends the
 engine.
@@ -23,7 +23,7 @@ from blinkpy.scheduler.policies import SHIPPED, fcfs
 from blinkpy.verify.sim.simulation import Simulation, simulate
 
 TURNS = 150
-FINDS_HASHES = 59  # a seed whose world finds missing hashes
+FINDS_HASHES = 59  # the world of this seed finds missing hashes
 
 
 class Scribbler:
@@ -54,13 +54,13 @@ def test_all_ranks_have_the_same_state(hostile: bool, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("lanes", [3])
 def test_ranks_of_several_lanes(lanes: int, rng: np.random.Generator) -> None:
-    """As a block of a GPU: without races between lanes."""
+    """Like a block of a GPU: without races between lanes."""
     turns = RankedTurns(fcfs, 2, lanes=lanes)
     outcome = Simulation(int(rng.integers(2**31)), 60, fcfs, scheduler=turns).run()
     assert outcome.failure is None, str(outcome.failure)
 
 
-# ---- what rank 0 copies ---------------------------------------------------------------------------------------------------
+# ---- copies of rank 0 -----------------------------------------------------------------------------------------------------
 
 BUGS = [
     Bug("a prompt is not copied", "rank_exchange", "copied = copy_arena(source.prompt", "copied = copy_arena(mirror.prompt"),
@@ -91,7 +91,7 @@ def test_a_word_that_is_not_copied_is_noticed(bug: Bug) -> None:
     pytest.fail(f"nobody notices that {bug.what}")
 
 
-PARTS = {  # words of its offset and of its length, the arena, and the limits of the arena and of the part
+PARTS = {  # words of offset and length, the arena, and the limits of the arena and the part
     "prompt": (E.WORD_PROMPT_OFFSET, E.WORD_PROMPT_LENGTH, "prompt", "prompt_tokens", "max_model_len"),
     "prediction": (E.WORD_PROMPT_OFFSET, E.WORD_PREDICTED_TOKENS, "prompt", "prompt_tokens", "max_model_len"),
     "hashes": (E.WORD_HASH_OFFSET, E.WORD_HASH_COUNT, "hashes", "hash_entries", "max_model_len"),
@@ -102,7 +102,7 @@ PARTS = {  # words of its offset and of its length, the arena, and the limits of
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_an_entry_is_copied_if_it_lies_in_its_arena(part: str, rng: np.random.Generator) -> None:
-    """Offsets and lengths around the ends of the arena and the limit of the part: all of it, or no word."""
+    """For offsets and lengths around the ends of the arena and the limit of the part, all words are copied, or no word."""
     where, how_long, arena, size_of, most_of = PARTS[part]
     made = make_case(attached=False)
     limits, source, copied = made.limits._replace(grammar_words=17), made.views, 0
@@ -111,7 +111,7 @@ def test_a_part_of_an_entry_is_copied_if_it_lies_in_its_arena(part: str, rng: np
     for count in (-1, 0, 1, 2, size, most, most + 1):
         for offset in {-1, 0, 1, size - count - 1, size - count, size - count + 1, size}:
             source.sq[0, 0], mirror = 0, blank(source)
-            if part == "hashes":  # of a prompt that is nowhere
+            if part == "hashes":  # of a prompt outside of the arena
                 source.sq[0, 0, [E.WORD_PROMPT_OFFSET, E.WORD_PROMPT_LENGTH]] = -1, most
             source.sq[0, 0, [where, how_long]] = offset, count
             X.copy_entry(limits, as_memoryviews(source), as_memoryviews(mirror), 0, 0, 0, 1)
@@ -127,7 +127,8 @@ def test_a_part_of_an_entry_is_copied_if_it_lies_in_its_arena(part: str, rng: np
 
 
 def made_ranks(ranks: int) -> tuple[Any, list[X.RankArguments]]:
-    """A case of the simulator, and arguments of each rank over its words. All have the state of rank 0, which does not change."""
+    """A case of the simulator, and arguments of each rank over its words. All ranks share rank 0's state, which does not
+    change."""
     made = make_case(attached=False)
     mirror, watched = blank(made.views), [np.zeros(5000, np.int64) for _ in range(ranks)]
     queues = [queues_of_rank(mirror, made.views if rank == 0 else blank(made.views)) for rank in range(ranks)]
@@ -137,7 +138,7 @@ def made_ranks(ranks: int) -> tuple[Any, list[X.RankArguments]]:
 
 @njit(nogil=True)
 def play(engine, first, turns, heartbeats, clocks):
-    """Turns of one rank, and the words that it reads. Returns the turns before a fault."""
+    """Make turns of one rank, and record the words that it reads. Returns the turns before a fault."""
     for turn in range(turns):
         clock = X.begin_turn(engine.limits, engine.source, engine.queues, engine.exchange, engine.state, first + turn, 0, 1)
         if clock == X.FAULTY:
@@ -148,7 +149,7 @@ def play(engine, first, turns, heartbeats, clocks):
 
 
 def test_ranks_in_parallel_read_the_same_words(rng: np.random.Generator) -> None:
-    """Each in a thread, compiled, while a front end continues writing. Then one of them stops, and all other ranks have a
+    """Each rank runs compiled in a thread, while a front end keeps writing. Then one rank stops, and all other ranks have a
     fault."""
     ranks, turns, first = 3, int(rng.integers(300, 600)), int(rng.integers(1, 1000))
     made, arguments = made_ranks(ranks)
@@ -167,7 +168,7 @@ def test_ranks_in_parallel_read_the_same_words(rng: np.random.Generator) -> None
 
 
 def overlap_and_fault(engine: X.RankArguments, clock: int = 1) -> tuple[int, int]:
-    """A turn's words in plain Python, and the rank's decision."""
+    """The words of a turn in plain Python, and the rank's decision."""
     own = engine._replace(
         queues=as_memoryviews(engine.queues), source=as_memoryviews(engine.source), exchange=plain(engine.exchange),
         state=as_memoryviews(engine.state),
@@ -187,7 +188,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_is_late_ends_all(rng: np.random.Generator) -> None:
-    """Also if it comes after the other ranks have given up: it sees the reason."""
+    """Even if it comes after the other ranks have given up: it sees the reason."""
     _, ranks = made_ranks(3)
     for turn in range(int(rng.integers(1, 6))):
         assert [overlap_and_fault(rank, turn) for rank in ranks] == [(0, 0)] * 3
@@ -205,7 +206,7 @@ def test_rank_0_that_is_late_is_a_fault() -> None:
 
 
 def test_a_word_of_an_old_turn_is_not_taken(rng: np.random.Generator) -> None:
-    """Neither a word of an earlier turn, nor 0: the wait continues until its own turn."""
+    """Neither a word of an earlier turn, nor 0: the wait continues until a word of the present turn."""
     word, epoch = np.zeros(1, np.int64), int(rng.integers(X.FIRST_EPOCHS + 2, 1 << 40))
     seen = list[int]()
 
@@ -220,7 +221,7 @@ def test_a_word_of_an_old_turn_is_not_taken(rng: np.random.Generator) -> None:
 
 
 def test_each_word_of_the_state_is_compared(rng: np.random.Generator) -> None:
-    """A difference anywhere is found when its window has come, and stays."""
+    """A difference anywhere is found in its window's turn, and remains."""
     _, ranks = made_ranks(2)
     place, change = int(rng.integers(5000)), int(rng.integers(1, 1 << 62)) * int(rng.choice([-1, 1]))
     for rank in ranks:

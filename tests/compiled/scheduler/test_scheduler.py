@@ -1,5 +1,5 @@
-"""Properties of the scheduler that the simulator can't check, or never reaches: sizes of batches, words for the host,
-rare ends."""
+"""Properties of the scheduler that the simulator can't check or never reaches: sizes of batches, words for the host, rare
+ends."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ from blinkpy.scheduler.phases.forecast import forecast
 from blinkpy.scheduler.policies import SHIPPED, fcfs, priority
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
-PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
+PROMPTS = {  # sizes; then, in order, arriving prompts (tokens, max_tokens), and the batches of the next turns
     "in chunks, mixed with decodes": (
         {"tokens": 8},
         [([(4, 10)], [[1, 4, 0]]), ([(17, 3)], [[2, 8, 1], [2, 8, 1], [2, 4, 1], [2, 2, 2]])],  # 7 + 7 + 3 tokens of the prompt
@@ -36,8 +36,8 @@ PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, 
         {"tokens": 20, "mixed_step_tokens": 8, "burst_step_tokens": 12, "burst_tokens": 16},
         [
             ([(2, 12)], [[1, 2, 0]]),
-            ([(20, 8)], [[2, 12, 1], [2, 8, 1], [2, 3, 1]]),  # 20, then 9, then 2 lack
-            ([(8, 8)] * 3, [[4, 18, 2]]),  # 24 tokens of three prompts, of which there are rows for two
+            ([(20, 8)], [[2, 12, 1], [2, 8, 1], [2, 3, 1]]),  # 20, then 9, then 2 are missing
+            ([(8, 8)] * 3, [[4, 18, 2]]),  # 24 tokens of three prompts, with rows for two
         ],
     ),
 }
@@ -74,7 +74,7 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: i
 
 
 def test_nobody_is_preempted_while_the_pages_suffice() -> None:
-    """Two decodes need a page each; one was free, and the third request gives another back with its last token."""
+    """Two decodes need a page each; one page is free, and the third request frees another with its last token."""
     case = make_case(pages=4, pairs=1)
     requests = [case.submit(tokens(n, n), most) for n, most in ((4, 4), (4, 4), (2, 1))]
     case.turn(2)
@@ -144,7 +144,7 @@ def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
     prompts, more, certain = FAST[how]
     case = make_case(rows=3, pages=12, tokens=24, max_model_len=32)
     requests = [case.submit(tokens(n, n), most) for n, most in prompts]
-    for _ in range({"silence": 7, "short silence": 5}.get(more, 2)):  # two rows publish 2 of 16 entries in each, but the first
+    for _ in range({"silence": 7, "short silence": 5}.get(more, 2)):  # two rows publish 2 of 16 entries in each, except the first
         case.turn()
         if "silence" not in more:
             case.read(0)
@@ -160,7 +160,7 @@ def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
 
 @pytest.mark.parametrize("most_rows", [2, 3])
 def test_what_ends_the_fast_path_does_so_beside_all_else(most_rows: int) -> None:
-    """All combinations: no reason makes up for another."""
+    """All combinations: no reason cancels another."""
     case = make_case(lanes=1, rows=most_rows, pages=12, tokens=24)
     for n in (4, 5):  # their next tokens need no page
         case.submit(tokens(n, n), 9)
@@ -245,7 +245,7 @@ def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(turns: int) 
 
 
 def behind(**sizes: int) -> tuple[Case, ExpectedRequest]:
-    """A request of pair 0 that stalls: its ring is full."""
+    """A stalled request of pair 0, whose ring is full."""
     case = make_case(**{"cq_entries": 2, "pages": 4, "rows": 3} | sizes)
     request = case.submit(tokens(9), 8)
     case.turn(6)
@@ -322,7 +322,7 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     other = case.submit(tokens(3), 5, pair=1)
     case.views.front[0, word] = 1 << 32 | value
     case.silent.add(0)
-    case.world.sim.fronts.broke[0] = 1  # the checks' record of it
+    case.world.sim.fronts.broke[0] = 1  # for the checks: it broke the protocol
     case.turn()
     case.silent.clear()
     assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
@@ -342,7 +342,7 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
     assert first.ended and case.state.pairs.cq_head[0] == case.state.pairs.cq_tail[0] == 3
     case.views.front[0, W.FRONT_CQ_HEAD] -= back
     case.silent.add(0)
-    case.world.sim.fronts.broke[0] = 1  # the checks' record of it
+    case.world.sim.fronts.broke[0] = 1  # for the checks: it broke the protocol
     case.turn()
     case.silent.clear()
     assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
@@ -350,7 +350,7 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
 
 def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> None:
     """A running request continues: a better rank overtakes only in the queue."""
-    for length, running in ((28, 1), (13, 2)):  # 20 or 5 lack behind the first step
+    for length, running in ((28, 1), (13, 2)):  # 20 or 5 are missing after the first step
         case = make_case(priority, pairs=1, tokens=8, pages=40)
         requests = [case.submit(tokens(length), 2, priority=9)]
         case.turn()
@@ -362,7 +362,7 @@ def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> N
 
 
 def test_a_drain_ends_with_the_last_completion() -> None:
-    """In the same turn, if it has space."""
+    """In the same turn, if the ring has space."""
     case = make_case(pairs=1)
     request = case.submit(tokens(3), 8)
     case.turn(2)
@@ -375,7 +375,7 @@ def test_a_drain_ends_with_the_last_completion() -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    """Nothing else would show it: both paths leave the same state."""
+    """Only this test shows the path: both paths leave the same state."""
     taken = list[int]()
     monkeypatch.setattr(cycle, "take_fast_path", lambda *given: taken.append(1) or take_fast_path(*given))
     turn = cycle.make_phases(fcfs, fast_path=fast).turn
@@ -390,7 +390,7 @@ def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkey
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_entries_that_were_announced_before_a_fence_are_skipped(turns: int) -> None:
-    """Also if none of the pair's entries was ever consumed."""
+    """Even if no entry of the pair was ever consumed."""
     case = make_case(intake_entries=1, pairs=1)
     case.turn(10)  # a claim is granted immediately
     for _ in range(4):

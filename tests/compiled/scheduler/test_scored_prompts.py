@@ -1,4 +1,4 @@
-"""Prompts whose log probabilities come back: a token a step, and afterwards as if they had been computed immediately.
+"""Prompts with log probabilities: they return a token a step, and then continue like other prompts.
 
 Supports claim outputs/scores.
 """
@@ -20,8 +20,8 @@ def fewest_generated(request: RequestFields) -> int:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_prompt_comes_back_and_then_the_output(lanes: int) -> None:
-    """The generated tokens equal those of the same request without it: ExpectedRequest knows both. With other
-    requests, in the fast path."""
+    """The generated tokens equal those of the same request without scores: ExpectedRequest computes both. With other requests, on
+    the fast path."""
     case = make_case(lanes=lanes, max_model_len=64)
     scored, plain = case.submit(tokens(9), 5, min_tokens=3, stop_ids=(tokens(9)[3],), **SCORED), case.submit(tokens(9), 5, pair=1)
     case.finish()
@@ -34,7 +34,7 @@ def test_its_pages_are_cached_and_no_hits_are_taken() -> None:
     case = make_case(max_model_len=64)
     first, again = (case.submit(tokens(9), 2, **SCORED) for _ in range(2))
     case.finish()
-    assert case.counter("prefix_hit_tokens") == 0, "each token has to be computed"
+    assert case.counter("prefix_hit_tokens") == 0, "each token must be computed"
     plain = case.submit(tokens(9), 2)
     case.finish()
     assert case.counter("prefix_hit_tokens") == 8
@@ -42,7 +42,7 @@ def test_its_pages_are_cached_and_no_hits_are_taken() -> None:
 
 
 def test_a_preempted_prompt_goes_on_where_it_was() -> None:
-    """Each token comes once, though most are computed twice. The policy sees no negative number of generated ones."""
+    """Each token arrives once, though most are computed twice. The policy sees no negative number of generated tokens."""
     case = make_case(fewest_generated, pairs=1, slots=6, rows=3, pages=9, max_model_len=32)
     made = [case.submit(tokens(18, i), 6, **SCORED) for i in range(4)]
     while case.counter("preemptions") == 0:

@@ -1,7 +1,6 @@
-"""Snapshots of recurrent states, on chosen prompts: their positions, the requests that start from them, and when they are free
-again.
+"""Snapshots of recurrent states, on chosen prompts: their positions, the requests that start from them, and their release.
 
-The simulator's worlds have random ones, and seeded bugs.
+The simulator's worlds have random snapshots and seeded bugs.
 """
 
 import pytest

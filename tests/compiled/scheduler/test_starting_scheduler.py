@@ -1,4 +1,4 @@
-"""A scheduler that is interpreted until its compiled code is there: the same state, and a compiler that may fail."""
+"""A scheduler that is interpreted until its code is compiled: the same state, and a compiler that may fail."""
 
 import pickle
 import subprocess
@@ -83,7 +83,7 @@ def test_an_error_of_the_compiler_is_raised_by_a_turn(seed: int, monkeypatch: py
 
 def test_what_is_compiled_starts_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(seed, 1)
-    Scheduler(world.limits, world.state)  # into the cache, unless it is there
+    Scheduler(world.limits, world.state)  # into the cache, if it is missing
     assert start_scheduler(world.limits, world.state, fcfs).mode == "njit"
     monkeypatch.setattr(starting_scheduler, "is_kept", lambda function, kinds: False)
     scheduler = start_scheduler(world.limits, world.state, fcfs)

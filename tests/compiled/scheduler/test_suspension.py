@@ -1,4 +1,4 @@
-"""Steps that are cut: latency-sensitive prompts interrupt one between two groups, within a bound, and nothing of it changes.
+"""Cut steps: latency-sensitive prompts interrupt a step between two groups, up to a bound, and change none of its data.
 
 Claim decisions/suspension (simulator): A latency-sensitive prompt interrupts a cut step between two groups of
 layers, for a bounded number of steps. Meanwhile the data of the suspended step stays unchanged, and its
@@ -32,7 +32,7 @@ NONE = ()
 
 
 def step(case: Case) -> tuple[Any, ...]:
-    """One turn: (the group that runs, the number of groups, tokens of each request by its number)."""
+    """Make a turn: (group that runs, number of groups, tokens of each request by its number)."""
     case.turn()
     case.read(0)
     batch, arrival = case.state.batch, case.state.requests.arrival
@@ -83,7 +83,7 @@ def test_the_recorder_waits_for_the_last_group_with_the_tokens_of_a_step() -> No
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_so_many_steps_interrupt_one_at_most(bound: int) -> None:
-    """Latency-sensitive prompts never end. A cut step ends after its step_groups turns and `bound` others."""
+    """Latency-sensitive prompts keep arriving. A cut step ends after its step_groups turns and `bound` further turns."""
     case = make_case(short_prompts, 1, yield_steps=2, suspend_steps=bound, **CUT)
     case.submit(tokens(90), 2, best_effort=1)
     for n in range(60):
@@ -104,7 +104,7 @@ def test_short_steps_and_those_without_best_effort_prompts_are_not_cut() -> None
     case.submit(tokens(7, 3), 3, best_effort=1)
     assert step(case) == whole(r0=1, r1=7)
     case.submit(tokens(8, 4), 3, best_effort=1)
-    assert step(case) == (0, 3, {0: 1, 1: 1, 2: 8}), "of 16 tokens, padding included; the largest has 24, and 4 groups"
+    assert step(case) == (0, 3, {0: 1, 1: 1, 2: 8}), "of 16 tokens with padding; the largest step has 24, and 4 groups"
     case.finish()
     off = make_case(fcfs, 1, **SPACE)
     off.submit(tokens(60), 3, best_effort=1)
@@ -123,7 +123,7 @@ def test_a_cancel_of_who_is_in_flight_waits_for_the_end_of_its_step() -> None:
     assert case.state.requests.num_pages[case.state.suspended.row_slots[0]] == 10
     assert step(case)[:2] == (1, 4)
     case.cancel(urgent)
-    assert step(case)[:2] == (2, 4), "between two groups nothing ends"
+    assert step(case)[:2] == (2, 4), "no request ends between two groups"
     assert step(case)[:2] == (3, 4)
     assert step(case) == NONE and not case.state.requests.num_pages.any()
     case.finish()
@@ -143,7 +143,7 @@ def test_a_cancel_of_who_is_not_in_flight_takes_effect_while_a_step_is_suspended
 
 
 def test_a_begun_latency_sensitive_prompt_that_has_no_part_in_the_step_interrupts_it() -> None:
-    """The turn in which no request yields plans a step of both, whose budget the older one uses."""
+    """The turn in which no request yields plans a step of both requests, whose budget the older request uses."""
     case = make_case(fcfs, 1, yield_steps=0, suspend_steps=1, **CUT)
     case.submit(tokens(60), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)
@@ -152,12 +152,12 @@ def test_a_begun_latency_sensitive_prompt_that_has_no_part_in_the_step_interrupt
     for group in (1, 2, 3):
         assert step(case) == (group, 4, {0: 24}), "the bound is reached"
     assert step(case) == (0, 4, {0: 24})
-    assert step(case) == whole(r1=16), "it runs, and waits for nothing"
+    assert step(case) == whole(r1=16), "it runs without waiting"
     case.finish()
 
 
 def test_best_effort_that_is_not_in_flight_has_no_part_in_a_step_that_interrupts() -> None:
-    """Its reader was behind when the other requests' step began, but has caught up. Decodes continue."""
+    """The request's reader was behind when the other requests' step began, but has caught up. Decodes continue."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2, "slots": 4, "cq_entries": 4})
     case.submit(tokens(1, 1), 10, 1)
     assert step(case) == whole(r0=1)
@@ -169,7 +169,7 @@ def test_best_effort_that_is_not_in_flight_has_no_part_in_a_step_that_interrupts
     assert step(case) == (0, 4, {2: 24})
     case.read(1)
     case.submit(tokens(1, 3), 2)
-    assert step(case) == whole(r0=1, r3=1), "the second one lacks a part of its prompt, and could run"
+    assert step(case) == whole(r0=1, r3=1), "the second request lacks a part of its prompt, and could run"
     assert case.state.requests.stalled.tolist().count(S.STALLED) == 0
     case.finish()
 
@@ -191,7 +191,7 @@ def test_nobody_loses_a_queue_pair_while_a_step_is_cut() -> None:
 
 
 def test_a_front_end_that_is_late_between_two_groups_has_its_entries_consumed() -> None:
-    """Its lease is judged behind the step, when it beats again: nothing that it announced meanwhile is lost."""
+    """Its lease is checked after the step, when its heartbeats have resumed: no entry announced meanwhile is lost."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2})
     case.submit(tokens(40), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)
@@ -225,7 +225,8 @@ def test_an_end_of_the_service_waits_for_a_suspended_step(command: int) -> None:
 
 
 def test_who_may_pass_nobody_any_more_interrupts_nothing() -> None:
-    """A best-effort request waits behind a long prompt and has been passed as often as may be: others wait for it, too."""
+    """A best-effort request waits behind a long prompt, after the maximum number of overtakes: other requests wait for it,
+    too."""
     case = make_case(fcfs, 1, yield_steps=1, **CUT)
     case.submit(tokens(90), 1, best_effort=1)
     assert step(case) == (0, 4, {0: 24})
@@ -269,7 +270,7 @@ def test_a_latency_sensitive_request_that_finds_no_pages_suspends_nothing() -> N
 
 @pytest.mark.parametrize("groups", [1, 8])
 def test_the_wait_of_a_latency_sensitive_prompt_in_simulated_time(groups: int) -> None:
-    """It comes in the middle of a step of 8,192 best-effort tokens, 223 ms, and waits for the step's end or for a group's."""
+    """It arrives in the middle of a step of 8,192 best-effort tokens, 223 ms, and waits for the end of the step or of a group."""
     model = ServerModel(
         8,
         8192,
@@ -307,7 +308,7 @@ def test_a_prompt_of_one_token_interrupts_in_the_smallest_bucket_and_nobody_does
 
 
 def test_nobody_loses_a_queue_pair_while_a_step_is_suspended() -> None:
-    """Not behind a step that interrupts it either, where requests may end."""
+    """Not even after an interrupting step, in which requests may end."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2})
     case.submit(tokens(40), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)

@@ -1,4 +1,4 @@
-"""Service of tenants: under `fair` it is by weight, floods delay no other tenant, and no tenant saves it up. The oracle agrees.
+"""Service of tenants: `fair` serves by weight, floods delay no other tenant, and no tenant saves service up. The oracle agrees.
 
 Claim decisions/tenants (simulator): Tenants that always have waiting requests are served by weight within a
 bound. A returning tenant has no credit, and service is counted to the token.
@@ -32,7 +32,7 @@ def test_a_flood_of_one_tenant_delays_no_other_one(lanes: int) -> None:
     case.turn(2)
     for n in range(4):
         names[case.submit(tokens(8, 20 + n), 2, tenant=2)] = "b"
-    assert order(case, names) == "a" + "ab" * 4 + "aaa", "from the second one on, by turns"
+    assert order(case, names) == "a" + "ab" * 4 + "aaa", "from the second request on, in turn"
 
 
 def test_a_weight_is_a_share() -> None:
@@ -61,8 +61,7 @@ def test_who_comes_back_has_no_credit() -> None:
 
 
 def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
-    """The counter equals the served tokens exactly: of requests that ended, were cancelled while running, or never
-    ran."""
+    """The counter equals the served tokens exactly, for requests that ended, were cancelled while running, or never ran."""
     case = make_case(fair, 1, **SPACE)
     first = case.submit(tokens(10), 40, tenant=7)
     never = case.submit(tokens(20, 1), 30, tenant=7)
@@ -78,7 +77,7 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
     case.cancel(first)
     generated = int(case.state.requests.length[case.state.running[0]]) - 10
     case.turn()
-    generated += 1  # of the step that ran
+    generated += 1  # of the last step
     assert account.service[0] == (10 + 2 * generated) * TOKEN_SERVICE
     assert account.expected[0] == EXPECTED_OUTPUT + (generated - EXPECTED_OUTPUT) // 4
     case.finish()
@@ -103,7 +102,7 @@ def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
 
 
 def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
-    """Two slots, so two counts; the first tenant's goes to another while its request runs."""
+    """Two slots, so two counts; the first tenant's count goes to another tenant while its request runs."""
     case = make_case(fcfs, 1, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10_000)
     case.turn(2)
@@ -120,7 +119,8 @@ def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
 
 
 def test_classes_are_served_within_the_bound() -> None:
-    """A best-effort request waits until latency-sensitive tenants were served FAIR_BEST_EFFORT more; these have own counters."""
+    """A best-effort request waits until latency-sensitive tenants, which have separate counters, were served FAIR_BEST_EFFORT
+    more."""
 
     def rank(service: int, best_effort: int) -> int:
         return fair(RequestFields(0, 0, 1, 1, 0, 0, 0, 0, 0, best_effort, service))
@@ -132,7 +132,7 @@ def test_classes_are_served_within_the_bound() -> None:
     for n in range(4):
         names[case.submit(tokens(40, 10 + n), 2, tenant=1)] = "s"
     assert order(case, names) == "ssssbbbb"
-    # A weight of 0.01: a prompt of 40 tokens is as 4,000, so 25 of them are the bound.
+    # With a weight of 0.01 a prompt of 40 tokens counts as 4,000, so 25 prompts reach the bound.
     case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     names[case.submit(tokens(50), 2, tenant=9)] = "x"
     case.turn(2)
@@ -155,7 +155,7 @@ def random_loads(draw: random.Random) -> tuple[TenantLoad, ...]:
 
 
 def test_tenants_who_always_wait_are_served_by_weight(seed: int) -> None:
-    """Hostile loads: one may send many more requests, and longer ones; its share is its weight's."""
+    """Hostile loads: a tenant may send many more and longer requests, but its share follows its weight."""
     draw = random.Random(seed)
     for _ in range(3):
         loads = random_loads(draw)

@@ -1,5 +1,4 @@
-"""The order of admission, yielding and preemption, function by function: random states, compared with the rules
-in one line each."""
+"""The order of admission, yielding and preemption, function by function: random states, compared with short rules."""
 
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from blinkpy.scheduler.yielding import best_effort_prompt, has_best_effort, next
 
 
 def test_states_at_random(rng: np.random.Generator) -> None:
-    """Many requests are equal in rank and in the microsecond of their arrival, and slots are in another order than arrivals."""
+    """Many requests have equal ranks and equal microseconds of arrival, and the order of slots differs from that of arrivals."""
     case = make_case(pairs=3, slots=4, rows=6, tokens=24, best_effort_step_tokens=12, yield_steps=3)
     limits, state, seen = case.limits, case.state, set[object]()
     r, counts, views = state.requests, state.counts, as_memoryviews(state)
@@ -91,7 +90,7 @@ def test_a_list_is_sorted_by_rank_then_by_arrival(rng: np.random.Generator, lane
 
 @pytest.mark.parametrize("field", RequestFields._fields)
 def test_a_policy_sees_each_field(tmp_path: Path, rng: np.random.Generator, field: str) -> None:
-    """Of a request that begins to wait, in any state; a scored request has generated nothing yet."""
+    """For a request that begins to wait, in any state; a scored request has generated no token yet."""
     (tmp_path / "mine.py").write_text(f"def rank(request):\n    return request.{field}\n")
     case = make_case(pairs=2, slots=3)
     state, views, queues = case.state, as_memoryviews(case.state), as_memoryviews(case.views)
@@ -128,7 +127,7 @@ def test_a_policy_has_all_its_rounds_for_each_request(tmp_path: Path, more: int)
 
 
 def test_nobody_enters_where_all_wait_for_their_readers() -> None:
-    """Also where the list has no place behind the last one: nothing there is looked at."""
+    """Even if the list has no place after the last request: no code reads beyond it."""
     case = make_case(pairs=2, slots=3)
     state, views = case.state, as_memoryviews(case.state)
     state.waiting[:], state.counts[S.WAITING_COUNT], state.pairs.unclaimed_entries[:] = range(6), 6, 0

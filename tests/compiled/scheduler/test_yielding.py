@@ -1,4 +1,5 @@
-"""Classes in the scheduler: best-effort prompts yield to latency-sensitive ones for a bounded time; one class changes nothing.
+"""Classes in the scheduler: best-effort prompts yield to latency-sensitive prompts for a bounded time; a single class has no
+effect.
 
 Claim decisions/classes (simulator): A latency-sensitive prompt uses the next step. Best-effort prompts keep
 their pages, wait for a bounded number of turns, and are overtaken a bounded number of times. Limits of best
@@ -21,11 +22,11 @@ from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
 SPACE = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
-LIMITS = {"best_effort_pages": 0.4}  # of a storm, next to the smallest share of a step
+LIMITS = {"best_effort_pages": 0.4}  # limits of a storm, in addition to the smallest share of a step
 
 
 def step(case: Case) -> dict[int, int]:
-    """Tokens of each request in the step of one turn, by its number in the order of arrival."""
+    """Make a turn; returns the tokens of each request in its step, by its number in order of arrival."""
     case.turn()
     case.read(0)
     batch, arrival = case.state.batch, case.state.requests.arrival
@@ -52,7 +53,8 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
 
 
 def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
-    """There are as many free entries as rows, and all run: no entry is left, also after a preemption. The oracle agrees."""
+    """The ring has as many free entries as rows, and all rows run, so no entry is left, even after a preemption. The oracle
+    agrees."""
     case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
     for n in range(3):
         case.submit(tokens(4, n), 4, best_effort=int(n == 2))
@@ -65,7 +67,7 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
-    """Each step has sensitive_step_tokens for them in addition to decodes, and the best rank gets the first of these.
+    """Each step has sensitive_step_tokens for these prompts in addition to decodes; the best rank gets the first of them.
 
     Chunks of a long prompt after the first get half of it: 4 tokens.
     """
@@ -82,12 +84,12 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
     assert step(case) == {0: 1, 3: 1, 4: 8}, "the long one waits for the budget"
     case.submit(tokens(4, 5), 2)
     case.submit(tokens(4, 6), 2)
-    assert step(case) == {0: 1, 5: 4, 6: 4}, "a request that ends has all of it"
+    assert step(case) == {0: 1, 5: 4, 6: 4}, "a request that ends gets the whole budget"
     case.finish()
 
 
 def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class() -> None:
-    """Whatever its rank: first come, first served here."""
+    """For any rank: here, first come, first served."""
     case = make_case(fcfs, **SPACE | {"tokens": 64})
     for n, best_effort in enumerate((0, 1, 0, 1, 0)):
         case.submit(tokens(4, n), 3, best_effort=best_effort)
@@ -97,7 +99,7 @@ def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) -> None:
-    """Then no request enters before it, although there is room, until best-effort prompts don't yield."""
+    """Then no request enters before it, despite free slots, until best-effort prompts stop yielding."""
     case = make_case(fcfs, 1, yield_steps=bound, **SPACE | {"tokens": 64, "rows": 8})
     case.submit(tokens(4), 30)
     assert step(case) == {0: 4}
@@ -114,7 +116,7 @@ def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) 
 
 
 def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
-    """It has its pages, so it is not others that keep it waiting."""
+    """It has its pages, so it waits only for its own class."""
     case = make_case(fcfs, 1, yield_steps=1, best_effort_pages=0.06, **SPACE | {"tokens": 64})
     case.submit(tokens(20), 9, best_effort=1)
     assert step(case) == {0: 20}
@@ -128,7 +130,8 @@ def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
 
 
 def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.random.Generator) -> None:
-    """One of it waits at all times, before all others by rank: it comes behind yield_steps of these at most. Rows are few."""
+    """A best-effort request waits at all times, with the best rank; at most yield_steps other requests enter before it. Rows are
+    few."""
     bound, longest = int(rng.integers(1, 5)), int(rng.integers(4, 30))
     case = make_case(priority, 1, yield_steps=bound, **SPACE | {"rows": int(rng.integers(2, 6))})
     kinds, entered, passed = list[int](), set[int](), [0]
@@ -162,7 +165,7 @@ def test_without_best_effort_the_order_and_the_size_of_steps_are_the_usual_ones(
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int) -> None:
-    """Latency-sensitive prompts never end. Of bound + 1 steps best-effort ones have a part in one; both get to their ends."""
+    """Latency-sensitive prompts keep arriving. Best-effort prompts have a part in one of bound + 1 steps, and both end."""
     case = make_case(short_prompts, 1, yield_steps=bound, **SPACE)
     case.submit(tokens(40), 2, best_effort=1)
     case.submit(tokens(30, 1), 2, best_effort=1)
@@ -188,7 +191,7 @@ def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waitin
         case.turn()
         case.read(0)
         turns += 1
-        assert turns <= 4, "two turns of yielding, one in which it is admitted, and one that commits its token"
+        assert turns <= 4, "two turns of yielding, a turn that admits it, and a turn that commits its token"
     assert turns == 4
     case.finish()
 
@@ -215,7 +218,7 @@ def test_a_step_of_best_effort_prompts_is_short_and_a_latency_sensitive_one_has_
 
 
 def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_rest() -> None:
-    """It is so in one of yield_steps + 1 turns, which best effort needs to get on. Shares, in the order of arrival."""
+    """In one of yield_steps + 1 turns, which best effort needs to progress. Shares, in order of arrival."""
     case = make_case(fcfs, 1, yield_steps=0, best_effort_step_tokens=12, **SPACE | {"tokens": 40})
     case.submit(tokens(2), 40)
     assert step(case) == {0: 2}
@@ -223,13 +226,13 @@ def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_
     case.submit(tokens(50, 2), 2)
     assert step(case) == {0: 1, 1: 11, 2: 28}
     case.submit(tokens(30, 3), 2, best_effort=1)
-    assert step(case) == {0: 1, 1: 11, 2: 22}, "no more of best effort enters"
-    assert step(case) == {0: 1, 2: 1, 1: 8, 3: 2}, "two rows decode, and 10 tokens are left"
+    assert step(case) == {0: 1, 1: 11, 2: 22}, "no further best-effort request enters"
+    assert step(case) == {0: 1, 2: 1, 1: 8, 3: 2}, "two rows decode, so 10 tokens are left"
     case.finish()
 
 
 def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_to_who_comes_with_it() -> None:
-    """Both are admitted in one turn. The first one lacks more than a whole step, but takes no more of it than its share."""
+    """Both are admitted in one turn. The first lacks more than a whole step, but takes only its share."""
     case = make_case(fcfs, 1, best_effort_step_tokens=12, yield_steps=0, **SPACE | {"tokens": 24})
     case.submit(tokens(40), 2, best_effort=1)
     case.submit(tokens(6, 2), 2)
@@ -238,7 +241,7 @@ def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_
 
 
 def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
-    """Later requests get the pages that the first ones leave, however many are considered together."""
+    """Later requests get the pages that the first requests leave, for any number of requests considered together."""
     case = make_case(fcfs, best_effort_step_tokens=12, yield_steps=0, **SPACE | {"tokens": 40})
     for n, length in enumerate((4, 5, 30)):
         case.submit(tokens(length, n), 2, best_effort=1)
@@ -252,7 +255,7 @@ def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() 
         case.submit(tokens(30, n), 2, best_effort=1)
     assert step(case) == {0: 12}
     case.submit(tokens(20, 3), 2)
-    assert step(case)[3] == 20, "the last two of best effort wait before it"
+    assert step(case)[3] == 20, "the last two best-effort requests wait before it"
     assert case.state.counts[S.WAITING_COUNT] == 2
     case.finish()
 
@@ -283,7 +286,7 @@ def test_a_latency_sensitive_request_finds_pages_without_preemption(share: float
 def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_have_more() -> None:
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8}
     case = make_case(SHIPPED["priority"], 1, best_effort_pages=0.1, prefix_caching=False, **sizes)
-    flexible = [case.submit(tokens(8 - 2 * n, n), 60, best_effort=1) for n in range(2)]  # that lack pages in different turns
+    flexible = [case.submit(tokens(8 - 2 * n, n), 60, best_effort=1) for n in range(2)]  # they lack pages in different turns
     urgent = case.submit(tokens(21), 60)  # of the same rank, and the latest
     most = 0
     while not flexible[1].ended:
@@ -297,7 +300,7 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
 
 @pytest.mark.parametrize(("pages", "enters"), [(22, True), (23, False)])
 def test_best_effort_keeps_a_page_for_each_of_it_that_runs_however_many_others_do(pages: int, enters: bool) -> None:
-    """It may have 40 pages, of which its running request has 17."""
+    """Best effort may have 40 pages; its running request has 17."""
     sizes = {"pairs": 1, "slots": 12, "rows": 12, "tokens": 400, "pages": 160, "max_model_len": 120, "intake_entries": 16}
     case = make_case(fcfs, 1, best_effort_pages=0.25, prefix_caching=False, **sizes)
     for n in range(6):
@@ -314,10 +317,10 @@ def test_best_effort_keeps_a_page_for_each_of_it_that_runs_however_many_others_d
 
 
 def test_pages_that_others_lack_are_none_of_best_effort() -> None:
-    """The pool is too small. Best effort has less than its share of it, and the latest request gives way, as without classes."""
+    """The pool is too small. Best effort has less than its share, and the latest request gives way, as without classes."""
     sizes = {"pairs": 1, "slots": 8, "rows": 5, "tokens": 40, "pages": 10, "max_model_len": 32, "intake_entries": 8}
     case = make_case(fcfs, 1, best_effort_pages=0.6, prefix_caching=False, **sizes)
-    for n in range(4):  # all lack a third page at a time
+    for n in range(4):  # all lack a third page at the same time
         case.submit(tokens(7, n), 5, best_effort=int(n < 2))
     while case.counter("preemptions") == 0:
         case.turn()
@@ -342,7 +345,7 @@ def test_others_keep_the_fast_path_when_best_effort_has_its_pages() -> None:
 
 
 def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() -> None:
-    """Neither of its class nor of the other, although a latency-sensitive request stalls."""
+    """Neither in its class nor in the other, although a latency-sensitive request stalls."""
     sizes = {"slots": 8, "rows": 5, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8, "cq_entries": 4}
     case = make_case(fcfs, 2, best_effort_pages=0.1, prefix_caching=False, pairs=3, **sizes)
     case.submit(tokens(9), 30, pair=1)
@@ -386,14 +389,14 @@ def test_a_share_of_the_pages_is_above_0_and_at_most_1(share: float) -> None:
         make_case(fcfs, 1, best_effort_pages=share)
 
 
-WORLDS = 80  # at most, where classes make a difference: under `priority` they do so in three worlds of ten
+WORLDS = 80  # at most, if classes make a difference: with `priority`, in three worlds of ten
 
 
 def one_class(
     seed: int, policy: str, kind: int | None, yield_steps: int, rounds: int = 120, **limits: float
 ) -> tuple[list[Any], int]:
     """The scheduler's decisions in a storm, turn by turn, with all requests of one class (None: unchanged), and the
-    number of turns with yielding. limits: of best effort."""
+    number of turns with yielding. limits: limits of best effort."""
     draw = random.Random(seed)
     rows, tight = draw.randint(2, 5), draw.choice((12, 20, 60))
     sizes = case_sizes(pairs=2, slots=5, rows=rows, tokens=2 * rows + draw.randint(1, 8), pages=tight, yield_steps=yield_steps)
