@@ -281,8 +281,8 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
         *[["classes", "ok"]] * 3,
         ["tenants", "note"],
     ]
-    for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
-        assert f"\n  {policy} " in out
+    for name in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
+        assert f"\n  {name} " in out
     assert plot.read_text().startswith("<?xml")
     outcomes = json.loads(reported.read_text())["outcomes"]
     assert [len(outcome["waiting_s_samples"]) for outcome in outcomes] == [200] * 4
