@@ -1,8 +1,8 @@
 """A cache of compiled host code on disk. The scheduler takes about 20 s to compile, and a moment to load.
 
-Numba's own cache only checks the file of the outermost function, and would miss an edit in another module. So
-each state of the sources has a separate folder, named by a hash of all modules with device code. If several
-processes need the same code, one compiles it and the others wait.
+Numba's cache only checks the file of the outermost function, and would miss edits in other modules. So each version of the
+sources has a separate folder, named by a hash of all modules with device code. If several processes need the same code, one
+compiles it and the others wait.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ from numba.core.sigutils import normalize_signature
 
 from blinkpy.sources import DEVICE_CODE, source_digest
 
-KEPT = 8  # states of the sources; least recently used ones are removed
+KEPT = 8  # versions of the sources; the least recently used folders are removed
 WAIT_S = 120.0  # time limit for another process's compilation, which takes a minute on slow machines
 LOOK_S = 0.05
 
 
 def _number_functions_apart() -> None:
     """Start Numba's numbering of closures at a random number. Numba starts at 1, so the code of two processes
-    can have equal symbols; a process that loads both would run the first for both.
+    can have equal symbols; a process that loads both would run the first code for both.
     """
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_number_functions_apart)
 
 @lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
-    """The folder for this state of the sources, or None if no folder can be written."""
+    """The folder for this version of the sources; None if it can't be written."""
     key = (numba.__version__, platform.python_version(), platform.machine(), source_digest(DEVICE_CODE))
     digest = hashlib.sha256(" ".join(key).encode())
     try:
@@ -73,7 +73,7 @@ class _SharedCache(FunctionCache):
         self._compiling: dict[Any, int] = {}  # by signature: lock files of variants that this process compiles
 
     def __del__(self) -> None:
-        for lock in self._compiling.values():  # of variants that failed to compile
+        for lock in self._compiling.values():  # locks of variants that failed to compile
             os.close(lock)
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
@@ -94,7 +94,7 @@ class _SharedCache(FunctionCache):
 
     def _load_overload(self, signature: Any, target: Any) -> Any:
         found = self._kept(signature, target)
-        if found is None:  # this process compiles it next, unless another process does so now
+        if found is None:  # this process compiles it next, unless another process is compiling it
             self._acquire(signature)
             found = self._kept(signature, target)
         if found is not None:
@@ -115,9 +115,7 @@ class _SharedCache(FunctionCache):
             return False
 
     def _acquire(self, signature: Any) -> None:
-        """Wait until no other process compiles this, for at most WAIT_S. A process that ends releases its
-        locks.
-        """
+        """Wait until no other process compiles this, for at most WAIT_S. A process that exits releases its locks."""
         if signature in self._compiling:  # its compilation failed before
             return
         name = hashlib.sha256(repr((self._py_func.__qualname__, signature, self._key)).encode()).hexdigest()[:16]
@@ -139,7 +137,7 @@ class _SharedCache(FunctionCache):
 
 
 def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | None) -> Any:
-    """Cache a Numba-wrapped function's code in the folder of this state of the sources, if it exists."""
+    """Cache a Numba-wrapped function's code in the folder of this version of the sources, if the folder exists."""
     folder = cache_folder()
     if folder is not None:
         before = numba.config.CACHE_DIR
@@ -168,12 +166,12 @@ def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, .
 
 
 def is_kept(function: Any, kinds: tuple[Any, ...]) -> bool:
-    """Whether the cache has an njit function's code for arguments of these types; the code may be damaged."""
+    """Whether the cache has a (possibly damaged) file with an njit function's code for these types."""
     cache = function._cache
     return isinstance(cache, _SharedCache) and cache.has(kinds, function.targetctx.codegen())
 
 
 def compiled_for(function: Any, kinds: tuple[Any, ...]) -> Any:
-    """The code of an njit function for arguments of these types. Calling it skips the dispatch by types."""
+    """The code of an njit function for these types. A direct call skips the dispatch by types."""
     function.compile(kinds)
     return function.overloads[kinds].entry_point

@@ -48,7 +48,7 @@ store_release, store_relaxed = _store("release"), _store("monotonic")
 
 @register_jitable
 def prefetch(array, index):
-    """Does nothing: the CPU's own prefetching is sufficient."""
+    """No operation: the CPU's hardware prefetching is sufficient."""
 
 
 def _c_function(builder, name, result, *args):

@@ -99,8 +99,8 @@ _WORD = ir.IntType(64)
 
 
 def _partial(builder, index):
-    """Address of a word of shared memory, one per warp. cuda.shared.array can't be used here: Numba links a
-    module once for each function that uses it, and rejects its shared memory the second time.
+    """Address of a word of shared memory, one per warp. cuda.shared.array can't be used here: Numba links a module once for each
+    function that uses it, and the second link rejects the module's shared memory.
     """
     name, kind = "blinkpy_partial", ir.ArrayType(_WORD, WARPS_AT_MOST)
     memory = builder.module.globals.get(name)
@@ -132,8 +132,8 @@ def set_partial(typing_context, warp, value):
 
 @intrinsic
 def out_of_line(typing_context):
-    """Prevent inlining of the calling function. The collectives are called from a hundred places, and inlined
-    copies would not fit the instruction cache.
+    """Prevent inlining of the calling function. A hundred call sites use the collectives, and inlined copies would not fit the
+    instruction cache.
     """
 
     def generate(context, builder, signature, args):
@@ -264,7 +264,7 @@ def get_next(context, builder, sig, args, result):
 @intrinsic
 def set_condition(typingctx, handle, value):
     """Set the conditional node of `handle` (uint64) to `value` (uint32). A WHILE node repeats unless the
-    value is 0. A SWITCH node runs the body with this number, if it exists.
+    value is 0. A SWITCH node runs the body with this number, if such a body exists.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -280,7 +280,7 @@ def set_condition(typingctx, handle, value):
 @intrinsic
 def wait_for_predecessors(typingctx):
     """Wait until the previous kernels of the graph are complete, and their writes are visible. Needed after a
-    programmatic edge, because the kernel then starts early; otherwise it returns immediately.
+    programmatic edge, because the kernel then starts early; without such an edge it returns immediately.
     """
 
     def codegen(context, builder, signature, arguments):

@@ -1,4 +1,4 @@
-"""Fault codes, and `expect`, which checks a condition. A code is a number that stands for a text, because compiled code can't
+"""Fault codes, and `expect`, which checks a condition. A code is a number that represents a text, because compiled code can't
 return text.
 
 A *fault* is a fault code, with a place in its upper half: a page, a slot or an index. 0 means no fault.
@@ -16,7 +16,7 @@ CODE_MASK = (1 << PLACE_SHIFT) - 1
 
 
 class BrokenInvariantError(RuntimeError):
-    """A condition that must hold does not, in plain Python. fault: its code."""
+    """A required condition does not hold, in plain Python. fault: its code."""
 
     def __init__(self, fault: int):
         super().__init__(describe_fault(fault))
@@ -26,7 +26,7 @@ class BrokenInvariantError(RuntimeError):
 def fault_code(text: str) -> int:
     """The code of a fault, above 0. It depends only on the text, because compiled code outlives the process.
 
-    text: a clause, with {} at the place.
+    text: a clause, with {} for the place.
     Raises ValueError if another text has the same code.
     """
     number = zlib.crc32(text.encode()) or 1
@@ -42,15 +42,15 @@ def describe_fault(fault: int) -> str:
 
 @register_jitable
 def fault_at(code, place):
-    """A fault: code and place. At least 0."""
+    """The fault with a code and a place, as an int64 that is at least 0."""
     return code | place << PLACE_SHIFT
 
 
 def expect(state, condition, code):
     """Check a condition that must hold. Any lane may call it. Conditions must not write.
 
-    Plain Python raises BrokenInvariantError. Compiled code only checks if the state was made with checks,
-    which is part of its type: state.fault then keeps the first fault, and the turn continues.
+    Plain Python raises BrokenInvariantError. Compiled code checks only if the state was made with checks, which its type shows.
+    Then state.fault keeps the first fault, and the turn continues.
     """
     if not condition:
         raise BrokenInvariantError(code)

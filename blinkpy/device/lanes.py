@@ -1,12 +1,11 @@
-"""Several lanes in plain Python, like a block of GPU threads, as generators that take turns in one thread.
+"""Runs several lanes in plain Python, like a block of GPU threads, as generators that alternate in one thread.
 
 Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is random in
-every such segment. So a result that depends on lane timing differs in some order, and a seed repeats it.
-An example is a lane that reads a word that another lane writes, without a barrier between them.
+every such segment. So a result that depends on lane timing differs in some order, and a seed reproduces that order. An example:
+one lane reads a word that another lane writes, without a barrier in between.
 
 The code of a lane is the source of the device function with one change: `yield from` before each call of a
-collective, or of a function with such a call. A switch of lanes costs less than a
-microsecond; threads take a hundred.
+collective, or of a function with such a call. A switch of lanes takes less than 1 us; a switch of threads takes 100 us.
 """
 
 import ast
@@ -37,7 +36,7 @@ class Accesses:
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
         self.since = self.now = 0  # marks of the accesses since the last barrier's first lane, and of the running lane
-        self.several = lanes  # the mark of a word that several lanes read
+        self.several = lanes  # marks a word that several lanes read
 
     def pass_barrier(self) -> None:
         self.since += self._lanes + 1
@@ -70,7 +69,7 @@ class _Watched:
         self._name = name
         self._array = array
         self._equal_writes = f".{name}".endswith(tuple(f".{allowed}" for allowed in EQUAL_WRITES))
-        # Marks by index. Earlier ones than `since` no longer count.
+        # Marks by index. Marks below `since` no longer count.
         self._read, self._written = dict[Any, int](), dict[Any, int]()
 
     def __len__(self) -> int:
@@ -108,7 +107,7 @@ class _Watched:
 
 ORDERS = 256  # number of lane orders from which a team draws
 WORD = 1 << 63  # results of collectives are at least -WORD and less than WORD
-Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective with its value, and gets all values
+Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective with its value, and receives all values
 
 
 class LanesDivergedError(RuntimeError):
@@ -206,7 +205,7 @@ def _block_max(value: int, lane: int, lanes: int) -> Lane:
 
 
 def _word(value: int) -> int:
-    """The value. Raises OverflowError if it does not fit into 64 bits: a GPU would wrap it."""
+    """Return the value. Raises OverflowError if it does not fit into 64 bits, because a GPU would wrap it."""
     if not -WORD <= value < WORD:
         raise OverflowError(f"{value} has more than 64 bits")
     return value

@@ -13,11 +13,10 @@ The rest of the scheduler has a single source. A function here has
 knowing its `lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same
 order. njit runs one lane, plain Python one lane, or several in a lanes.Team, which has its own collectives.
 
-*Memory model.* A word of another party is read with load_acquire if it announces data that is read next,
-otherwise with load_relaxed. A plain load may come from a register or a cache. Words for another party are
-written with store_release after the data that they announce, or with store_relaxed if they announce no
-other data. Both are single accesses of an aligned word, so they can't be torn. Scope is the whole system:
-host, GPU, network card.
+*Memory model.* Read a word of another party with load_acquire if the word announces data, otherwise with load_relaxed. A plain
+load may come from a register or a cache. Write a word for another party with store_release after the data that it announces, or
+with store_relaxed if it announces no data. Both are single accesses of an aligned word, so they can't be torn. Scope is the whole
+system: host, GPU, network card.
 """
 
 import time
@@ -39,7 +38,7 @@ ENVIRONMENT = "_ZN08NumbaEnv"
 
 
 class SharedLibrary(JITCodeLibrary):
-    """The code of one function and its callees. `put_off`: it has no entry point yet, so machine code is not generated yet."""
+    """The code of one function and its callees. `put_off`: it has no entry point yet, so code generation waits."""
 
     put_off = False
 
@@ -88,7 +87,7 @@ _set_environment = JITCPUCodegen.set_env
 
 
 def _set_environment_of_code(self: Any, name: str, environment: Any) -> None:
-    """Numba's set_env, only for code that already exists; see SharedLibrary._emit."""
+    """Numba's set_env, restricted to existing code; see SharedLibrary._emit."""
     if self._engine.is_symbol_defined(name):
         _set_environment(self, name, environment)
 

@@ -1,11 +1,10 @@
 """NamedTuples of arrays behind one pointer, for compiled device code.
 
-The scheduler works on about ninety arrays. As arguments, about 700 words would be copied through every call.
-This would cost most of the compile time and 12 us in every call from Python, and exceed a kernel's 4 KB of
-parameters. So compiled code gets them as a *table*: the integers of the tree, and address and strides of its
-arrays, one int64 word each. Trees, nested trees and arrays are pointers into the table: `tree.field` advances
-the pointer, and `array[i]` loads the address there. Device code is the same for both:
-`state.requests.length[slot]` reads a tuple of arrays in plain Python, or a table.
+The scheduler works on about ninety arrays. As arguments, every call would copy about 700 words. This would cost most of the
+compile time, add 12 us to each call from Python, and exceed a kernel's 4 KB of parameters. So compiled code receives a *table*:
+the integers of the tree, and address and strides of its arrays, one int64 word each. Trees, nested trees and arrays are pointers
+into the table: `tree.field` advances the pointer, and `array[i]` loads the address there. Device code is the same for
+both: `state.requests.length[slot]` reads a tuple of arrays in plain Python, or a table.
 
 Indices are not checked and must not be negative. A table must not change while it is in use.
 """
@@ -85,8 +84,8 @@ def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TableType, NDArray[np.int64]]:
     """The type of a tree of integers, int32 and int64 arrays, and its table. The arrays must outlive the table.
 
-    strided: treat all arrays as strided, so that the type does not depend on their sizes.
-    strided_parts: treat only arrays in the nested tuples of these names as strided; others must be contiguous.
+    strided: treat all arrays as strided, so that the type does not depend on sizes.
+    strided_parts: names of nested tuples whose arrays are strided; all other arrays must be contiguous.
 
     Raises TypeError for values that a table can't hold.
     """
@@ -166,9 +165,8 @@ def _for_gpu(context):
 
 
 def _load_word(context, builder, pointer, i):
-    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU this would
-    make the compiler keep all words in registers, twice as many as exist, so it reloads them from shared
-    memory instead.
+    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU, that mark would make the
+    compiler keep all words in registers, twice as many as exist. Without the mark, the compiler reloads words from shared memory.
     """
     value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
     if not _for_gpu(context):
@@ -195,7 +193,7 @@ def _element_pointer(context, builder, words, pointer, indices):
     element = ir.IntType(8 * size)
     if not _for_gpu(context):
         return builder.inttoptr(address, element.as_pointer())
-    place = builder.inttoptr(address, element.as_pointer(GLOBAL_MEMORY))  # so that a load knows its address space
+    place = builder.inttoptr(address, element.as_pointer(GLOBAL_MEMORY))  # so that loads know the address space
     return builder.addrspacecast(place, element.as_pointer())
 
 

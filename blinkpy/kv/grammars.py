@@ -2,17 +2,17 @@
 token.
 
 A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_automaton.py) or token rules
-(blinkpy/kv/grammars.py). Each queue pair has its own share of the slots, so front ends do not compete for
-them. A request has a slot and a position in its automaton: a state, and the count of the characters of a counted
-string (blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the
-samplers mask tokens that no string of the language continues with. The position after a token is a pure function of the previous
-position and the token, so each draft of a request also has a position (Requests.draft_states).
+(blinkpy/kv/grammars.py). Each queue pair has a separate share of the slots, so front ends do not compete for slots. A request has
+a slot and a position in its automaton: a state, and the number of characters in the open counted string
+(blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the samplers mask tokens
+with which no string of the language continues. The position after a token is a pure function of the previous position and the
+token, so each draft of a request also has a position (Requests.draft_states).
 
 Near max_tokens, the mask leads to an end: the remaining tokens must suffice to reach an accepting state from the position after
 a token (see most_distance).
 
-A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
-are scanned when a slot is needed, which is rare.
+A slot is in use while a waiting or running request refers to it. Slots have no reference counts: when a slot is needed, which is
+rare, the requests are scanned.
 """
 
 from collections.abc import Sequence
@@ -80,9 +80,7 @@ def are_token_rules(limits, words, slot, count, lane, lanes):
 
 @device
 def bad_sequence(limits, words, slot, first):
-    """1 unless the words from `first` are a banned sequence: ANY_TOKEN only at the start, then at least one
-    token id.
-    """
+    """1 unless the words from `first` are a valid banned sequence: ANY_TOKEN only at the start, then at least one token id."""
     begun, bad = False, 0
     for i in range(R.SEQUENCE_TOKENS):
         token = words[slot, first + i]
@@ -92,7 +90,7 @@ def bad_sequence(limits, words, slot, first):
     return bad if begun else 1
 
 
-LONGEST = 1 << 10  # bytes of a token; longer ones are never legal
+LONGEST = 1 << 10  # maximum bytes of a token; longer tokens are never legal
 
 
 class TokenBytes(NamedTuple):
@@ -122,7 +120,7 @@ ILLEGAL = -1  # instead of a state: the grammar does not allow this token
 STATE_MASK = A.STATE_MASK
 ENDING = 1 << 15  # flag added to a position: the output ends here
 
-NO_LIMIT = 1 << 20  # of the distance to an end; above MOST_DISTANCE + LONGEST_LEAST
+NO_LIMIT = 1 << 20  # no limit on the distance to an end; above MOST_DISTANCE + LONGEST_LEAST
 
 _INDEX_BITS = 12  # limits.MOST_SHARE
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
@@ -176,7 +174,7 @@ def state_after(grammars, slot, position, token):
 
 @device
 def plain_state_after(grammars, slot, state, token):
-    """state_after of an automaton without counted strings, whose positions are its states."""
+    """state_after for an automaton without counted strings, whose positions are its states."""
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
     following = state if length > 0 else ILLEGAL
@@ -190,7 +188,7 @@ def plain_state_after(grammars, slot, state, token):
 
 @device
 def counted_state_after(grammars, slot, position, token):
-    """state_after of an automaton with or without counted strings. A token may begin and end strings several times."""
+    """state_after for any automaton. A token may begin and end strings several times."""
     words, place = grammars.words, grammars.token_place
     first, length, row = place[token, 0], place[token, 1], 1 + words[slot, A.CLASSES_WORD]
     counted, hubs = words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
@@ -240,7 +238,7 @@ def must_end(words, slot, position):
 def distance_of(words, slot, position):
     """The minimum number of bytes from a position of the automaton in a slot to an accepting state."""
     state, far = position & STATE_MASK, flags_of(words, slot, position) >> A.DISTANCE_SHIFT
-    if state >= words[slot, A.COUNTED_WORD]:  # a character that is begun counts
+    if state >= words[slot, A.COUNTED_WORD]:  # a begun character counts
         count = (position >> A.COUNT_SHIFT) + (1 if state < words[slot, A.HUBS_WORD] else 0)
         far += max(0, loop_word(words, slot, state, A.LOOP_LEAST) - count)
     return far
@@ -267,7 +265,7 @@ def is_position(words, slot, position):
 
 @device
 def may_stop(entry, slot, generated):
-    """Whether a stop id can end the output. generated: tokens of the output, the next one included."""
+    """Whether a stop id can end the output. generated: tokens of the output, including the next token."""
     some = False
     for i in range(STOP_IDS):
         some = some or entry[slot, WORD_STOP_IDS + i] >= 0
@@ -284,14 +282,12 @@ def position_at(requests, slot, length):
 
 @device
 def most_distance(grammars, requests, slot, position, generated):
-    """The largest distance to an end that is legal after a request's next token, so that the output is complete at max_tokens.
+    """The largest legal distance to an end after a request's next token, so that the output is complete at max_tokens.
 
-    position: position of its automaton before that token.
-    generated: tokens of its output, that one included.
+    position: position of its automaton before that token. generated: tokens of its output, including that token.
 
-    NO_LIMIT in these cases: the remaining tokens suffice for every end, or
-    for no end; the output may end here, but no stop id can
-    end it; the request has token rules, which may exclude the tokens of an end.
+    NO_LIMIT in these cases: the remaining tokens suffice for every end, or for no end; the output may end here, but no stop id
+    can end it; the request has token rules, which may exclude the necessary tokens.
     """
     entry, own = requests.entry, requests.grammar[slot]
     left = entry[slot, WORD_MAX_TOKENS] - generated
@@ -308,7 +304,7 @@ def most_distance(grammars, requests, slot, position, generated):
 def follow(grammars, slot, position, token, stops, most):
     """The position after a token, with ENDING if the output ends there, or ILLEGAL.
 
-    stops: whether the token is a stop id; it is legal if the output may end here, and keeps the position.
+    stops: whether the token is a stop id, which is legal if the output may end here, and keeps the position.
     most: the largest legal distance of the position after the token (most_distance).
     """
     if stops:
@@ -343,8 +339,8 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
 
 @device
 def find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes):
-    """The slot in a queue pair's share with this digest and epoch, or -1. rules: look for token rules, not an
-    automaton.
+    """The slot with this digest and epoch in a queue pair's share, or -1. rules: whether to search token rules instead of
+    automata.
     """
     first, found = pair * limits.grammar_share, -1
     for slot in strided(first + lane, first + limits.grammar_share, lanes):
@@ -355,7 +351,7 @@ def find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes):
 
 @device
 def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes):
-    """The least recently used slot in a queue pair's share that no request uses, or -1.
+    """The least recently used of the unused slots in a queue pair's share, or -1.
 
     kept: a slot to treat as used, or -1.
     """
@@ -366,7 +362,7 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
     for slot in strided(first_slot + lane, first_slot + limits.slots_per_pair, lanes):
         lives = requests.status[slot] == S.WAITING or requests.status[slot] == S.RUNNING
         if lives and requests.grammar[slot] >= 0:
-            scratch.found[requests.grammar[slot] - first] = 1  # any lane may write it
+            scratch.found[requests.grammar[slot] - first] = 1  # several lanes may write the same value
         if lives and requests.rules[slot] >= 0:
             scratch.found[requests.rules[slot] - first] = 1
     if lane == 0 and kept >= 0:
@@ -382,8 +378,8 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
 
 @device
 def is_automaton(words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are a packed automaton with valid targets and loops, correct flags, and distances that
-    are all correct, or all 0."""
+    """Whether the `count` words in a slot are a packed automaton with valid targets and loops, correct flags, and distances all
+    correct or all 0."""
     states, classes, counted = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD], words[slot, A.COUNTED_WORD]
     row, hubs = 1 + classes, words[slot, A.HUBS_WORD]
     fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and 1 <= counted <= hubs <= states
@@ -426,7 +422,7 @@ def is_automaton(words, slot, count, lane, lanes):
 
 @device
 def least_of_hub(words, slot, state):
-    """Minimum characters of the counted string that begins in a state, or 0. The number of the state must be valid."""
+    """Minimum characters of the counted string that begins in a state, or 0. `state` must be a valid number."""
     return min(loop_word(words, slot, state, A.LOOP_LEAST), A.LONGEST_LEAST) if state >= words[slot, A.HUBS_WORD] else 0
 
 

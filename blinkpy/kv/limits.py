@@ -1,4 +1,4 @@
-"""All limits of the scheduler, and the possible shapes of a step: integers that are fixed at the start."""
+"""All limits of the scheduler, and the possible shapes of a step, as integers that are fixed at the start."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 MOST_SNAPSHOTS = 4096
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
-CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter time, so that successors wait briefly
-PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
+CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of these times, so that successors wait briefly
+PACE_MARGIN_PPM = 31_250  # margin, in millionths of the target, for longer steps and for delivery to the client
 DRAFT_REST = 16
 INTAKE_ENTRIES = 64  # minimum per turn
-MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
+MOST_SHARE = 1 << 12  # maximum grammar slots of one queue pair
 
 
 class Limits(NamedTuple):
@@ -37,14 +37,14 @@ class Limits(NamedTuple):
     rows: int  # B, at most MAX_ROWS
     tokens: int  # T >= B
     mixed_tokens: int  # maximum of a step with decodes and prefill outside a burst; equal to tokens: no such limit
-    burst_step_tokens: int  # the same in a burst, unless its prompts are short
-    burst_tokens: int  # waiting prompt tokens above which there is a burst
+    burst_step_tokens: int  # maximum of a step in a burst, unless the burst's prompts are short
+    burst_tokens: int  # a burst begins above this number of waiting prompt tokens
     yield_steps: int  # maximum consecutive turns in which best-effort prompts yield
-    best_effort_step_tokens: int  # maximum size of a step to which best-effort prompts fill it; equal to tokens: no such limit
-    sensitive_step_tokens: int  # prompt tokens of a step for which best-effort prompts yield; equal to tokens: no such limit
+    best_effort_step_tokens: int  # best-effort prompts fill a step only up to this size; equal to tokens: no such limit
+    sensitive_step_tokens: int  # prompt tokens of a step while best-effort prompts yield; equal to tokens: no such limit
     best_effort_pages: int  # maximum pages of running best-effort requests, unless only one runs; N: no such limit
     step_groups: int  # layer groups of the largest step with best-effort prompts; 1: steps are never cut
-    cut_tokens: int  # a step with at most this number of tokens is not cut
+    cut_tokens: int  # steps with at most this number of tokens are not cut
     suspend_steps: int  # maximum steps that interrupt one step
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
@@ -55,33 +55,33 @@ class Limits(NamedTuple):
     sq_entries: int  # a power of two
     cq_entries: int  # a power of two
     cq_shift: int  # log2(cq_entries)
-    prompt_tokens: int  # of a pair's prompt arena, including automata and token rules
-    hash_entries: int  # of a pair's hash arena
+    prompt_tokens: int  # size of a pair's prompt arena, including automata and token rules
+    hash_entries: int  # size of a pair's hash arena
     hash_multiplier_1: int
     hash_multiplier_2: int
     prefix_caching: int  # 0 or 1
     lease_ns: int
     claim_ns: int  # minimum time between two grants of a queue pair
-    intake_entries: int  # submission entries consumed in one turn
-    intake_tokens: int  # prompt tokens, words of automata and of token rules after which intake stops for this turn
-    index_items: int  # pages put into the prefix index in one turn
+    intake_entries: int  # maximum submission entries consumed in one turn
+    intake_tokens: int  # intake ends its turn after this number of prompt tokens and words of automata and token rules
+    index_items: int  # maximum pages indexed in one turn
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
     grammar_share: int  # slots of one pair for grammars and token rules; 0: not supported
     grammar_words: int  # of a slot
-    token_words: int  # of the bytes of all tokens
-    record_turns: int  # minimum turns that the recorder keeps if all rows decode; 0: it is off
-    record_words: int  # of its ring, a power of two
+    token_words: int  # words for the bytes of all tokens
+    record_turns: int  # turns that the recorder keeps, at least, if all rows decode; 0: off
+    record_words: int  # words of the recorder's ring, a power of two
     pace_ns: int  # target time between tokens, for which steps wait (scheduler/pace.py); 0: no waits
-    best_effort_pace_ns: int  # the same for best-effort requests; at least as long
+    best_effort_pace_ns: int  # pace of best-effort requests; at least pace_ns
     draft_tokens: int  # maximum drafts of a request in one step; 0: no drafts
-    draft_requests: int  # maximum running requests for drafts
-    draft_match: int  # tokens that must repeat before drafts, with the token just sampled; at least 2
+    draft_requests: int  # with more running requests, no request gets drafts
+    draft_match: int  # tokens that must repeat before drafts, including the token just sampled; at least 2
     draft_rest: int  # tokens without drafts, after a step in which a request's first draft was wrong
-    draft_buckets: int  # of a request's index of n-grams, a power of two
-    step_drafts: int  # drafts that a step returns for each row, those of a draft layer; 0: drafts come from the request's tokens
-    snapshots: int  # of recurrent states; 0: the model has no states, or its prefixes are not cached
-    snapshot_tokens: int  # a prompt's chunks end on multiples of it, for a snapshot; a power of two, at least page_size
+    draft_buckets: int  # buckets of a request's index of n-grams, a power of two
+    step_drafts: int  # drafts per row that a draft layer returns in a step; 0: drafts come from the request's tokens
+    snapshots: int  # snapshots of recurrent states; 0: the model has no states, or prefixes are not cached
+    snapshot_tokens: int  # prompt chunks end at its multiples, for snapshots; a power of two, at least page_size
 
 
 def make_limits(
@@ -123,7 +123,7 @@ def make_limits(
     require(0 <= slots <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {slots}")
     require((slots > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
-    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more requests arrive during a large step
+    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # large steps last longer
     share, groups = options.best_effort_pages, options.step_groups
     require(tokens >= 1, f"max_num_batched_tokens must be at least 1, not {tokens}")
     require(0 < share <= 1, f"best_effort_pages must be above 0 and at most 1, not {share}")
@@ -200,7 +200,7 @@ def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -
 
 @device
 def takes_predictions(limits):
-    """Whether drafts come from tokens that a request has: its own, and those of its prediction."""
+    """Whether drafts come from tokens that a request has: its own tokens, and its prediction."""
     return limits.draft_tokens > 0 and limits.step_drafts == 0
 
 
@@ -218,7 +218,7 @@ def groups_of_step(step_groups, tokens, most):
 @device
 def step_kind(counts):
     """The kind of a batch (STEP_KINDS), by its counts. A chunk of one token counts as a draft, because its key must be cached
-    before another row reads it.
+    before other rows read the key.
     """
     kind = S.MIXED_STEP
     if counts[S.GROUPS] > 1:

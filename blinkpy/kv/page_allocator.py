@@ -1,7 +1,7 @@
 """The page allocator: a free stack, reference counts, and a ring of cached pages in order of eviction.
 
-Device code (see device/portable.py): every function is called by all lanes with the same arguments. Requests are handled
-one after another and the pages of one request in parallel: they are distinct, so no lane needs an atomic.
+Device code (see device/portable.py): all lanes call every function with the same arguments. Requests are processed in order, and
+the pages of one request in parallel. These pages are distinct, so no lane needs an atomic.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
@@ -9,14 +9,14 @@ from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import forget, unlink
 
 EVICTIONS = S.COUNTER_INDEX["evictions"]
-_HALF = 32  # two counts travel in one scan: bits 0..31 and 32..62
+_HALF = 32  # packs two counts into one scan: bits 0..31 and 32..62
 _LOW = 0xFFFFFFFF
 
 
 @device
 def release_pages(limits, requests, pages, counts, slot, lane, lanes):
-    """Drop a request's references. Indexed pages without other references become cached; the last page will be evicted first,
-    because the end of a prefix is least useful. Pages that are not indexed become free.
+    """Drop a request's references. Indexed pages without other references become cached. The last page will be evicted first,
+    because a prefix's end is least reusable. Pages that are not indexed become free.
     """
     held = requests.num_pages[slot]
     if counts[S.RING_TAIL] - counts[S.RING_HEAD] + held > limits.ring_entries:
@@ -53,7 +53,7 @@ def release_pages(limits, requests, pages, counts, slot, lane, lanes):
 
 @device
 def compact_ring(limits, pages, counts, lane, lanes):
-    """Remove the ring's stale entries. Happens at most once for every 2 N pages that become cached."""
+    """Remove the ring's stale entries. Runs at most once for every 2 N pages that become cached."""
     mask = limits.ring_entries - 1
     head, tail = counts[S.RING_HEAD], counts[S.RING_TAIL]
     kept = head
@@ -102,7 +102,7 @@ def evict_pages(limits, pages, counts, counters, wanted, lane, lanes):
         taken += min(total, missing - taken)
         tile += lanes
     head = block_max(last, lane, lanes)
-    for i in range(taken):  # the lane that owns a bucket changes its chain, so the order of the lanes does not matter
+    for i in range(taken):  # only the lane that owns a bucket changes its chain, so the order of lanes does not matter
         page = pages.free[free + i]
         bucket = pages.key[page] & (limits.index_buckets - 1)
         if bucket & (lanes - 1) == lane:

@@ -1,19 +1,17 @@
 """The prefix index: it maps tokens and a parent page to the page with their keys and values.
 
-The name of an indexed page is a hash of all tokens up to its end (blinkpy.queues.page_hash), which is looked
-up in a chained hash table. A hash only finds candidates: a page is a hit if its tokens and salt are equal
-*and* its parent is the request's previous page. Parents are links (page, generation), and a page's generation
-changes whenever its content does. So by induction a hit has exactly the same tokens from the first one. No
-collision can give one request another's pages.
+The key of an indexed page is a hash of all tokens up to its end (blinkpy.queues.page_hash), in a chained hash table. A hash only
+finds candidates: a page is a hit if its tokens and salt are equal *and* its parent is the request's previous page. Parents are
+links (page, generation), and a page's generation changes whenever its content does. So by induction, a hit has exactly the same
+tokens from the start. No collision can give a request the pages of other tokens.
 
-*Duplicates.* Requests that compute the same tokens at the same time get equal pages. The first one is
-indexed; the others keep their copies unindexed, and their later pages are indexed after the first request's
-page (the "canonical" page of Requests). So a chain of tokens exists once.
+*Duplicates.* Requests that compute the same tokens at the same time get equal pages. Only the first page is indexed. The other
+requests keep their copies unindexed, and link their later pages to the first request's page (the "canonical" page of Requests).
+So each chain of tokens is indexed once.
 
-Device code (device/portable.py). New pages are handled in parallel, as a list of items, request by request
-and page after page. For each item the lanes find whether it is a duplicate, whether an earlier item is about
-to index an equal page, and which page is its parent. The lane that owns a bucket changes its chain, in list
-order.
+Device code (device/portable.py). New pages are processed in parallel, as a list of items ordered by request and page. For each
+item, the lanes determine whether it is a duplicate, whether an earlier item will index an equal page, and the parent page. The
+lane that owns a bucket changes its chain, in list order.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
@@ -84,7 +82,7 @@ def find_page(limits, requests, pages, slot, k, parent):
 
 @device
 def parent_lives(pages, page):
-    """Whether an indexed page's parent still has its content."""
+    """Whether the content of an indexed page's parent is unchanged."""
     parent = pages.parent[page]
     return parent < 0 or pages.generation[parent] == pages.parent_generation[page]
 
@@ -100,7 +98,7 @@ def find_prefix(limits, requests, pages, found, slot, lane, lanes):
     hits = 0
     while hits < most:
         k = hits + lane
-        if k < most:  # a guess that does not wait for the previous page; only colliding hashes make it wrong
+        if k < most:  # a guess that needs no result for the previous page; only colliding hashes make it wrong
             found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else S.NO_PAGE)
         barrier(lanes)
         linked = 0
@@ -125,7 +123,7 @@ def find_prefix(limits, requests, pages, found, slot, lane, lanes):
 
 @device
 def index_pages(limits, state, lane, lanes):
-    """Index the pages filled by the last step, at most limits.index_items; the rest follow after the next step."""
+    """Index the pages that the last step filled, at most limits.index_items; the rest wait for the next step."""
     if limits.prefix_caching == 0:
         return
     count = list_items(limits, state, lane, lanes)
@@ -149,7 +147,7 @@ def list_items(limits, state, lane, lanes):
             slot = batch.row_slots[row]
             if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != S.CHAIN_EVICTED:
                 full = requests.computed[slot] >> limits.page_shift
-                for k in range(requests.hashed[slot], full):  # at most one, except after a step of several pages
+                for k in range(requests.hashed[slot], full):  # at most one page, except after a step of several pages
                     requests.page_hash[slot, k] = extend_hash(limits, requests, slot, k)
                     requests.hashed[slot] = k + 1
                 indexed = requests.indexed[slot]
@@ -166,8 +164,8 @@ def list_items(limits, state, lane, lanes):
 
 @device
 def classify_items(limits, state, count, lane, lanes):
-    """Classify items as duplicate, new or postponed. scratch.breaks counts breaks in chains of indexed pages up to each
-    item, scratch.rival the items that wait (see `is_...`).
+    """Classify items as duplicate, new or postponed. scratch.breaks counts the breaks in chains of indexed pages up to each item,
+    scratch.rival the postponed items (see `is_...`).
     """
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
@@ -205,7 +203,7 @@ def classify_items(limits, state, count, lane, lanes):
         base += total
     barrier(lanes)
     base = 0
-    for tile in strided(0, count, lanes):  # pages found elsewhere may follow a break, but only new pages wait
+    for tile in strided(0, count, lanes):  # found pages may follow a break, but only new pages are postponed
         i = tile + lane
         waits = 1 if i < count and scratch.rival[i] == 1 and not is_duplicate(scratch, i) else 0
         before, total = block_scan(waits, lane, lanes)
@@ -220,7 +218,7 @@ def look_behind_parents(limits, state, count, lane, lanes):
     """Repeat lookups that found a page whose parent is not the page of the previous item.
 
     This is rare: two live pages hold the same tokens if the parent of one was evicted and the chain was
-    computed again. The lookup finds the newest page, but the request may use the other. Ends with a barrier.
+    computed again. The lookup finds the newest page, but the request may use the older page. Ends with a barrier.
     """
     pages, scratch = state.pages, state.scratch
     elsewhere = 0
@@ -239,7 +237,7 @@ def look_behind_parents(limits, state, count, lane, lanes):
 
 @device
 def is_elsewhere(pages, scratch, i):
-    """Whether items i and i - 1 of a request found pages that are not parent and child."""
+    """Whether the pages found for items i and i - 1 of a request are not child and parent."""
     before, found = scratch.found[i - 1], scratch.found[i]
     return before >= 0 and found >= 0 and pages.parent[found] != before
 
@@ -253,7 +251,7 @@ def is_duplicate(scratch, i):
 
 @device
 def is_new(scratch, i):
-    """Whether the page is indexed now: it is not a duplicate, and neither it nor a previous page waits."""
+    """Whether the page is indexed now: it is not a duplicate, and neither this page nor an earlier page is postponed."""
     first = scratch.first[i]
     return not is_duplicate(scratch, i) and scratch.rival[i] == (scratch.rival[first - 1] if first > 0 else 0)
 

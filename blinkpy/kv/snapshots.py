@@ -1,22 +1,22 @@
 """Snapshots of recurrent states, which let models with recurrent layers use the prefix index.
 
-Pages hold keys and values, but a recurrent layer needs its state at the end of the prefix, too. So after some chunks the
-state of a request's slot is copied into one of limits.snapshots places. The snapshot belongs to the indexed page that ends
-there, and thus to a chain of tokens. A request starts from the last found page that has a snapshot (`snapshot_hits`).
+Pages hold keys and values, but a recurrent layer needs its state at the end of the prefix, too. So after some chunks, the state
+of a request's slot is copied into one of limits.snapshots snapshots. The snapshot belongs to the indexed page that ends there,
+and thus to a chain of tokens. A request starts from the last found page that has a snapshot (`snapshot_hits`).
 
-A snapshot is valid while its page has the same generation, as for links to parents. So it needs no work when a page is
-evicted. While a copy is pending, from or to a snapshot, it is pinned, and no other state takes its place. A snapshot to which
-a step copies has no page until the step has ended (`settle_snapshots`). Of the others, the least recently used is replaced.
+A snapshot is valid while its page has the same generation, like links to parents. So evicting a page needs no work here. A
+snapshot is pinned, and not replaced, while a copy from or to it is pending. The target of a step's copy has no page until the
+step has ended (`settle_snapshots`). Among unpinned snapshots, the least recently used is replaced.
 
-Device code (device/portable.py). If limits.snapshots is 0, callers skip all of this, and the loop on the GPU leaves most of it
-out.
+Device code (device/portable.py). If limits.snapshots is 0, callers skip this module, and the loop on the GPU omits most of its
+code.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import uses_prefixes
 
-LEAST_SHIFT = 4  # positions below a sixteenth of limits.snapshot_tokens get no snapshot, except multiples of it
+LEAST_SHIFT = 4  # below a sixteenth of limits.snapshot_tokens, positions get no snapshot
 PLACE_BITS = 12
 _PLACES = 1 << PLACE_BITS  # limits.MOST_SNAPSHOTS
 _NEWEST = 1 << 62
@@ -41,8 +41,8 @@ def snapshot_of(snapshots, pages, page):
 @device
 def chunk_end(limits, requests, slot):
     """The last position at which the next chunk of a request may end: its length, or an earlier position for a snapshot. Such
-    positions are multiples of limits.snapshot_tokens, and the last page border that leaves two tokens. The end of pages that
-    were found at admission but could not be used is another such position.
+    positions are multiples of limits.snapshot_tokens, and the last page border that leaves two tokens. So is the end of pages
+    that were found at admission but could not be used.
     """
     computed, end = requests.computed[slot], requests.length[slot]
     if limits.snapshots == 0 or requests.canonical[slot] == S.CHAIN_EVICTED or not uses_prefixes(limits, requests, slot):
@@ -61,7 +61,7 @@ def chunk_end(limits, requests, slot):
 def snapshot_hits(limits, state, slot, hits, lane, lanes):
     """The number of a waiting request's found pages, scratch.found[0:hits], up to the last one with a snapshot that leaves at
     least two tokens to compute. A request that lacks only one token would decode, and decode rows copy no state. Stores the end
-    of the other pages as a position for a snapshot.
+    of the unusable pages as a position for a snapshot.
     """
     requests, found, most = state.requests, state.scratch.found, 0
     for k in strided(lane, min(hits, (requests.length[slot] - 2) >> limits.page_shift), lanes):
@@ -89,7 +89,7 @@ def start_from_snapshot(state, slot, hits):
 
 @device
 def drop_source(state, slot):
-    """One lane: a request no longer needs the snapshot from which it was to start."""
+    """One lane: release the snapshot from which a request would have started."""
     place = state.requests.snapshot_source[slot]
     if place >= 0:
         state.requests.snapshot_source[slot] = S.NO_SNAPSHOT
@@ -127,8 +127,8 @@ def replaced_snapshot(limits, state, lane, lanes):
 
 @device
 def settle_snapshots(limits, state, lane, lanes):
-    """After a step, and before the next one is planned: its copies are complete. Their sources are no longer pinned, and
-    their targets belong to the pages that end there.
+    """Complete the copies of a step that ended, before the next step is planned: unpin their sources, and give their targets to
+    the pages that end there.
     """
     requests, batch = state.requests, state.batch
     if limits.snapshots == 0:

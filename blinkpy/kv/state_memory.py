@@ -178,7 +178,7 @@ def _dtypes(kind: Any) -> dict[str, Any]:
 
 
 def snapshot(state: kinds.State) -> dict[str, NDArray[Any]]:
-    """Copies of all arrays except the scratch memory: the arrays that must be the same however schedule() was executed."""
+    """Copies of all arrays except scratch memory. They must not depend on how schedule() was executed."""
     return {name: np.array(array) for name, array in named_arrays(state) if not name.startswith("scratch.")}
 
 

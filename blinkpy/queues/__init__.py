@@ -1,3 +1,1 @@
-"""The interface of front ends and the engine: the layout of the queues, and the hashes that name pages. Only
-NumPy is imported.
-"""
+"""The interface between front ends and the engine: layout of the queues, and hashes that name pages. Imports only NumPy."""

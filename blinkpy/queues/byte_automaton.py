@@ -17,13 +17,13 @@ it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the f
     after the cells             LOOP_WORDS for each state of a counted string: its hub, and the string's minimum and maximum
                                 characters
 
-The distance of a state is the number of bytes of the shortest text that completes the output. That also bounds the
-number of tokens, if each byte is a token. Otherwise all distances are 0, and outputs are not steered to an end.
+The distance of a state is the number of bytes of the shortest text that completes the output. If each byte is a token, the
+distance also bounds the number of tokens. Otherwise all distances are 0, and outputs are not steered to an end.
 
 A counted string has a minimum and a maximum number of characters. Its states are a loop: a hub between two characters,
 and the states within a character. The states of loops come last in an automaton, and hubs come last among them. A counter counts
-the characters. An edge from a plain state to the hub sets it to 0, and an edge of the loop to the hub increments it. The loop
-may continue below the maximum, and end from the minimum on. Only one string is open at a time, so one counter is enough. A
+the characters: an edge from a plain state to the hub sets the counter to 0, and an edge of the loop to the hub increments it. The
+loop may continue below the maximum, and end from the minimum on. Only one string is open at a time, so one counter is enough. A
 position is state | count << COUNT_SHIFT.
 """
 
@@ -46,10 +46,10 @@ DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language continues with this by
 STATE_ACCEPTING = 1  # the output may end here
 STATE_ENDING = 2  # the output must end here: no byte continues it
 DISTANCE_SHIFT = 2
-MOST_DISTANCE = (1 << CELL_BITS - DISTANCE_SHIFT) - 1  # a larger distance counts as this one
+MOST_DISTANCE = (1 << CELL_BITS - DISTANCE_SHIFT) - 1  # larger distances are stored as this value
 STATE_MASK, COUNT_SHIFT = MOST_STATES, 16  # of a position
 LOOP_HUB, LOOP_LEAST, LOOP_MOST, LOOP_WORDS = range(4)
-LONGEST_LEAST = 1 << 19  # characters that a string may have to have
+LONGEST_LEAST = 1 << 19  # maximum of a string's minimum length, characters
 NO_MOST = 1 << 30  # characters: no limit
 
 
@@ -76,7 +76,7 @@ class ByteAutomaton:
     closes: whether the packed form has distances.
     loops: int32 [n, 3], hub, minimum and maximum characters of each of the last n states, which belong to counted strings.
     start: the position before the first byte.
-    Raises ValueError for wrong shapes, types or ranges; `trimmed` makes an automaton of any table.
+    Raises ValueError for wrong shapes, types or ranges; `trimmed` accepts any table.
     """
 
     class_of: NDArray[np.uint8]
@@ -101,7 +101,7 @@ class ByteAutomaton:
         _require(self._may_be_at(self.start & STATE_MASK, self.start >> COUNT_SHIFT), "the start has a wrong count")
 
     def _require_loops(self) -> None:
-        """Raise ValueError unless each loop is whole: see the top of this file."""
+        """Raise ValueError unless each loop is complete: see the top of this file."""
         states, hub = np.arange(self.counted, self.states), self.loops[:, LOOP_HUB]
         least, most = self.loops[:, LOOP_LEAST], self.loops[:, LOOP_MOST]
         fine = (self.hubs <= hub) & (hub < self.states) & ((states < self.hubs) | (hub == states))
@@ -139,7 +139,7 @@ class ByteAutomaton:
 
     @cached_property
     def _lengths(self) -> list[list[int]]:
-        """The least and the most counted characters of each state from `counted`."""
+        """(minimum count, maximum count) of each state from `counted` on."""
         least_and_most: list[list[int]] = self.loops[:, 1:].tolist()
         return least_and_most
 
@@ -160,8 +160,8 @@ class ByteAutomaton:
         accepting: NDArray[np.bool_],
         closes: bool = True,
     ) -> Self:
-        """The automaton without the states that the start does not reach, or that reach no accepting state; the other states
-        keep their order. next_state: integers [states, classes]. Raises ValueError if no string is accepted.
+        """The automaton without unreachable states, and without states that reach no accepting state; the other states keep their
+        order. next_state: integers [states, classes]. Raises ValueError if no string is accepted.
         """
         source, class_ = np.nonzero(next_state >= 0)
         target = next_state[source, class_]
@@ -172,7 +172,7 @@ class ByteAutomaton:
         return cls(class_of.astype(np.uint8), number[next_state[keep]].astype(np.int16), accepting[keep], closes)
 
     def with_steps(self, steps: NDArray[np.int64]) -> Self:
-        """This automaton, which keeps the known number of bytes from each state to an accepting state: int64 [states]."""
+        """This automaton, with known numbers of bytes from each state to an accepting state. steps: int64 [states]."""
         self.__dict__["_known_steps"] = steps
         return self
 
@@ -193,7 +193,7 @@ class ByteAutomaton:
     @cached_property
     def _words(self) -> Int32:
         packed = self._packed(self.distances() if self.closes else np.zeros(self.states, np.int64))
-        self.__dict__.pop("_known_steps", None)  # it is in the words
+        self.__dict__.pop("_known_steps", None)  # the words now contain it
         return packed
 
     def _packed(self, distances: NDArray[np.integer]) -> Int32:
@@ -219,7 +219,7 @@ class ByteAutomaton:
 
     def distances(self) -> NDArray[np.int64]:
         """For each state: the minimum number of bytes to an accepting state, at most MOST_DISTANCE; int64 [states]. In a counted
-        string, it counts from the minimum length.
+        string, the distance assumes that the minimum length is reached.
         """
         least = self._least_of_hubs()
         if not least.any() and (steps := self.__dict__.get("_known_steps")) is not None:
@@ -233,7 +233,7 @@ class ByteAutomaton:
         if not least.any():
             return self._steps_to_end(sources, first)
         found = [0 if ends else MOST_DISTANCE for ends in self.accepting.tolist()]
-        more, counted = least.tolist(), self.counted  # bytes of the string that begins with a step to a hub
+        more, counted = least.tolist(), self.counted  # more: minimum characters of the string that begins with a step to a hub
         reached = {0: np.flatnonzero(self.accepting).tolist()}  # by distance
         while reached:
             level = min(reached)
@@ -292,7 +292,7 @@ class ByteAutomaton:
         distances, accepting = (cells[:, 0] >> DISTANCE_SHIFT).astype(np.int64), (cells[:, 0] & STATE_ACCEPTING) != 0
         closes = bool(distances.any() or accepting.all())
         automaton = cls(class_of, cells[:, 1:].astype(np.int16), accepting, closes, loops, start)
-        # The equations of distances have one solution, so they need not be computed.
+        # The equations of distances have a unique solution, so checking them suffices.
         fine = not closes or np.array_equal(distances, automaton._one_byte_before(distances))
         _require(fine, "a packed automaton has wrong distances")
         packed = automaton._packed(distances)
@@ -301,7 +301,7 @@ class ByteAutomaton:
         return automaton
 
     def _one_byte_before(self, distances: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The distance of each state, from the distances of the next states."""
+        """The distance of each state, computed from the distances of its next states."""
         begins, targets = self._runs()
         plain = int(begins[self.counted]) if self.counted < self.states else len(targets)  # runs of states outside of loops
         far = np.append(distances, MOST_DISTANCE)[targets]  # DEAD is -1, the last element
@@ -337,7 +337,7 @@ class ByteAutomaton:
         return found
 
     def _count_after(self, state: int, following: int, count: int) -> int:
-        """The count after a step into a counted string, within it or out of it; DEAD if its length forbids the step."""
+        """The count after a step into, within or out of a counted string; DEAD if the string's length forbids the step."""
         if state < self.counted:
             return 0
         least, most = self._lengths[state - self.counted]

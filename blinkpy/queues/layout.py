@@ -1,7 +1,7 @@
 """The memory that front ends and the engine share: queue pairs, doorbells, leases and counters, as one
 binary layout.
 
-A *segment* belongs to one engine. It is little-endian and naturally aligned, and every word of it has exactly one writer:
+A *segment* belongs to one engine. Its words are little-endian and naturally aligned, and each word has exactly one writer:
 
     region            writer      holds
     ----------------  ----------  -------------------------------------------------------------------------------
@@ -15,12 +15,11 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
 
 A front end submits a request with four writes, in this order: prompt tokens, with the grammar's automaton
 and token rules if the arena does not hold them yet; page hashes; the submission entry; the doorbell (a
-release store; RC queue pairs deliver writes in order). The engine publishes how far it has consumed
-(PAIR_SQ_HEAD); ring entries before that point, and the arena space that only they refer to, may be
-overwritten. A completion is one aligned 8-byte word, so it can't be torn, and its lap counter distinguishes
-it from words of the last lap, so no tail is needed. A token whose request asked for log probabilities has a
-record as well, at the same position of a separate area. It is written before the word, whose store is then
-a release, and stays valid until the completion head has passed it.
+release store; RC queue pairs deliver writes in order). The engine publishes the position up to which it has consumed entries
+(PAIR_SQ_HEAD). Earlier ring entries, and the arena space that only they use, may be overwritten. A completion is one aligned
+8-byte word, so it can't be torn, and its lap counter distinguishes it from the last lap's words, so no tail is needed. A token
+whose request asked for log probabilities has a record as well, at the same position of a separate area. The record is written
+before the word, whose store is then a release, and stays valid until the completion head has passed it.
 
 *Epochs.* A front end owns a queue pair from the moment that the engine grants its claim (PAIR_EPOCH ==
 FRONT_CLAIM and PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in
@@ -43,7 +42,7 @@ from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS, SQ_ENTRY_WORDS
 from blinkpy.queues.words import CQ_ENTRY_BYTES, LOGPROB_ENTRIES, RECORD_BYTES, SLOT_MASK, Int32, Int64
 
-ALIGNMENT = 4096  # bytes; regions start on page boundaries, so that each can be registered on its own
+ALIGNMENT = 4096  # bytes; regions start on page boundaries, so that each can be registered separately
 BLOCK_WORDS = 512  # int64 words in the engine block and in the control block
 PAIR_WORDS = 64  # int64 words at the start of each front-end region and of each engine region
 BOUNDS = {  # of QueueSizes, inclusive
@@ -122,7 +121,7 @@ VERSION = 9
 
 
 class EngineFacts(NamedTuple):
-    """Properties of the engine with which front ends check requests."""
+    """Properties of the engine that front ends need to check requests."""
 
     instance: int  # random; changes when the engine restarts
     hash_multiplier_1: int  # secret of this engine, so that clients can't choose page hashes
@@ -133,9 +132,9 @@ class EngineFacts(NamedTuple):
     num_pages: int
     max_num_seqs: int
     lease_ms: int
-    grammar_share: int = 0  # maximum number of grammars and token rules of a queue pair's requests; 0: unsupported
+    grammar_share: int = 0  # maximum grammars and token rules of a queue pair's requests; 0: unsupported
     grammar_words: int = 0  # maximum words of a packed automaton or token rules
-    grammar_arena: int = 0  # words for them at the end of the prompt arena
+    grammar_arena: int = 0  # words for grammars and token rules at the end of the prompt arena
     model_digest: int = 0  # of the weights and the options that change their values; 0: unknown
     tokenizer_digest: int = 0
     predictions: int = 0  # 1: predictions become drafts; 0: unsupported
@@ -157,7 +156,7 @@ HEADER = np.dtype(
     ],
     align=True,
 )
-BUILD = {  # must be equal on both sides
+BUILD = {  # values that must be equal on both sides
     "version": VERSION,
     "header_bytes": HEADER.itemsize,
     "sq_entry_bytes": SQ_ENTRY_BYTES,

@@ -7,9 +7,8 @@ polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin
 
     hash of t[0..n) = (salt * m**n + sum of (t[i] + 1) * m**(n - 1 - i)) mod prime
 
-Without m, no client can construct prompts whose hashes collide. There are two such hashes, with multipliers
-that each engine draws at its start. No product exceeds 2**62, so NumPy, njit and CUDA compute the same
-number.
+A client that does not know m can't construct prompts whose hashes collide. A page has two such hashes, with multipliers that each
+engine draws at its start. No product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
 """
 
 import numpy as np
@@ -29,13 +28,13 @@ class PageHasher:
     """Hashes the pages of prompts for one engine.
 
     page_size: tokens, at most 256.
-    multipliers: the engine's secrets. With a multiple of its modulus, a hash depends only on each page's last
-        token; this is for tests of collisions.
+    multipliers: the engine's secrets. For tests of collisions: a multiple of the modulus makes a hash depend only on each page's
+    last token.
     vocab_size: exclusive maximum of tokens; at most 2**24.
 
-    The recurrence hash = before * m**page_size + own would be a loop in Python. Divided by m**(tokens up to
-    the page's end) it is a plain sum, so all pages are computed together. Division is multiplication by the
-    inverse, which is exact modulo a prime.
+    The recurrence hash = before * m**page_size + own would need a loop in Python. Divided by m**(tokens up to the page's end), it
+    becomes a plain sum, so NumPy computes all pages together. Division is multiplication by the inverse, which is exact modulo a
+    prime.
     """
 
     def __init__(self, page_size: int, multipliers: tuple[int, int], vocab_size: int = LARGEST_VOCAB):
@@ -43,8 +42,8 @@ class PageHasher:
         columns = list(zip(multipliers, _MODULI, strict=True))
         weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
         self._for_the_ones = weights.sum(axis=0) % _MODULI  # because 1 is added to each token
-        weights -= np.where(weights > np.array(_MODULI) // 2, _MODULI, 0)  # below 2**30, to either side
-        # BLAS has no integers. Sums of integers in float64 are exact in any order if no sum exceeds 2**53.
+        weights -= np.where(weights > np.array(_MODULI) // 2, _MODULI, 0)  # magnitude below 2**30
+        # BLAS has no integer products. Sums of integers in float64 are exact in any order below 2**53.
         self.sums_in = np.dtype(np.float64 if vocab_size * page_size * 2**30 <= 2**53 else np.int64)
         self._weights = weights.astype(self.sums_in)
         self._step = [pow(m, page_size, p) for m, p in columns]
@@ -55,8 +54,8 @@ class PageHasher:
     def _grow(self, pages: int) -> None:
         """Compute tables for prompts of up to `pages` pages, int64 [pages, 2].
 
-        The first two are the divisors of each page's hash and their inverses. The other two repeat one row,
-        because NumPy takes several times as long to broadcast rows of two.
+        The first two tables are the divisors of each page's hash and their inverses. The other two repeat one row, because
+        broadcasting rows of two takes NumPy several times as long.
         """
         self._down, self._up = _powers(self._step_back, pages), _powers(self._step, pages)
         self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)

@@ -1,4 +1,4 @@
-"""The parameters of a request: one table, from which all other declarations are derived.
+"""The parameters of a request, in one table from which all other declarations derive.
 
 PARAMETERS gives:
 - the fields of the submission entry, their packing and their indices (blinkpy.queues.submission)
@@ -22,13 +22,13 @@ Bounds = tuple[float, float]  # inclusive
 INT32_RANGE: tuple[int, int] = (-(2**31), 2**31 - 1)
 INT64_RANGE: tuple[int, int] = (-(2**63), 2**63 - 1)
 INT32_MAX, INT64_MAX = INT32_RANGE[1], INT64_RANGE[1]
-WEIGHT_ONE = 100  # `tenant_weight` of a weight of 1
+WEIGHT_ONE = 100  # `tenant_weight` for weight 1
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 FLOAT32_LEAST = 2.0**-149  # smaller numbers may be rounded to 0
 FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
 SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither use nor extend the prefix cache
-SUBMIT_SCORE_PROMPT = 2  # begin with the prompt's first token; the others follow as if sampled, one per step
+SUBMIT_SCORE_PROMPT = 2  # begin with the prompt's first token; further prompt tokens follow as if sampled, one per step
 
 
 class Parameter(NamedTuple):
@@ -40,8 +40,8 @@ class Parameter(NamedTuple):
     accepted: Bounds  # the engine's range; NaN and infinity are always refused
     doc: str = ""  # for docs/api.md, after the range
     above_low: bool = False  # the lower bound itself is refused
-    requested: Bounds | None = None  # the range of the APIs, if it differs; below `accepted` means the neutral value
-    http: str = "both"  # endpoints with a field of this name and kind: "both", "completions" or ""
+    requested: Bounds | None = None  # the APIs' range, if it differs; values below `accepted` mean the neutral value
+    http: str = "both"  # endpoints with this field: "both", "completions" or ""
     offline: bool = True  # SamplingParams has it
     from_model: bool = False  # generation_config.json may set the default
     kind: str = ""  # for docs/api.md, instead of the range
@@ -145,8 +145,8 @@ PARAMETERS = (
         kind="a string",
     ),
     Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
-    Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # number of its API key; 0 without a key
-    Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # its class: 0 latency-sensitive, 1 best effort
+    Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # tenant number of the API key; 0 without a key
+    Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # class: 0 latency-sensitive, 1 best effort
     Parameter("tenant_weight", "i4", WEIGHT_ONE, (1, 1000 * WEIGHT_ONE), http="", offline=False),  # hundredths
     # Number of the prompt's last tokens that are output from another engine, for penalties and banned
     # sequences.
@@ -232,8 +232,8 @@ class RequestParameters(_Values):
         return changed
 
     def variants(self, count: int) -> list[Self]:
-        """Parameters for several choices of one prompt. A given seed is incremented for each choice, and
-        wraps around; a random seed stays random.
+        """Parameters for several choices of one prompt. A given seed is incremented per choice, and wraps around; a random seed
+        stays random.
         """
         if self.seed is None:
             return [self] * count

@@ -23,21 +23,21 @@ SQ_ENTRY_WORDS = SQ_ENTRY_BYTES // 4
 
 _PARAMETERS = sorted(PARAMETERS, key=lambda p: p.dtype != "i8")  # a stable order
 _SCALARS = [
-    ("request_id", "<i8"),  # epoch << 32 | counter: never used twice
-    ("grammar_digest", "<i8"),  # of its content: see byte_automaton
+    ("request_id", "<i8"),  # epoch << 32 | counter; never reused
+    ("grammar_digest", "<i8"),  # digest of the grammar's content: see byte_automaton
     ("rules_digest", "<i8"),  # see token_rules
     *((p.name, f"<{p.dtype}") for p in _PARAMETERS),
     ("epoch", "<i4"),
-    ("slot", "<i4"),  # of this queue pair; free after the final completion was read
+    ("slot", "<i4"),  # slot of this queue pair; reusable once the final completion was read
     ("prompt_offset", "<i4"),  # tokens into the prompt arena
     ("prompt_length", "<i4"),  # tokens
     ("hash_offset", "<i4"),  # entries into the hash arena
     ("hash_count", "<i4"),  # full pages of the prompt
     ("grammar_offset", "<i4"),  # words into the prompt arena
-    ("grammar_words", "<i4"),  # of the packed automaton; 0 without a grammar
+    ("grammar_words", "<i4"),  # words of the packed automaton; 0 without a grammar
     ("rules_offset", "<i4"),  # words into the prompt arena
-    ("rules_words", "<i4"),  # of the packed token rules; 0 without rules
-    ("predicted_tokens", "<i4"),  # of the prediction, which follows the prompt in its arena
+    ("rules_words", "<i4"),  # words of the packed token rules; 0 without rules
+    ("predicted_tokens", "<i4"),  # tokens of the prediction, which follows the prompt in the arena
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
@@ -121,8 +121,8 @@ def pack_entry(
 
 
 def order_key(bits: int) -> int:
-    """Map a float32's bits, as int32, to integers in the order of the floats: -0.0 is -1, 0.0 is 0; NaN and
-    infinity are outside all other values.
+    """Map a float32's bits, as int32, to an integer with the same order: -0.0 becomes -1, and 0.0 becomes 0. NaN and infinity are
+    beyond all finite values.
     """
     return bits ^ INT32_MAX if bits < 0 else bits
 
@@ -136,8 +136,8 @@ def _check(p: Parameter) -> tuple[int, int, int, int]:
         return WORD[p.name], int(low), int(high), 0
     if p.accepted not in ((0, INT64_MAX), INT64_RANGE):
         raise ImportError(f"{p.name}: the engine can only check the sign of an 8-byte parameter")
-    return WORD[p.name] + 1, 0 if low == 0 else -INT32_MAX - 1, INT32_MAX, 0  # the half with the sign
+    return WORD[p.name] + 1, 0 if low == 0 else -INT32_MAX - 1, INT32_MAX, 0  # the word that contains the sign
 
 
-# For device code: (word, lowest key, highest key, 1 for a float) of each parameter.
+# For device code, per parameter: (word, lowest key, highest key, 1 for a float).
 CHECKS = tuple(_check(p) for p in PARAMETERS)

@@ -1,7 +1,7 @@
 """Token rules of one request: biases of single tokens, the allowed tokens, and banned sequences.
 
 Their packed form, int32 words, crosses a queue pair and is stored in the engine's memory like an automaton
-(byte_automaton). It is defined only here:
+(byte_automaton). This module alone defines it:
 
     word                        holds
     --------------------------  --------------------------------------------------------------------------------------
@@ -29,11 +29,11 @@ MARK = -1
 MARK_WORD, BIASES_WORD, SEQUENCES_WORD, BITMASK_WORD = range(4)
 FIRST_WORD = 4
 SEQUENCE_TOKENS = 16
-ANY_TOKEN = -1  # in front of a sequence
+ANY_TOKEN = -1  # fills a shorter sequence in front
 MOST_BIASES, MOST_SEQUENCES = 1024, 256
 HIGHEST_BIAS = 100.0
 HIGHEST_BIAS_BITS = int(np.float32(HIGHEST_BIAS).view(np.int32))
-BITS_SHIFT = 5  # from a token to its word of the bitmask
+BITS_SHIFT = 5  # token >> BITS_SHIFT: its word of the bitmask
 
 
 def bitmask_words(vocab_size: int) -> int:
@@ -129,11 +129,11 @@ MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words per request, each in up to two 
 
 
 def banned_sequences(words: Iterable[str], encode: Callable[[str], Int32]) -> list[list[int]]:
-    """The token sequences of each word: at the start of a text; and after a space, if that has the same
-    length and another first token.
+    """The token sequences of each word: at the start of a text, and after a space if that spelling has the same length and
+    another first token.
 
     encode: encodes without special tokens.
-    Raises ValueError for a word with no token or too many.
+    Raises ValueError for a word with no tokens or too many tokens.
     """
     sequences: list[list[int]] = []
     for word in words:

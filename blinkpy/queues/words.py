@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 # Front-end region, int64. Words that change together are neighbours, so that one RDMA write covers them.
 FRONT_DOORBELL = 0  # epoch << 32 | submission tail (entries, modulo 2**32)
 FRONT_CQ_HEAD = 1  # epoch << 32 | completions read (modulo 2**32)
-FRONT_HEARTBEAT = 2  # changes at least once a lease
-FRONT_CLAIM = 3  # epoch that the front end asks for: the granted one + 1
+FRONT_HEARTBEAT = 2  # changes at least once per lease
+FRONT_CLAIM = 3  # requested epoch: granted epoch + 1
 
 # Engine region, int64.
 PAIR_SQ_HEAD = 0  # entries consumed since the segment was made
@@ -27,7 +27,7 @@ ENGINE_HEARTBEAT = 1  # turns of the loop, idle ones included
 ENGINE_STEPS = 2
 ENGINE_TIME_NS = 3  # the engine's clock at the last turn
 ENGINE_POLICY_FAULT = 4  # the policy's latest fault, as in scheduler.policy_fault
-ENGINE_PROGRESS = 5  # advances during a long step that the host drives, when the heartbeat does not
+ENGINE_PROGRESS = 5  # advances during a long step on the host, while the heartbeat does not
 COUNTER_NAMES = (
     "requests_accepted",
     "requests_rejected",
@@ -104,7 +104,7 @@ def pack_hits(request_id: int, pages: int, waited_ns: int = 0) -> int:
 
 
 def hits_of(word: int, request_id: int) -> int:
-    """Pages of a request, 0 if the word belongs to another request."""
+    """Hit pages of a request; 0 if the word belongs to another request."""
     return word >> HIT_SHIFT if word & NAME_MASK == name_of(request_id) else 0
 
 
@@ -115,7 +115,7 @@ def wait_of(word: int, request_id: int) -> int:
 
 TOP_LOGPROBS = 20
 LOGPROB_ENTRIES = 1 + TOP_LOGPROBS  # the sampled token, then the most likely tokens in descending order
-LOGPROB_ENTRY = np.dtype([("token", "<i4"), ("logprob", "<f4")])  # token -1: there are no more tokens of finite logit
+LOGPROB_ENTRY = np.dtype([("token", "<i4"), ("logprob", "<f4")])  # token -1: no further token has a finite logit
 RECORD_BYTES = LOGPROB_ENTRIES * LOGPROB_ENTRY.itemsize
 # Device code and steps take a pair for one int64 word.
 NO_LOGPROB_ENTRY = int(np.array((-1, -np.inf), LOGPROB_ENTRY).view(np.int64))
@@ -126,31 +126,31 @@ Records = NDArray[np.void]  # [n, LOGPROB_ENTRIES] of LOGPROB_ENTRY
 CQ_ENTRY_BYTES = 8
 TOKEN_SHIFT, FLAG_SHIFT, LAP_SHIFT = 16, 40, 48
 SLOT_MASK, TOKEN_MASK, FLAG_MASK, LAP_MASK = 0xFFFF, 0xFFFFFF, 0xFF, 0x7FFF
-LAPS = LAP_MASK  # laps count 1..LAPS and start over; 0 is memory that was never written
+LAPS = LAP_MASK  # laps count 1..LAPS and wrap around; 0: never written
 
 FINISH_MASK = 0x0F
 FINISH_NONE = 0
-FINISH_STOP = 1  # a stop id was sampled; the entry carries it
+FINISH_STOP = 1  # a stop id was sampled; the token field holds it
 FINISH_LENGTH = 2  # max_tokens or the model's context was reached
 FINISH_CANCELLED = 3
 FINISH_REJECTED = 4  # the entry was not valid: the token field holds REJECT_*
 FINISH_ERROR = 5  # the engine could not continue this request
-FINISH_COMPLETE = 6  # the request's grammar allows nothing more: the entry's token is the output's last one
+FINISH_COMPLETE = 6  # the grammar allows no further token: the token field holds the output's last token
 HAS_TOKEN = 0x10  # the token field is a generated token
-HAS_LOGPROBS = 0x20  # and there is a record at the same position
+HAS_LOGPROBS = 0x20  # the record at the same position is valid
 WAS_DRAFTED = 0x40  # the token equals its draft
-WAS_PREDICTED = 0x80  # and the draft came from the request's prediction
+WAS_PREDICTED = 0x80  # the draft came from the request's prediction
 
-REJECT_PROMPT = 1  # prompt empty or outside the arena, as may be its prediction
+REJECT_PROMPT = 1  # an empty prompt, or prompt or prediction outside the arena
 REJECT_LENGTH = 2  # prompt + max_tokens, or prompt + prediction, beyond max_model_len
 REJECT_PAGES = 3  # can never fit into the page pool
-REJECT_SLOT_BUSY = 4  # reserved: an entry for a busy slot is counted, and no word is sent, which would end the slot's owner
-REJECT_HASHES = 5  # page hashes outside their arena, or not one for each full page of the prompt
+REJECT_SLOT_BUSY = 4  # reserved: entries for a busy slot are only counted, because a word would end the slot's owner
+REJECT_HASHES = 5  # page hashes outside their arena, or a wrong number of them
 REJECT_TOKEN = 6  # a prompt token is outside the vocabulary
-REJECT_PARAMETER = 7  # max_tokens below 1, a value outside its range, a prompt that is all output, or an unusable prediction
-REJECT_GRAMMAR = 8  # no byte automaton, or too large
-REJECT_SHARE = 9  # the queue pair's requests have as many different grammars and token rules as its share holds
-REJECT_RULES = 10  # no token rules, or too long
+REJECT_PARAMETER = 7  # a value out of range, output_tokens that cover the whole prompt, or an unusable prediction
+REJECT_GRAMMAR = 8  # an invalid or too large byte automaton
+REJECT_SHARE = 9  # the pair's share of grammar slots is full with grammars and token rules in use
+REJECT_RULES = 10  # invalid or too long token rules
 
 
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:

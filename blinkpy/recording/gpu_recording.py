@@ -1,9 +1,9 @@
 """The recording of a scheduler that runs on the GPU.
 
-Its ring is host memory that the GPU writes in place, a few words per row and step, and never reads. So it
-survives a failure of the GPU. The loop copies the state between two steps: all arrays are in one block of GPU
-memory, and a graph of one node copies it at the memory's speed. The host process fetches these copies on a
-separate stream. If it is stopped, copies are missed, without other effects.
+The ring is host memory that the GPU writes in place, a few words per row and step, and never reads. So the ring survives a
+failure of the GPU. The loop copies the state between two steps: all arrays are in one block of GPU memory, and a graph of one
+node copies it at the memory's speed. The host process fetches these copies on a separate stream. If the host process is stopped,
+it misses copies, without other effects.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ class GpuRecording:
         return self._memory[: self._recording.layout.copied_bytes]
 
     def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """The graph that copies the state. This object must outlive it."""
+        """The graph that copies the state. This object must outlive the graph."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="relaxed")
@@ -89,9 +89,7 @@ class GpuRecording:
         return graph
 
     def fetch(self) -> None:
-        """Fetch the latest copy of the state to the host, unless a newer one is overwriting it. To be called
-        periodically.
-        """
+        """Fetch the latest copy of the state to the host, unless a newer copy is overwriting it. Call it periodically."""
         progress, size = self._recording.recorder.progress, self._recording.layout.copied_bytes
         begun = int(progress[S.COPIES_BEGUN])
         if begun == self._fetched or progress[S.COPIES_DONE] != begun:
@@ -105,5 +103,5 @@ class GpuRecording:
                 self._fetched = begun
 
     def close(self) -> None:
-        """Unmap the ring. Not while the loop runs."""
+        """Unmap the ring. Call it only after the loop's end."""
         self._mapped.close()

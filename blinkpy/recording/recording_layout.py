@@ -1,4 +1,4 @@
-"""The place of a recording, and the layout of its memory, which follows from its description."""
+"""The location of a recording, and its memory layout, which follows from its description."""
 
 import contextlib
 import json
@@ -35,11 +35,11 @@ def remove_dead_links() -> None:
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
-NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one turn, the recording itself, its fault
+NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # scratch memory, the recording itself, and fault words
 
 # Head of a snapshot, int64.
-WRITES = 0  # odd while it is being written
-TAKEN_AT = 1  # position of the first record after it
+WRITES = 0  # number of writes; odd during a write
+TAKEN_AT = 1  # position of the first record after the snapshot
 SNAPSHOT_HEAD = 8
 
 # The inputs of a turn, except entries: in shared memory if the host runs the scheduler, so that they
@@ -49,7 +49,7 @@ CURSOR = "recorder.cursor"
 
 # Of the unfinished turn, int64.
 OPENED = "opened"
-OPENED_NS = 0  # its time; 0 between turns
+OPENED_NS = 0  # the turn's time, ns; 0 between turns
 OPENED_TURN = 1  # its number
 OPENED_AT = 2  # position of its record
 OPENED_WORDS = 4

@@ -1,14 +1,12 @@
 """The memory of an engine's recording, which other processes of the same user can read without involving the
 engine.
 
-It is an anonymous file in memory, which takes no space in /dev/shm and vanishes with its last user; a
-symbolic link next to the queue segment leads to it. It holds a description in JSON, the recorder's ring,
-and two *snapshots*: copies of the scheduler's state between two turns. The ring can only be replayed from a
-snapshot, because the state before its first record is unknown.
+It is an anonymous file in memory, which takes no space in /dev/shm and vanishes with its last user; a symbolic link next to the
+queue segment points to it. It holds a JSON description, the recorder's ring, and two *snapshots*: copies of the scheduler's state
+between two turns. A replay must start from a snapshot, because the state before the ring's first record is unknown.
 
-A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them
-is at most half a ring old, and all later records are still in the ring. A dump covers between a quarter
-and three quarters of it.
+After every half of the ring, a new snapshot overwrites the older snapshot. So one snapshot is always at most half a ring old, and
+all later records are still in the ring. A dump covers between a quarter and three quarters of it.
 
 A record is complete once its turn has made its decisions. The scheduler stores a turn's inputs in the same memory
 (`share_inputs`) before it decides. If a turn fails, a reader builds the last record from them.
@@ -49,7 +47,7 @@ SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
 def copied_arrays(state: State) -> list[tuple[str, str, list[int]]]:
-    """(name, dtype, shape) of the arrays of a state that a snapshot has."""
+    """(name, dtype, shape) of the state's arrays that a snapshot contains."""
     return [(n, a.dtype.str, list(a.shape)) for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
 
 
@@ -109,9 +107,9 @@ class RecordingMemory:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def publish(self, name: str) -> None:
-        """Let other processes find it by the name of the engine's segment, whose lock this engine holds."""
+        """Publish the recording under the segment's name, whose lock this engine holds."""
         self._link = link_path(name)
-        self._link.unlink(missing_ok=True)  # of a dead engine
+        self._link.unlink(missing_ok=True)  # the link of a dead engine
         self._link.symlink_to(self._target)
 
     def keep(self, state: State) -> None:
@@ -132,7 +130,7 @@ class RecordingMemory:
         self._due = position + self.copy_every
 
     def share_inputs(self, state: State) -> State:
-        """The state with the inputs of a turn in this memory. For a host that calls open_turn before each turn."""
+        """The state, with a turn's inputs in this memory. For a host that calls open_turn before each turn."""
         shared = self._views.inputs
         inbox = state.inbox._replace(**{name: shared[f"inbox.{name}"] for name in state.inbox._fields})
         batch = state.batch._replace(sampled=shared["batch.sampled"], drafted=shared["batch.drafted"])
@@ -149,7 +147,7 @@ class RecordingMemory:
         self._opened[OPENED_NS] = 0
 
     def begin_snapshot(self) -> NDArray[np.uint8]:
-        """The content of the older snapshot, to be overwritten. Readers skip it until finish_snapshot()."""
+        """The content of the older snapshot, to overwrite. Readers skip this snapshot until finish_snapshot()."""
         self._views.heads[self._next][WRITES] |= 1
         return self._views.contents[self._next]
 

@@ -88,7 +88,7 @@ class RecordingReader:
                 writes, first = int(head[WRITES]), int(head[TAKEN_AT])
                 if writes == 0 or writes % 2 or not 0 <= end - first <= 3 * self._words // 4:
                     continue
-                if end - first + len(unended) > self._words:  # its notes overwrite the first records
+                if end - first + len(unended) > self._words:  # the unfinished turn's notes overwrite the first records
                     continue
                 arrays = {name: array.copy() for name, array in self._views.copies[i].items()}
                 words = self._views.ring[np.arange(first, end) & (self._words - 1)]
@@ -99,7 +99,8 @@ class RecordingReader:
         raise RecordingError("the recording is overwritten faster than it can be copied; increase --record-steps")
 
     def _unended_record(self) -> Int64:
-        """A record of an unfinished turn: only its inputs; empty if the last turn finished, or has not read its inputs yet."""
+        """The record of an unfinished turn, with only its inputs. Empty if the last turn finished, or has not yet read its
+        inputs."""
         views = self._views
         inputs, opened = views.inputs, views.inputs[layouts.OPENED].copy()
         now, number, position = opened[[layouts.OPENED_NS, layouts.OPENED_TURN, layouts.OPENED_AT]].tolist()
@@ -128,7 +129,7 @@ class RecordingReader:
 FORMAT = 5
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
-CRASHES_KEPT = 10  # number of the newest dumps that a folder of crashes keeps
+CRASHES_KEPT = 10  # a folder of crashes keeps this number of newest dumps
 
 
 def write_dump(path: Path, capture: Capture, reason: str) -> None:
@@ -182,7 +183,7 @@ def read_dump(path: Path) -> Capture:
 
 def save_crash(reader: RecordingReader, folder: str, name: str, reason: str) -> str:
     """Save the recording of an engine that died. Returns a line with its path, or with the reason of a
-    failure. Errors of disk or recording are not raised, because a worse error is being reported.
+    failure. Errors of disk or recording are not raised, because the caller already reports a worse error.
 
     folder: "" means a folder in the user's state directory.
     """

@@ -1,12 +1,11 @@
 """The turn: from a step's tokens to the next batch, on one screen.
 
 `make_phases(policy)` makes the device functions overlap, schedule and publish, which the loop on the GPU
-runs as kernels (kernels/loop_kernels.py). It also makes `turn`, all three in order, which runs on
-the host as plain Python or compiled by njit (scheduler/host_scheduler.py). Each phase is a file of
-scheduler/phases, or a module of this folder (pace, suspension, yielding). It returns immediately if it
-has nothing to do.
+runs as kernels (kernels/loop_kernels.py). It also makes `turn`, which calls all three in order on the host, as plain Python or
+compiled by njit (scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or a module of this folder (pace,
+suspension, yielding). A phase without work returns immediately.
 
-To read a turn: docs/glossary.md has the words, and docs/verification.md the rules that the phases follow:
+To read a turn, see docs/glossary.md for the terms and docs/verification.md for the rules that the phases follow:
 
     overlap    validate_front_words R1, intake R2, rank_waiting R3, count_computed R4, grow_for_forecast R5
     schedule   continues R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8,
@@ -15,7 +14,7 @@ To read a turn: docs/glossary.md has the words, and docs/verification.md the rul
                plan_batch R15,
                interrupt_or_resume R24
 
-R14 and R18 to R20 concern pages, tenants and best effort in several phases; R21 and R23 concern cut steps.
+R14 and R18 to R20 (pages, tenants, best effort) apply in several phases; R21 and R23 concern cut steps.
 """
 
 from collections.abc import Callable
@@ -99,9 +98,9 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
     """The scheduler's device functions with a policy compiled in.
 
     Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
-    fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
-    drafts: whether requests may have drafts. It must be True if limits.draft_tokens is not 0.
-    snapshots: whether recurrent states may have snapshots. It must be True if limits.snapshots is not 0.
+    fast_path: whether schedule may take the fast path; it does not change the result, bit for bit.
+    drafts: whether requests may have drafts. Must be True if limits.draft_tokens is not 0.
+    snapshots: whether recurrent states may have snapshots. Must be True if limits.snapshots is not 0.
     """
     rank_waiting = make_rank_waiting(policy)
     reserve, settle = (reserve_snapshots, settle_snapshots) if snapshots else (no_snapshots, no_snapshots)
@@ -110,13 +109,13 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
     @device
     def overlap(limits, queues, state, now_ns, lane, lanes):
         """Writes nothing that the running step reads, and releases no page."""
-        time_step(limits, state, now_ns, lane, lanes)  # the duration of a step, if steps are paced
+        time_step(limits, state, now_ns, lane, lanes)  # measure the step's duration, if steps are paced
         read_inbox(limits, queues, state, now_ns, lane, lanes)  # the only loads of words of other parties
         validate_front_words(limits, state, lane, lanes)  # a verdict for each queue pair
-        count_computed(limits, state, lane, lanes)  # the step's tokens are in the cache; index its full pages
-        intake(limits, queues, state, lane, lanes)  # submission entries -> requests, bounded
+        count_computed(limits, state, lane, lanes)  # count the step's tokens as cached; index full pages
+        intake(limits, queues, state, lane, lanes)  # bounded: submission entries -> requests
         rank_waiting(queues, state, lane, lanes)  # the policy, compiled in
-        drafting = find(limits, state, lane, lanes)  # look up where the same tokens occurred earlier
+        drafting = find(limits, state, lane, lanes)  # find earlier occurrences of the last tokens
         grown = grow_for_forecast(limits, state, lane, lanes)  # pages for the tokens that the step samples
         forecast(limits, state, grown, drafting, lane, lanes)  # the outcome of each row; sets counts[FAST_PATH]
 
@@ -127,20 +126,20 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
             if bucket != NOT_FAST:
                 return bucket
         if between_groups(state) and continues(limits, state, lane, lanes):
-            return next_group(state, lane, lanes)  # of a cut step, unless it is suspended now
+            return next_group(state, lane, lanes)  # continue a cut step, unless it is now suspended
         end_flight(state, lane, lanes)  # after the last group of a cut step
-        settle(limits, state, lane, lanes)  # the step's copies of recurrent states are complete
+        settle(limits, state, lane, lanes)  # complete the step's snapshot copies
         commit(limits, queues, state, lane, lanes)  # append tokens, check ends, publish completions
         ending = mark_ending(state, lane, lanes)  # cancels, and requests of revoked queue pairs
-        release_ended(limits, state, ending, lane, lanes)  # their pages are free immediately
+        release_ended(limits, state, ending, lane, lanes)  # frees their pages immediately
         apply_verdicts(limits, queues, state, lane, lanes)  # revoke and grant queue pairs
-        notify_ends(limits, queues, state, lane, lanes)  # last completions, while rings have space
+        notify_ends(limits, queues, state, lane, lanes)  # publish last completions while rings have space
         stop = stop_state(state, lanes)
         if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
-        update_stalls(limits, state, lane, lanes)  # requests without space in their completion ring
+        update_stalls(limits, state, lane, lanes)  # stall requests without space in their completion ring
         if not is_suspended(state) and holds_step(limits, state, lane, lanes):
-            return clear_batch(state, S.NO_BATCH, lane, lanes)  # every request is ahead of its target
+            return clear_batch(state, S.NO_BATCH, lane, lanes)  # no request needs the step yet
         bucket = S.NO_BATCH
         if not is_suspended(state) or state.counts[S.INTERRUPTS] != 0:
             grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
@@ -149,9 +148,9 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
             budget = step_budget(limits, state, yields, lane, lanes)
             admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
             rank_waiting(queues, state, lane, lanes)  # preempted requests
-            propose(limits, state, lane, lanes)  # tokens that may come next, into rows that are left over
+            propose(limits, state, lane, lanes)  # drafts for the remaining rows
             bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
-            reserve(limits, state, lane, lanes)  # snapshots to which the step copies recurrent states
+            reserve(limits, state, lane, lanes)  # choose snapshots into which the step copies recurrent states
         if is_suspended(state):
             bucket = interrupt_or_resume(limits, state, bucket, lane, lanes)
         return bucket
@@ -173,9 +172,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True, drafts: bool =
 
 
 def make_turn(policy: Policy = fcfs) -> Callable[..., int]:
-    """The device function turn of Phases. It must not be called while a step runs, or again before the
-    planned step has run.
-    """
+    """The device function turn of Phases. Don't call it while a step runs, or again before the planned step has run."""
     return make_phases(policy).turn
 
 

@@ -1,9 +1,9 @@
-"""The arithmetic of users' policies: total functions on 64-bit integers. An operation without a result sets a
-fault and gives 0.
+"""The arithmetic of users' policies: total functions on 64-bit integers. An operation without a result sets a fault and returns
+0.
 
-The source serves Python, with unbounded integers, and compiled code, whose integers wrap; so each function
-checks before it computes. Their last arguments are faults, at and place: int64 [n] words in the form of policy_fault, the
-request's index in them, and the number of the source line.
+The source runs in Python, with unbounded integers, and compiled, with wrapping integers; so each function checks before it
+computes. The last arguments of each function are: faults, int64 [n] words in the form of policy_fault; at, the request's index in
+`faults`; place, the number of the source line.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place, str]:
-    """The place and kind of a fault. places: the policy's. Raises ValueError for an unknown number."""
+    """The place and kind of a fault. places: the policy's places. Raises ValueError for an unknown number."""
     place, kind = fault >> KIND_BITS, fault & KIND_MASK
     if not (0 <= place < len(places) and kind in FAULT_TEXTS):
         raise ValueError(f"{fault} is not a fault of this policy")
@@ -48,7 +48,7 @@ def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place,
 
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-HALF = 1 << 31  # products of smaller factors fit
+HALF = 1 << 31  # products of factors below this fit
 
 
 @device
@@ -99,7 +99,7 @@ def product_fits(a, b):
     x, y = abs(a), abs(b)
     most = HIGHEST // y
     if (a < 0) != (b < 0) and HIGHEST % y == y - 1:
-        most += 1  # the lowest integer's magnitude is one more than the highest integer's
+        most += 1  # the lowest integer's magnitude exceeds the highest integer's by one
     return x <= most
 
 
@@ -191,7 +191,7 @@ def larger(a, b):
 
 @device
 def element(index, length, faults, at, place):
-    """The index, from 0, of array[index]."""
+    """The index of array[index], counted from 0. A fault if it is out of range."""
     if index < 0:
         index += length
     if index < 0 or index >= length:

@@ -1,4 +1,4 @@
-"""The scheduler on the host: compiled by njit, or the source itself as plain Python."""
+"""The scheduler on the host, compiled by njit or run as plain Python."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -32,8 +32,7 @@ def table_kinds(limits: Limits, state: State) -> tuple[tuple[Any, ...], tuple[An
 
 
 class Scheduler:
-    """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source
-    itself.
+    """The scheduler on the host: binds limits, memory and queues to the compiled function, or to the plain source.
 
     limits, state: results of make_limits and make_state. mode: "njit" compiles, which takes some 20 s if the sources
     have changed; "python" interprets the source, about a hundred times slower.
@@ -58,7 +57,7 @@ class Scheduler:
         self._attached = False
 
     def attach(self, queues: EngineViews) -> None:
-        """Bind the queue segment; needed before the first turn."""
+        """Bind the queue segment. Call it before the first turn."""
         self._queues = ArgumentTable(queues, strided=True) if self.mode == "njit" else as_memoryviews(queues)
         self._attached = True
 
@@ -78,7 +77,7 @@ class Scheduler:
         return state_faults(self.limits, self.state)
 
     def load_check(self) -> None:
-        """Compile or load the check, so that the first check takes no longer than others."""
+        """Compile or load the check now, so that the first check is as fast as later checks."""
         compiled_check(table_kinds(self.limits, self.state)[1])
 
     def close(self) -> None:

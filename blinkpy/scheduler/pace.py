@@ -1,10 +1,10 @@
-"""Paced steps: with a target for the time of a token (Limits.pace_ns, and best_effort_pace_ns of the other
-class), a step waits until a request needs it.
+"""Paced steps: with a target for the time per token (Limits.pace_ns; best_effort_pace_ns for best effort), a step waits until a
+request needs it.
 
-A delayed step is a turn without a batch: the loop keeps turning, so new events are seen immediately and the
-heartbeat continues. Requests that wait for the same step share it, and the weights are read less often.
-The rule is R17 of docs/verification.md. A request's pace counts from its first token, so it catches up
-after a late step. Even a request that is far ahead waits at most one pace for its next token.
+A delayed step is a turn without a batch: the loop keeps turning, so it handles new events immediately, and the heartbeat
+continues. Requests that wait for the same step share it, and the weights are read less often. The rule is R17 of
+docs/verification.md. A request's pace counts from its first token, so the request catches up after a late step. Even a request
+that is far ahead waits at most one pace for its next token.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -22,7 +22,7 @@ DECAY_SHIFT = 3  # the estimate falls by at most 2**-3 per step
 def time_step(limits, state, now_ns, lane, lanes):
     """Record when the step's tokens arrive, and the duration of a step in which every row decodes.
 
-    Part of overlap, before the inbox is read: it still has the time of the turn that planned the step.
+    Part of overlap, before the inbox is read: the inbox still has the time of the turn that planned the step.
     """
     if limits.best_effort_pace_ns == 0 or not step_ended(state.batch):
         return
@@ -42,9 +42,7 @@ def time_step(limits, state, now_ns, lane, lanes):
 
 @device
 def holds_step(limits, state, lane, lanes):
-    """Whether the next step has to wait; part of schedule, before the batch is planned. Counts the time for
-    which steps waited.
-    """
+    """Whether the next step must wait. Part of schedule, before the batch is planned. Also counts how long steps waited."""
     if limits.best_effort_pace_ns == 0:
         return False
     pace, now = state.pace, state.inbox.now_ns[0]
@@ -72,8 +70,8 @@ def next_needed(limits, state, lane, lanes):
     """When the first running request needs its next token, in ns: according to its pace, at most one pace after
     the last step.
 
-    For a class without a pace, it is the current time. It is 0 if a request still computes (or recomputes) its prompt, and NEVER
-    if no request can continue.
+    For a class without a pace, it is the current time. 0 if a request still computes (or recomputes) its prompt; NEVER if no
+    request can continue.
     """
     requests, last = state.requests, state.pace[S.PACE_TOKEN_NS]
     first = NEVER

@@ -2,9 +2,9 @@
 
 The rank is computed when a request begins to wait: on arrival, and after each preemption. Equal ranks are
 served in order of arrival. The request with the lowest rank always makes progress, and the request with
-the highest rank is preempted first. A policy is compiled into the scheduler, so it can use integer
-arithmetic, comparisons, branches, loops and other such functions. A user's policy is compiled from
-guarded code (policy_language), which never fails: a request for which it has no rank gets WORST_RANK.
+the highest rank is preempted first. A policy is compiled into the scheduler. It may use integer arithmetic, comparisons,
+branches, loops and calls of similar functions. A user's policy is compiled from guarded code (policy_language), which never
+fails: a request without a rank gets WORST_RANK.
 """
 
 import importlib.util
@@ -30,21 +30,21 @@ from blinkpy.scheduler.policy_program import PolicyError
 class RequestFields(NamedTuple):
     """The fields of a request that a policy may read."""
 
-    arrival: int  # number of the request, in the order in which the engine accepted them
-    arrival_us: int  # time of acceptance by the engine's clock, us; its start is arbitrary, and it only increases
+    arrival: int  # number of the request, in the engine's order of acceptance
+    arrival_us: int  # time of acceptance, us of the engine's monotonic clock
     prompt_length: int  # tokens of the prompt
     max_tokens: int  # maximum number of generated tokens
-    generated: int  # tokens generated so far; more than 0 after a preemption
-    priority: int  # the request's `priority`, 32 bits; lower is more urgent
+    generated: int  # tokens generated so far; can be more than 0 after a preemption
+    priority: int  # the request's `priority`, 32 bits; a lower number is more urgent
     preemptions: int  # number of preemptions so far
-    pair: int  # its queue pair, that is, front-end worker: 0, 1, ...
-    tenant: int  # number of its key, from the keys file; 0 without a key
+    pair: int  # number of the queue pair, and so of the front-end worker: 0, 1, ...
+    tenant: int  # the tenant number of its key, from the keys file; 0 without a key
     best_effort: int  # its class: 0 latency-sensitive, 1 best effort
-    tenant_service: int  # service of its tenant in its class at acceptance: tokens / weight, 1/1000 tokens
+    tenant_service: int  # service of its tenant in its class at acceptance: tokens / weight, in 1/1000 tokens
 
 
 Policy = Callable[[RequestFields], int]
-MOST_BYTES = 1 << 20  # of a policy's file
+MOST_BYTES = 1 << 20  # maximum size of a policy's file
 _SOURCES: WeakKeyDictionary[Policy, bytes] = WeakKeyDictionary()  # text of each user policy's file
 
 SHORT_PROMPT_US = 50
@@ -69,20 +69,19 @@ def priority(request):
 
 
 def short_prompts(request):
-    """Short prompts first, and latency-sensitive requests before best-effort ones. A request is overtaken
-    only by requests that arrive within SHORT_PROMPT_US per token of its prompt, plus BEST_EFFORT_US if it is
-    best effort.
+    """Short prompts first, and latency-sensitive requests before best-effort requests. Later arrivals overtake a request only
+    within SHORT_PROMPT_US per token of its prompt, plus BEST_EFFORT_US if it is best effort.
     """
     return request.arrival_us + SHORT_PROMPT_US * request.prompt_length + BEST_EFFORT_US * request.best_effort
 
 
 def shortest_first(request):
-    """Least remaining work first: prompt tokens and tokens that may still be generated."""
+    """Least remaining work first: prompt tokens plus tokens that may still be generated."""
     return request.prompt_length + request.max_tokens - request.generated
 
 
 def fair(request):
-    """Tenants by weight, the least served first. Latency-sensitive requests precede best-effort ones by
+    """The tenant with the least service per weight first. Latency-sensitive requests precede best-effort requests by
     FAIR_BEST_EFFORT.
     """
     return request.tenant_service + FAIR_BEST_EFFORT * request.best_effort
@@ -98,7 +97,7 @@ SHIPPED: dict[str, Policy] = {
 
 
 def is_shipped(policy: Policy) -> bool:
-    """Whether a policy is defined in this module, so that it can't fail."""
+    """Whether a policy is defined in this module, and so can't fail."""
     return policy.__module__ == __name__
 
 
@@ -126,9 +125,7 @@ def load_policy(name: str, source: bytes | None = None) -> Policy:
 
 
 def policy_source(name: str) -> bytes:
-    """The text of a policy's file; empty for a shipped policy. Raises ConfigError for other names, and for a
-    file that can't be read.
-    """
+    """The text of a policy's file; empty for a shipped policy. Raises ConfigError for other names, and for unreadable files."""
     if name in SHIPPED:
         return b""
     file, separator, _ = name.rpartition(":")
@@ -147,16 +144,14 @@ def policy_source(name: str) -> bytes:
 
 
 def kept_source(policy: Policy) -> bytes:
-    """The text of a user's policy file when it was loaded. If the file imports its function, this is the text of the importing
-    file; of several such files, the last.
+    """The text of a user's policy file at loading. If the file imports its function, the text is that of the (last) importing
+    file.
     """
     return _SOURCES[policy]
 
 
 def read_policy(name: str, source: bytes | None = None) -> Policy:
-    """The function of load_policy, not checked yet. Runs the file's code, so it may raise any exception, or
-    never end.
-    """
+    """The unchecked function of load_policy. It runs the file's code, which may raise any exception, or never end."""
     if name in SHIPPED:
         return SHIPPED[name]
     if source is None:
@@ -173,7 +168,7 @@ def _load_function(path: Path, name: str, source: bytes) -> Policy:
     assert spec is not None and isinstance(spec.loader, InspectLoader)  # because the name ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
-        # Without the import system, which would read the file again, or use stale byte code within a second
+        # Not by an import, which would read the file again, or use stale byte code within a second
         # of a change.
         vars(module)["__loader__"] = _KeptSource(source)
         exec(spec.loader.source_to_code(source, str(path)), vars(module))

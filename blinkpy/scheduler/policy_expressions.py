@@ -100,7 +100,7 @@ class ExpressionWriter:
         return self.error(f"{self.source.name} uses a float; {SCALED}", node)
 
     def unsupported(self, node: ast.expr | ast.stmt) -> PolicyError:
-        """An error that names the unsupported code in the user's words."""
+        """An error that quotes the user's unsupported code."""
         for what, kinds in NOT_IN_A_POLICY.items():
             if isinstance(node, kinds):
                 return self.error(f"{self.source.name} uses {what}, which policies do not support", node)
@@ -212,7 +212,7 @@ class ExpressionWriter:
         return Value(self.guarded(INTEGER_OPERATORS[type(op)], [a, b], node), "integer", *_bounds(op, left, right))
 
     def comparison(self, node: ast.Compare, known: set[str]) -> Value:
-        """A chain is rewritten as pairs, so its middle operands are evaluated twice."""
+        """Rewrite a chain as pairs; its middle operands are then evaluated twice."""
         operands = [node.left, *node.comparators]
         for repeated in operands[1:-1]:
             if any(isinstance(part, ast.Call) for part in ast.walk(repeated)):
@@ -314,7 +314,7 @@ class ExpressionWriter:
         return [value._replace(node=self.integer(value, node), kind="integer") for value in values]
 
     def converted(self, value: Value, kind: Kind, what: str, node: ast.AST) -> ast.expr:
-        """A value converted to a kind: its own kind, or integer if it is a truth value."""
+        """A value converted to a kind: unchanged if it has the kind, or a truth value as an integer."""
         if value.kind == kind:
             return value.node
         if (value.kind, kind) == ("truth", "integer"):
@@ -345,7 +345,7 @@ class ExpressionWriter:
 
 
 def _bounds(op: ast.operator, left: Value, right: Value) -> tuple[float, float]:
-    """The bounds of left op right, as far as the operands' bounds determine them."""
+    """The bounds of `left op right`, if the operands' bounds determine them."""
     if isinstance(op, ast.Add):
         return left.low + right.low, left.high + right.high
     if min(left.low, right.low) < 0:

@@ -1,7 +1,7 @@
-"""The key of a policy's compiled code: a digest of everything that Numba compiles in.
+"""The cache key of a policy's compiled code: a digest of all values that Numba compiles into it.
 
-At compile time, Numba takes the values of globals, closure variables and attributes of other modules. So all
-of these are hashed here, by value. For library code, the package's version is hashed.
+At compile time, Numba takes the values of globals, closure variables and attributes of other modules. So the digest hashes all of
+these by value. For library code, the package's version is hashed.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ class _UnknownError(Exception):
 
 
 def policy_digest(policy: Callable[..., Any]) -> str | None:
-    """A digest of a policy's code and of the values that it uses, equal in all processes. None if the policy
-    uses a value that can't be compared; its compiled code must then not be cached.
+    """A digest of a policy's code and of the values that it uses, equal in all processes. None if a value can't be compared; then
+    the compiled code must not be cached.
     """
     digest = hashlib.sha256()
     try:
@@ -36,7 +36,7 @@ def policy_digest(policy: Callable[..., Any]) -> str | None:
 
 
 def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
-    """The parts of a value as texts. seen: number of each visited function and module, by id."""
+    """The parts of a value as texts. seen: by id, a number for each visited function and module."""
     if isinstance(value, Dispatcher):  # a function that Numba has wrapped
         yield f"njit {sorted(value.targetoptions.items())}"
         value = value.py_func
@@ -98,7 +98,7 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
 
 
 def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]:
-    """A global. For a module that is not a library, its attributes with one of the names."""
+    """The parts of a global. For a module that is not a library: its attributes in `names`."""
     if not isinstance(value, ModuleType) or _library(value):
         yield from _parts(value, seen)
     elif id(value) in seen:
@@ -113,14 +113,14 @@ def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]
 
 def _code(code: CodeType) -> Iterator[str]:
     yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
-    yield f"lines {[line for _, _, line in code.co_lines()]}"  # faults name the lines
+    yield f"lines {[line for _, _, line in code.co_lines()]}"  # because faults name the lines
     yield f"flags {code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
     for constant in code.co_consts:
         yield from _code(constant) if isinstance(constant, CodeType) else _parts(constant, {})
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names of globals and attributes in a code object and its nested ones."""
+    """Names of globals and attributes in a code object and its nested code objects."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

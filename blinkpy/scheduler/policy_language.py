@@ -1,15 +1,14 @@
 """The language of users' policies: a subset of Python that can't crash the engine.
 
-`write_guarded` rewrites a policy's source, with the functions of guarded_arithmetic instead of operators
-and with bounded loops. It refuses unsupported code, with the line. Each variable and function has one kind
-of value:
+`write_guarded` rewrites a policy's source: functions of guarded_arithmetic replace operators, and loops are bounded. It refuses
+unsupported code, and names the line. Each variable and function has one kind of value:
 
     integer   64 bits; an overflow is a fault. Floats are refused: their rounding could make different ranks equal
     truth     result of a comparison; 0 or 1 if an integer is needed
     request   the argument of rank; it may be an argument of a call, and its fields are integers
 
-The same pass finds bounds of each value, as far as possible, and warns of divisors that may be 0. It also
-warns of mutable values of the module, because compiled code keeps their values at the engine's start.
+The same pass derives bounds of values, and warns of divisors that may be 0. It also warns of the module's mutable values, because
+compiled code keeps the values at the engine's start.
 """
 
 import ast
@@ -53,12 +52,12 @@ def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolic
 
 
 class FunctionWriter(ExpressionWriter):
-    """Rewrites one function. result: the kind of its result, None until it is known."""
+    """Rewrites one function. result: the kind of its result; None until known."""
 
     def __init__(self, program: Program, function: FunctionType, source: ast.FunctionDef, kinds: tuple[Kind, ...]):
         super().__init__(program, function, source, kinds)
         self.result: Kind | None = None
-        self._breaks: list[list[set[str]]] = []  # for each open loop, the assigned names at its breaks
+        self._breaks: list[list[set[str]]] = []  # for each open loop, the names assigned at its breaks
         self._temporaries = 0
 
     def write(self, name: str) -> ast.FunctionDef:
@@ -81,7 +80,7 @@ class FunctionWriter(ExpressionWriter):
                 f"{self.source.name} must return an integer on every path, but may end without `return`", self.source
             )
         zeros = [self._assign(local, Value(ast.Constant(ZERO[kind]), kind)) for local, kind in self._own_names()]
-        last = ast.Return(ast.Constant(ZERO[self.result]))  # for loops that were stopped
+        last = ast.Return(ast.Constant(ZERO[self.result]))  # reached if a loop was stopped
         every = [ast.arg(parameter) for parameter in (*self.parameters[: self._given], *(name.id for name in GUARDS))]
         written = ast.FunctionDef(
             name,
@@ -190,7 +189,7 @@ class FunctionWriter(ExpressionWriter):
     def for_loop(
         self, node: ast.stmt, name: str, bounds: list[ast.expr], body: list[ast.stmt], known: set[str]
     ) -> tuple[list[ast.stmt], set[str]]:
-        """Rewrite as a loop over a count of rounds, because range itself may overflow."""
+        """Rewrite as a loop over a count of rounds, because range could overflow."""
         values = [self.integer(self.expression(bound, known), bound) for bound in bounds]
         if len(values) == 1:
             values = [ast.Constant(0), *values]

@@ -1,4 +1,4 @@
-"""The functions of a policy while it is rewritten, and the words for the values in it."""
+"""The functions of a policy during its rewriting, and the vocabulary for its values."""
 
 import ast
 import math
@@ -30,7 +30,7 @@ class Value(NamedTuple):
 
     node: ast.expr
     kind: Kind
-    low: float = -math.inf  # bounds of an integer, as far as known
+    low: float = -math.inf  # known bounds of an integer
     high: float = math.inf
 
 
@@ -47,7 +47,7 @@ class Program:
         self.fields = fields
         self._writer = writer
         self.places: list[Place] = []
-        self.warnings: dict[tuple[Place, str], None] = {}  # in order, once each
+        self.warnings: dict[tuple[Place, str], None] = {}  # an ordered set
         self.names: dict[str, Any] = {"__name__": f"{OWN}policy"}
         self.definitions: list[tuple[ast.FunctionDef, str]] = []
         self._written: dict[tuple[Any, ...], tuple[str, Kind] | None] = {}

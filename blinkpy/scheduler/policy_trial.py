@@ -1,5 +1,4 @@
-"""A trial of a user's policy in a child process: it is loaded, checked by the rules of the language, and
-called.
+"""A trial of a user's policy in a child process: it loads the policy, checks the rules of the language, and calls the policy.
 
 The process writes one JSON object per line to standard output: {"stage": name, "compute_s": n} before each
 stage, {"finding": [...]}, {"digest": text} of the policy, and {"done": true} at the end. The policy's own
@@ -29,10 +28,10 @@ from blinkpy.scheduler.policy_vetting import Finding
 USUAL_IMPORTS = frozenset({"typing", "numba", "numpy", "math", "blinkpy"})  # for annotations, constants, or tests
 SAMPLES = 1000
 LOAD_S, CALLS_S = 30, 60  # CPU time of a stage
-IMPORT_S, CALL_S = 15.0, 5.0  # CPU time of the file and its imports, and of calls; the finding then has the line
-IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stage that uses less than this share of a core for this time is waiting, and is ended
+IMPORT_S, CALL_S = 15.0, 5.0  # CPU time of the file with its imports, and of calls; beyond it, the finding names the line
+IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stage that uses less than this share of a core for this time only waits, and is ended
 MOST_LINES = 200_000  # per call; a longer call counts as endless
-MANY_LINES = 1_000  # per call, above which a note warns: each request that begins to wait delays the step by a call
+MANY_LINES = 1_000  # per call; beyond it a note warns, because each call delays the step
 INT64 = range(-(1 << 63), 1 << 63)
 
 LONGEST = 1 << 22  # tokens: the limit of --max-model-len
@@ -87,9 +86,7 @@ def sample_requests(count: int, seed: int) -> list[RequestFields]:
 
 
 class Failed(BaseException):
-    """Ends the check. args: its last findings. Not an Exception, so that a hanging policy does not catch
-    it.
-    """
+    """Ends the check. args: its last findings. Not an Exception, so that a hanging policy can't catch it."""
 
 
 class Trial:
@@ -100,7 +97,7 @@ class Trial:
         policy: str,  # name, as in load_policy
         send: Callable[[dict[str, Any]], None],  # takes a message for the parent
         seed: int = 0,  # of the synthetic requests
-        source: bytes | None = None,  # text of the policy's file; None: to be read
+        source: bytes | None = None,  # text of the policy's file; None: read the file
     ):
         self.policy = policy
         self.seed = seed
@@ -132,7 +129,7 @@ class Trial:
         return within(Path(name.rpartition(":")[0]).absolute(), lambda: read_policy(name, self.source), IMPORT_S)
 
     def quick(self) -> tuple[Policy, list[RequestFields], list[int]]:
-        """Import, language and calls: the checks before an engine starts. Returns the policy, requests and
+        """Run the checks before an engine starts: import, language and calls. Returns the policy, requests and
         their ranks.
         """
         self.stage("load", LOAD_S)
@@ -184,11 +181,11 @@ def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> A
 
 
 class EndlessCall(BaseException):
-    """An endless call. Not an Exception, so that the policy does not catch it."""
+    """An endless call. Not an Exception, so that the policy can't catch it."""
 
 
 class CountedCalls:
-    """The function with a count of the source lines that each call runs in the function's file.
+    """Wraps the function, and counts the source lines of its file that each call runs.
 
     lines: number of lines that the last call ran.
     line: the last line that ran.
@@ -263,9 +260,7 @@ def check_language(function: Policy) -> list[Finding]:
 
 
 def call_guarded(function: Policy, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
-    """Call the code that will serve, which has 64-bit integers. It must return Python's ranks without a
-    fault.
-    """
+    """Call the guarded code that will serve, with 64-bit integers. It must return Python's ranks without a fault."""
     guarded = guarded_policy(function)
     for request, rank in zip(requests, ranks, strict=True):
         word = [0]
@@ -291,7 +286,7 @@ def call_again(function: Policy, requests: list[RequestFields], ranks: list[int]
 
 
 def show(request: RequestFields) -> str:
-    """The request's fields that are not 0, on one line."""
+    """The request's nonzero fields, on one line."""
     return "request(" + ", ".join(f"{name}={value}" for name, value in request._asdict().items() if value) + ")"
 
 

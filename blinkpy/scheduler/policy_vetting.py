@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blinkpy.scheduler.policies import Policy
 
 START_S = 120.0  # CPU time of the child before its first message: it imports Numba
-IDLE_S, LEAST_SHARE = 120.0, 0.01  # a child that uses less than this share of a core for this time is blocked
+IDLE_S, LEAST_SHARE = 120.0, 0.01  # a child that uses less than this share of a core for this time counts as blocked
 LOOK_S = 0.5  # between two checks of a silent child
 NO_END = "no end within the time for it; the policy's process was ended"
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ class ComputeLimit:
     def _computed(self) -> float:
         try:
             return time.clock_gettime(self._clock)
-        except OSError:  # it has ended; its messages have the reason
+        except OSError:  # the process has ended; its messages have the reason
             return 0.0
 
     def reached(self) -> bool:
@@ -130,8 +130,8 @@ def _finding(stage: str, text: str) -> dict[str, Any]:
 def vetted_policy(name: str) -> Policy:
     """load_policy for a process that must not hang.
 
-    The file is read once; its text is loaded and called in a child process first, then here. Raises
-    ConfigError with the line of the first error, and for a file whose policy changes from load to load.
+    The file is read once; its text is loaded and called in a child process first, then here. Raises ConfigError with the line of
+    the first error, and for a file whose policy differs between loads.
     """
     from blinkpy.scheduler.policies import SHIPPED, load_policy, policy_source
     from blinkpy.scheduler.policy_key import policy_digest
@@ -167,7 +167,7 @@ def policy_facts(name: str, policy: Policy) -> dict[str, str]:
 def recorded_policy(about: dict[str, Any], given: str) -> Policy:
     """The policy of a recording with this description. given: the value of --policy, or "".
 
-    A recording does not contain the code of a user's policy, because a replay would run it. Raises
+    A recording omits the code of a user's policy, because a replay would run that code. Raises
     ConfigError if `given` does not match.
     """
     from blinkpy.scheduler.policies import SHIPPED

@@ -1,19 +1,17 @@
-"""All ranks of a model make the same decisions: rank 0 reads the words of front ends and host, and all ranks use its copy.
+"""Makes all ranks of a model decide the same: rank 0 reads the words of front ends and host, and all ranks use its copy.
 
-Each rank has the whole scheduler, in lockstep. Its decisions follow from its state, its tokens and the words
-that it reads. Rank 0 alone reads the words of other parties, and entries with their prompts, once a turn. It
-copies them into a *mirror*, queue pairs in its own memory, from which the overlap of every rank reads as from
-the queues. So a front end that changes an entry while it is read harms only itself. The clock of the turn is
-rank 0's, too.
+Each rank has the whole scheduler, in lockstep. A rank's decisions depend only on its state, its tokens and the words that it
+reads. Once per turn, rank 0 reads the words of other parties, and new entries with their prompts. It copies them into a *mirror*:
+queue pairs in its own memory, which the overlap of every rank reads instead of the queues. So a front end that changes an entry
+during the copy harms only itself. All ranks use rank 0's clock.
 
     rank 0         waits until all ranks have ended overlap e - 1; writes the mirror; ready = e; overlap; done[0] = e
     other ranks    wait for ready = e; overlap; done[rank] = e
 
-A rank that waits for longer than the deadline has a fault, after which it decides nothing. After each turn a
-rank adds a window of its state to a digest, so that all words are seen in some turns. It posts the digest with
-done. Rank 0 compares the digests. A difference is a fault of all ranks, whose states are then from the same turn. Ready and
-done are stored with release and read with acquire. The mirror needs no second side: rank 0 writes it only
-after all ranks have read it.
+A rank that waits beyond the deadline has a fault, and decides no more. After each turn, a rank adds a window of its state to a
+digest, so that a few turns cover all words. It posts the digest with done. Rank 0 compares the digests. A difference is a fault
+of all ranks, and their states are then from the same turn. Ready and done are stored with release and read with acquire. The
+mirror needs no double buffer: rank 0 writes it only after all ranks have read it.
 """
 
 from typing import NamedTuple
@@ -47,8 +45,8 @@ from blinkpy.scheduler.cycle import EnginePhases, Phases
 
 # Exchange.own, int64, in each rank's own memory
 (
-    EPOCH,  # of the last turn that it has begun
-    CLOCK,  # of this turn; FAULTY after a fault
+    EPOCH,  # number of the last turn that the rank has begun
+    CLOCK,  # clock of this turn; FAULTY after a fault
     FAULT,  # RANK_LATE or STATES_DIFFER; 0: none
     FAULT_RANK,  # the rank that is late or differs
     DIGEST,
@@ -61,7 +59,7 @@ RANK_FAULT = -102
 """Result of a ranked schedule after a fault, instead of those of `schedule`."""
 
 DEADLINE_NS = 1_000_000_000
-FIRST_DEADLINE_NS = 20_000_000_000  # of the first turns: the host starts the ranks one after another
+FIRST_DEADLINE_NS = 20_000_000_000  # deadline of the first turns, because the host starts the ranks one after another
 FIRST_EPOCHS = 3
 POLL_NS = 100
 WINDOW = 1024  # words of the state that a turn adds to the digest
@@ -72,17 +70,18 @@ HALF_BITS, FACTOR_BITS, WORD_BITS, DIGEST_BITS = 0xFFFFFFFF, 0x7FFFFFFF, (1 << 4
 
 
 class Exchange(NamedTuple):
-    """One rank's view of the exchange. `own`, `late_sum` and `watched` are in its own memory, all other arrays in rank 0's."""
+    """One rank's view of the exchange. `own`, `late_sum` and `watched` are in this rank's memory, all other arrays in rank 0's
+    memory."""
 
     rank: int
     ranks: int
-    clock: Int64  # [1] of the turn
-    verdict: Int64  # [2] fault that ends all ranks, and its rank; 0: none
+    clock: Int64  # [1] clock of the turn
+    verdict: Int64  # [2] fault that ends all ranks, or 0, and its rank
     ready: Int64  # [1] turns whose words are in the mirror
-    done: Int64  # [ranks * APART] turns of which a rank has read all words
+    done: Int64  # [ranks * APART] number of turns whose words a rank has read completely
     digests: Int64  # [ranks * APART] posted with done
     own: Int64  # [OWN_WORDS]
-    late_sum: Int32  # [2] fault of this rank's sums, and its rank: see kernels/all_reduce.py
+    late_sum: Int32  # [2] fault of this rank's sums, and the rank at fault: see kernels/all_reduce.py
     words: int  # of `watched`
     watched: Int64  # [words] the state, without scratch memory
 
@@ -91,8 +90,8 @@ class RankArguments(NamedTuple):
     """The arguments of a rank's turn.
 
     source: queues of the front ends; only rank 0 reads them.
-    queues: the words of other parties are in the mirror, in rank 0's memory. The engine's own words are the real queues on rank
-    0, and unread memory on the other ranks.
+    queues: the words of other parties are in the mirror, in rank 0's memory. The engine's words are written to the real queues on
+    rank 0, and to unread memory on other ranks.
     """
 
     limits: Limits
@@ -103,9 +102,7 @@ class RankArguments(NamedTuple):
 
 
 def rank_phases(phases: Phases) -> EnginePhases:
-    """The parts of a turn of one rank, for RankArguments. After a fault, schedule returns RANK_FAULT, and no publish
-    may follow.
-    """
+    """One rank's parts of a turn, for RankArguments. After a fault, schedule returns RANK_FAULT; publish must not follow."""
     run_overlap, run_schedule, run_publish = phases.overlap, phases.schedule, phases.publish
 
     @device
@@ -201,7 +198,7 @@ def await_word(words, index, epoch):
 
 @device
 def is_broken(exchange):
-    """Whether this rank must decide nothing more: it has a fault, or its last step lacks an addend of a peer."""
+    """Whether this rank must stop deciding: it has a fault, or its last step lacks a peer's addend."""
     return exchange.own[FAULT] != 0 or exchange.late_sum[0] != 0
 
 
@@ -220,12 +217,13 @@ def add_to_digest(exchange, lane, lanes):
     barrier(lanes)
 
 
-# Rank 0's copy of the words of other parties.
+# Rank 0's copy of other parties' words.
 
 
 @device
 def copy_words(limits, source, mirror, state, lane, lanes):
-    """Copy the words that the turn reads, and as many new entries as it can take. The mirror announces only these entries."""
+    """Copy the words that the turn reads, and as many new entries as the turn can take. The mirror announces only these
+    entries."""
     counts, announced = state.counts, state.scratch.total
     if lane == lanes - 1:
         mirror.control[CONTROL_COMMAND] = load_relaxed(source.control, CONTROL_COMMAND)
@@ -296,7 +294,7 @@ def copy_entry(limits, source, mirror, pair, where, lane, lanes):
     length, count = entry[pair, where, E.WORD_PROMPT_LENGTH], entry[pair, where, E.WORD_HASH_COUNT]
     length += max(0, entry[pair, where, E.WORD_PREDICTED_TOKENS])
     if length > limits.max_model_len:
-        length = 0  # rejected without a look at its tokens
+        length = 0  # the entry is rejected regardless of its tokens
     offset = entry[pair, where, E.WORD_PROMPT_OFFSET]
     copied = copy_arena(source.prompt, mirror.prompt, pair, offset, length, limits.prompt_tokens, lane, lanes)
     if count <= length:
@@ -314,7 +312,7 @@ def copy_entry(limits, source, mirror, pair, where, lane, lanes):
 
 @device
 def copy_arena(source, mirror, pair, offset, count, size, lane, lanes):
-    """Copy a part of a pair's arena of `size` elements; nothing if it is out of range. Returns the number of elements."""
+    """Copy a part of a pair's arena of `size` elements; no copy if it is out of range. Returns the number of copied elements."""
     if offset < 0 or count <= 0 or offset + count > size:
         return 0
     for i in strided(offset + lane, offset + count, lanes):

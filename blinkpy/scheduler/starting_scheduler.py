@@ -1,8 +1,8 @@
 """A scheduler that serves while it is being compiled.
 
 Compiling the scheduler takes some 20 s if the sources have changed. Until its code is in the cache
-(blinkpy/device/compile_cache.py) the source itself is interpreted, on the same memory and with the same state, bit for
-bit. A child process compiles, so that turns keep the interpreter's lock; a thread then loads the code.
+(blinkpy/device/compile_cache.py), the source is interpreted, on the same memory and with bit-identical state. A child process
+compiles, so that compilation does not take the GIL from turns; a thread then loads the code.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from blinkpy.scheduler.policies import SHIPPED, Policy
 logger = logging.getLogger(__name__)
 
 PACKAGE_ROOT = Path(__file__).parents[2]
-COMPILE_S = 600.0  # of the child; later the code is compiled in this process
-END_S = 5.0  # for the thread to end
+COMPILE_S = 600.0  # time limit of the child; beyond it, this process compiles
+END_S = 5.0  # time for the thread to end
 NOTICE = "the scheduler is interpreted until it is compiled (about 20 s on an idle machine); tokens come slowly until then"
 
 
 class StartingScheduler(Scheduler):
-    """Interprets turns until the compiled scheduler is loaded, and then runs that.
+    """Interprets turns until the compiled scheduler is loaded, then runs the compiled scheduler.
 
     compiler: the process that fills the cache.
     """
@@ -71,10 +71,10 @@ class StartingScheduler(Scheduler):
         return [describe_fault(fault)] if fault else []
 
     def close(self) -> None:
-        """End the compiler. A second call does nothing."""
+        """End the compiler. A second call has no effect."""
         self._closed = True
         self._compiler.kill()
-        self._loader.join(END_S)  # longer only while this process compiles; then it ends with the process
+        self._loader.join(END_S)  # the thread outlives this only while it compiles; then it ends together with the process
 
     def _load(self) -> None:
         """In a thread: wait for the compiler, then load its code, or compile in this process if it failed."""
@@ -110,7 +110,7 @@ class StartingScheduler(Scheduler):
 def start_scheduler(limits: Limits, state: State, policy: Policy) -> Scheduler:
     """The compiled scheduler if its code is in the cache, or else a StartingScheduler.
 
-    A policy of a user's file, or a machine without a cache, waits for the compiler in this process.
+    With a user's policy, or without a cache, this process compiles before it returns.
     """
     turn_kinds, _ = table_kinds(limits, state)
     known = _name_of(policy)
@@ -118,7 +118,7 @@ def start_scheduler(limits: Limits, state: State, policy: Policy) -> Scheduler:
         return Scheduler(limits, state, policy)
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-P", "-m", __name__]
-    # A new session: a terminal's Ctrl-C does not reach it.
+    # A new session, so that a terminal's Ctrl-C does not reach the child.
     compiler = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     return StartingScheduler(limits, state, policy, compiler)
 
@@ -132,8 +132,8 @@ def main() -> None:
     """The child: compile for the types on standard input, into the cache."""
     from blinkpy.device.compile_cache import compiled_for
 
-    gc.disable()  # Numba makes millions of objects, and this process ends after the compilation: a fifth of its time
-    signal.alarm(int(COMPILE_S))  # also if the engine was killed
+    gc.disable()  # Numba makes millions of objects; collecting them would take a fifth of this short-lived process's time
+    signal.alarm(int(COMPILE_S))  # ends the child even if the engine was killed
     name, (turn_kinds, check_kinds) = pickle.loads(sys.stdin.buffer.read())
     compiled_for(compiled_turn(SHIPPED[name]), turn_kinds)
     compiled_check(check_kinds)

@@ -1,11 +1,11 @@
 """Cut steps: a step can be suspended between two groups of layers for latency-sensitive prompts, and resumed
 after them.
 
-A step with many best-effort prompt tokens takes long, and a latency-sensitive prompt must not wait for its
-end. So its layers run in limits.step_groups groups, each followed by a turn. Its requests are *in flight*
-until the last group has run: other phases skip them, because Requests.stalled is not 0. Steps that interrupt
-a suspended step are planned from the remaining state. Only one step is suspended at a time, and at most
-limits.suspend_steps steps interrupt it. The rules are R21 to R24 of docs/verification.md.
+A step with many best-effort prompt tokens takes long, and a latency-sensitive prompt must not wait for that. So the step's layers
+run in limits.step_groups groups, each followed by a turn. Its requests are *in flight* until the last group has run: other phases
+skip them, because Requests.stalled is not 0. Steps that interrupt a suspended step are planned from the remaining state. Only one
+step is suspended at a time, and at most limits.suspend_steps steps interrupt it. The rules are R21 to R24 of
+docs/verification.md.
 """
 
 from blinkpy.device.expect import expect
@@ -94,7 +94,7 @@ def can_interrupt(limits, state, lane, lanes):
 
 @device
 def next_group(state, lane, lanes):
-    """Continue the step with its next group. Returns its bucket."""
+    """Continue the step with its next group. Returns the step's bucket."""
     batch = state.batch
     bucket = batch.counts[S.BUCKET]
     barrier(lanes)  # all lanes have read the group
@@ -106,7 +106,7 @@ def next_group(state, lane, lanes):
 
 @device
 def suspend(limits, state, lane, lanes):
-    """Save the batch for its next group, and reserve the entries of completion queues for its tokens."""
+    """Save the batch for its next group, and reserve completion-ring entries for its tokens."""
     requests, batch, suspended = state.requests, state.batch, state.suspended
     rows = batch.counts[S.ROWS]
     expect(state, suspended.counts[S.ROWS] == 0, F.SUSPENDED_TWICE)
@@ -124,7 +124,7 @@ def suspend(limits, state, lane, lanes):
 
 @device
 def interrupt_or_resume(limits, state, bucket, lane, lanes):
-    """While a step is suspended: run the planned step that interrupts it, or resume it.
+    """While a step is suspended, run the planned step that interrupts it, or resume the suspended step.
 
     bucket: the interrupting step's bucket; below 0 without such a step.
 
@@ -153,7 +153,7 @@ def resume(limits, state, lane, lanes):
 
 @device
 def copy_input(state, source, target, lane, lanes):
-    """Move a batch's input with its padding and its counts; the source's counts become 0."""
+    """Move a batch's input, padding and counts from source to target; the source's counts become 0."""
     bucket = source.counts[S.BUCKET]
     tokens, rows = state.buckets.tokens[bucket], state.buckets.rows[bucket]
     for i in strided(lane, tokens, lanes):

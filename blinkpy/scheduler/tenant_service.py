@@ -2,10 +2,10 @@
 
 A tenant has a counter for each class: its served tokens divided by its weight (Sheng et al., "Fairness in
 Serving Large Language Models", OSDI 2024). An output token counts as OUTPUT_COST. A rank does not change
-while a request waits, so a request is charged at acceptance, with its tenant's expected output. Its service
-is the counter before the charge (start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM ToN 1997). The charge
-is corrected at its end. A tenant that returns from idle is lifted to the least
-counter of waiting tenants, so that service can't be saved up. The rule is R18 of docs/verification.md.
+while a request waits, so a request is charged at acceptance, with its tenant's expected output. The request's service is the
+counter before the charge (start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM ToN 1997). When the request ends, the charge is
+corrected. A tenant that returns from idle is lifted to the least counter of waiting tenants, so idle tenants collect no credit.
+The rule is R18 of docs/verification.md.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -17,7 +17,7 @@ TOKEN_SERVICE = 1000
 """The increase of the counter per prompt token, for a tenant of weight 1."""
 
 OUTPUT_COST = 2  # prompt tokens per generated token
-EXPECTED_OUTPUT = 256  # tokens, of a new tenant
+EXPECTED_OUTPUT = 256  # tokens, for a new tenant
 LEARNING_SHIFT = 2  # the expectation moves by 2**-2 of its error after each output
 NONE = 1 << 62
 
@@ -55,9 +55,7 @@ def charge_tenant(limits, state, slot, waiting, lane, lanes):
 
 @device
 def find_tenant(limits, tenants, key, lane, lanes):
-    """(row, whether it has this key). Without such a row: the first row with the least counter; unused rows
-    come first.
-    """
+    """(row, whether it has this key). Without such a row: the first row with the least counter, preferring unused rows."""
     own, least = -1, NONE
     for row in strided(lane, limits.slots, lanes):
         own = row if tenants.key[row] == key else own
@@ -75,9 +73,7 @@ def find_tenant(limits, tenants, key, lane, lanes):
 
 @device
 def settle_services(state, ended, lane, lanes):
-    """Correct the charges of the requests scratch.slot[0:ended], whose states are unchanged so far. Ends with
-    a barrier.
-    """
+    """Correct the charges of the ended requests scratch.slot[0:ended], before their states change. Ends with a barrier."""
     requests, tenants = state.requests, state.tenants
     if lane == 0:
         for i in range(ended):

@@ -1,9 +1,9 @@
-"""Best-effort prompts yield to latency-sensitive prompts, which take the next step; best-effort prompts that have begun keep
-their pages.
+"""Lets best-effort prompts yield the next step to latency-sensitive prompts. Best-effort prompts that have begun keep their
+pages.
 
 Of limits.yield_steps + 1 consecutive turns, at least one ignores classes. Decoding requests are not
-affected. At most limits.yield_steps latency-sensitive requests overtake a waiting best-effort request, whatever its rank, before
-a request of its class is admitted or waits only for its own class.
+affected. At most limits.yield_steps latency-sensitive requests overtake a waiting best-effort request, regardless of rank. The
+count restarts when a best-effort request is admitted, or waits only for the limits of its class.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
@@ -16,9 +16,7 @@ _COUNT_MASK = 0xFFFF
 
 @device
 def best_effort_load(state, lane, lanes):
-    """(running best-effort requests, their pages). A request that was preempted but is still listed does not
-    count.
-    """
+    """(running best-effort requests, their pages), without preempted requests that are still listed."""
     requests, both = state.requests, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
@@ -36,8 +34,8 @@ def limits_pages(limits):
 
 @device
 def exceeds_pages(limits, state, more, lane, lanes):
-    """Whether at least two running best-effort requests would exceed their limit with more pages. more: this
-    lane's part of these pages.
+    """Whether more pages would put at least two running best-effort requests over their limit. more: this lane's part of the
+    pages.
     """
     if not limits_pages(limits):
         return False
@@ -83,14 +81,14 @@ def has_best_effort(state, lane, lanes):
 
 @device
 def next_to_pass(limits, state, passed, lane, lanes):
-    """(the latency-sensitive request to admit next, by rank, while best-effort requests yield, or -1; whether it overtakes a
+    """While best-effort requests yield: (next latency-sensitive request to admit, by rank, or -1; whether it overtakes a
     best-effort request).
 
-    passed: number that already passed (S.PASSED); none may pass beyond the limit. Requests without a free
+    passed: number of requests that already overtook (S.PASSED), which is limited. Requests without a free
         completion entry are skipped.
     """
     requests, waiting = state.requests, state.counts[S.WAITING_COUNT]
-    first, best_effort = 0, 0  # their places, from the end of the line
+    first, best_effort = 0, 0  # positions in the waiting list, counted from its end
     for i in strided(lane, waiting, lanes):
         slot = state.waiting[i]
         if requests.status[slot] == S.WAITING and state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
@@ -109,8 +107,8 @@ def begin_yield(limits, state, lane, lanes):
     """Whether best-effort prompts yield in this turn. If so, no best-effort prompt is admitted, and running best-effort prompts
     get no chunk in a step with latency-sensitive chunks.
 
-    They yield if a latency-sensitive prompt runs, or can be admitted to a free row, unless they have
-    yielded in limits.yield_steps consecutive turns.
+    They yield if a latency-sensitive prompt runs or can be admitted to a free row. After limits.yield_steps consecutive turns,
+    they stop yielding.
     """
     counts = state.counts
     yielded = counts[S.YIELDED_TURNS]

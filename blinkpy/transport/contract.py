@@ -1,4 +1,4 @@
-"""The contract between a queue pair's client and the memory that it shares with the engine.
+"""The contract between a queue pair's client and the memory shared with the engine.
 
 A transport gives one process one queue pair. It moves bytes in order, without interpreting them. `shm`
 implements it with loads and stores, `rdma` by one-sided reads and writes.
@@ -9,9 +9,8 @@ Every transport guarantees:
 3. Reads may be old: a value was in the engine's memory at some time after the
    transport last returned it. A value in the memory is returned after a bounded time, if the caller keeps
    reading.
-4. No call waits for the other side. A transport that has failed raises TransportError, in that call or a
-   later one, and in every call after it.
-5. read_logprobs returns memory contents at least as new as the last result of read_completions, so the
+4. No call waits for the other side. A failed transport raises TransportError, in the failing call or a later call, and in all
+calls after it. 5. read_logprobs returns memory contents at least as new as the last result of read_completions, so the
    record of a word with HAS_LOGPROBS is complete.
 6. The front end is the only writer of its region, so a write never has to be read back.
 7. Succession. Before a pair is claimed again, all writes of an earlier owner to arenas and ring have
@@ -88,11 +87,11 @@ class Transport(Protocol):
         """
 
     def read_hits(self, slot: int) -> int:
-        """The hit word of a slot, read after read_completions had returned the first word of its request."""
+        """The hit word of a slot. Read it after read_completions has returned the request's first word."""
 
     def read_pair(self) -> EngineWords:
-        """The engine's words of this pair. epoch is read before the others; otherwise attached could belong
-        to an earlier grant.
+        """The engine's words of this pair. `epoch` is read before the other words; otherwise `attached` could belong to an
+        earlier grant.
         """
 
     def read_engine_state(self) -> int:
@@ -105,21 +104,21 @@ class Transport(Protocol):
         """CONTROL_FAULT: not 0 after the host saw the engine die."""
 
     def lost(self) -> bool:
-        """Whether it is certain that the engine is gone. May cost a system call."""
+        """Whether the engine is certainly gone. May cost a system call."""
 
     def close(self) -> None:
         """Release the queue pair. Further calls are errors, except close()."""
 
 
-# The kinds of transports. The two ends of one are found by their file names: `connect_NAME.py` in blinkpy/dpu/link, the front
+# The kinds of transports. File names identify the two ends of a transport: `connect_NAME.py` in blinkpy/dpu/link, the front
 # end's, and `listen_NAME.py` in blinkpy/engine/link, the engine's. Each file has an `END`.
 
 
 class WorkerIdentity(NamedTuple):
-    """The identity of a worker that asks for a queue pair."""
+    """The identity of a worker that requests a queue pair."""
 
     pair: int  # the preferred one
-    owner: int = 0  # see blinkpy.transport.handshake.Hello; 0 for a new one
+    owner: int = 0  # see blinkpy.transport.handshake.Hello; 0: draw a new owner number
 
 
 class End(NamedTuple):
@@ -141,7 +140,7 @@ class End(NamedTuple):
 
 @cache
 def ends_in(package: str, pattern: str) -> Mapping[str, End]:
-    """The transports' ends whose files are in a package, by name, first those within one machine.
+    """The transports' ends in a package, by name; ends within one machine come first.
 
     Registers their options with Config.
     """

@@ -36,7 +36,7 @@ ENDPOINT_LIMITS = {"qpn": (0, 1 << 24), "psn": (0, 1 << 24), "lid": (0, 1 << 16)
 
 
 class HandshakeError(Exception):
-    """A message of the other side does not follow this protocol. The text may be sent back."""
+    """A message of the other side violates this protocol. The error's text may be sent back."""
 
 
 class Challenge(NamedTuple):
@@ -77,7 +77,7 @@ class Hello(NamedTuple):
 
     owner: a random number that a worker passes to its successor, which then gets the same queue pair
         immediately.
-        Other workers have to wait for the end of the lease.
+        Other workers must wait for the end of the lease.
     nonce: random, new for each handshake.
     """
 
@@ -142,9 +142,9 @@ def new_nonce() -> str:
 
 
 def sealed(line: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: bytes) -> bytes:
-    """A side's line, after its proof if there is a key.
+    """A side's line, preceded by a proof if a key is set.
 
-    said: the previous line of the other side, with its proof.
+    said: the other side's previous line, with its proof.
     """
     return line if key is None else key.proof(side, nonce.encode(), *said, line) + b" " + line
 
@@ -167,7 +167,7 @@ def refusal(reason: str) -> bytes:
 
 
 def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey | None = None) -> Welcome:
-    """Send Hello to the engine and return its answer.
+    """Send Hello to the engine, and return the answer.
 
     Raises LayoutError if the engine has another version or fails to prove its key. Raises TransportError if it
     is unreachable, refuses, does not answer within timeout_s seconds, or if only one side has a key.
@@ -183,7 +183,7 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey
             said = sealed(hello.encode(), key, FRONT_END, challenge.nonce)
             connection.sendall(said)
             answer = receive_line(connection, deadline)
-            if answer.startswith(REFUSED):  # sides without a key get no proof
+            if answer.startswith(REFUSED):  # a side without a key receives no proof
                 Welcome.decode(answer)
             return Welcome.decode(unsealed(answer, key, ENGINE, challenge.nonce, said))
     except TimeoutError as error:

@@ -28,8 +28,8 @@ class LinkKey:
         """The proof that a side, FRONT_END or ENGINE, sends in front of its line.
 
         nonce: the engine's nonce.
-        said: the lines so far, including its own. Each has one newline, at its end, so different sequences
-            have different bytes.
+        said: all lines so far, including this side's line. Each line has a single newline, at its end, so different sequences
+        have different bytes.
         """
         return hmac.new(self._secret, b"\0".join((side, nonce, b"".join(said))), hashlib.sha256).hexdigest().encode()
 

@@ -1,16 +1,14 @@
-"""A segment of queue memory as its engine holds it: a file under /dev/shm, mapped by two processes of one
-machine.
+"""The engine's side of a segment of queue memory: a file under /dev/shm, mapped by two processes of one machine.
 
 Locks show which processes are alive: the kernel releases a lock when its holder dies, but not while it is
 stopped.
-- the engine holds flock(LOCK_EX) on the segment's file. A file whose lock is free belongs to a dead engine; the next
-  engine of that name removes it, and front ends notice.
+- the engine holds flock(LOCK_EX) on the segment's file. A free lock means that the engine is dead; front ends detect this, and
+the next engine of that name removes the file.
 - a front end holds an open-file-description lock on the first byte of its region, so two living front ends never
   drive one queue pair. (Record locks and flock don't see each other.)
 
-A segment is built under a temporary name and linked to its final name when it is complete, so its header is
-never seen half-written. The file belongs to one user, with mode 0600: front ends refuse segments of other
-users.
+A segment is built under a temporary name and linked to its final name when it is complete, so no process ever sees a half-written
+header. The file belongs to one user, with mode 0600: front ends refuse segments of other users.
 """
 
 import contextlib
@@ -109,7 +107,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, total)  # reports a full /dev/shm here, instead of a SIGBUS at a later access
+        os.posix_fallocate(fd, 0, total)  # a full /dev/shm fails here, instead of causing a SIGBUS later
         mapping = mmap.mmap(fd, total)
         layout = write_header(memoryview(mapping), sizes, facts)
         for _ in range(50):
@@ -130,7 +128,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the segment if its engine is dead. Raises TransportError if it lives."""
+    """Remove the segment if its engine is dead. Raises TransportError if the engine lives."""
     try:
         fd = open_file(path)
     except FileNotFoundError:
@@ -148,7 +146,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _unlink(path: Path, fd: int) -> None:
-    """Remove the name of an open file, unless a new segment has the name."""
+    """Unlink the name of an open file, unless the name now belongs to a new segment."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             os.unlink(path)

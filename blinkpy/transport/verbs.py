@@ -1,9 +1,8 @@
 """RDMA verbs through pyverbs: the choice of device and port, and one reliable queue pair.
 
 pyverbs comes from the distribution (Debian, Ubuntu and BlueField images: python3-pyverbs) and is imported
-when an endpoint is opened, so that all other parts work without it. Its objects are made once and reused:
-before release 64 each work request object leaked, and a second close() of one ends the process. Its calls hold the GIL and so
-must not wait; no function here blocks.
+when an endpoint is opened, so that all other parts work without it. Its objects are made once and reused: before release 64, each
+work request object leaked, and closing one twice ends the process. pyverbs' calls hold the GIL, so no function here blocks.
 
 Both ends of a connection need each other's `Endpoint`; `blinkpy.transport.handshake` exchanges them.
 """
@@ -26,9 +25,9 @@ from blinkpy.transport.link_key import MAKE_ONE, LinkKey, read_link_key
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
 PSN_BITS = 24
 RNR_TIMER = 12  # 0.64 ms; irrelevant, because no receive is posted
-# A lost packet is resent after 4.096 us * 2**14 = 67 ms, up to six times. So a dead peer is noticed within
+# A lost packet is resent after 4.096 us * 2**14 = 67 ms, up to six times. So a dead peer is detected within
 # half a second on Soft-RoCE, and within a few seconds on hardware, which may wait four times as long.
-# Soft-RoCE takes a count of 7 as "forever".
+# Soft-RoCE interprets a count of 7 as "forever".
 ACK_TIMEOUT = 14
 RETRIES = 6
 READ_DEPTH = 16  # maximum reads in flight
@@ -130,7 +129,7 @@ def module(name: str) -> ModuleType:
 @cache
 def constants() -> ModuleType:
     """The module with the constants of libibverbs, whose name changed in pyverbs 59."""
-    module("pyverbs_error")  # raises the right error if pyverbs is not installed
+    module("pyverbs_error")  # raises the error with instructions if pyverbs is not installed
     try:
         return importlib.import_module("pyverbs.enums")
     except ImportError:
@@ -178,7 +177,7 @@ class Port:
             try:
                 gid = str(ipaddress.IPv6Address(bytes.fromhex(self.context.query_gid(self.number, index).gid.replace(":", ""))))
                 kind = int(self.context.query_gid_type(self.number, index))
-            except module("pyverbs_error").PyverbsError:  # an empty entry of the table
+            except module("pyverbs_error").PyverbsError:  # an empty entry of the GID table
                 continue
             if int(ipaddress.IPv6Address(gid)):
                 v2 = kind == int(getattr(constants(), "IBV_GID_TYPE_SYSFS_ROCE_V2", 1))
@@ -265,9 +264,7 @@ class QueuePairEnd:
         return q.QP(self.pd, q.QPInitAttr(qp_type=constants().IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0))
 
     def _sender(self, depth: int, inline: int) -> Any:
-        """A queue pair that posts by ibv_wr_*, without new objects. Inlines as many bytes as the device
-        supports.
-        """
+        """A queue pair that posts by ibv_wr_*, without new objects. It inlines as many bytes as the device supports."""
         q, e = module("qp"), constants()
         init = q.QPInitAttrEx(
             qp_type=e.IBV_QPT_RC,
@@ -328,7 +325,7 @@ class QueuePairEnd:
             self.qp.to_rts(attributes)
 
     def close(self) -> None:
-        """Free all resources. Later reads and writes of the other end fail. A second call does nothing."""
+        """Free all resources. Later reads and writes of the other end fail. A second call has no effect."""
         for part in [*self._regions, *reversed(self._parts)]:
             part.close()
         self._regions, self._parts = [], []

@@ -1,7 +1,7 @@
 """A small reader of CUDA machine code (cubin, an ELF file) in pure Python, without CUDA tools or a GPU.
 
-It reads the values that a build gate checks. The attribute numbers are printed by `cuobjdump --dump-elf` for
-the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
+It reads the values that a build gate checks. `cuobjdump --dump-elf` prints the attribute numbers of the `.nv.info` section
+(EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
 """
 
 import struct
@@ -16,7 +16,7 @@ DRIVER_SYMBOLS = frozenset({"cudaGraphLaunch", "cudaGraphSetConditional", "vprin
 
 SHARED = ".nv.shared."  # followed by a kernel's name: the section of its static shared memory
 _ATTRIBUTES = {0x2F: "registers", 0x11: "stack_frame", 0x12: "min_stack"}
-_FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size and that many bytes follow; other formats hold their value in those 16 bits
+_FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size, then the bytes; other formats hold their value in these 16 bits
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 

@@ -29,10 +29,10 @@ PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 class StepGraph:
     """A captured step, or one of its layer groups: a chain of nodes.
 
-    layers: number of leading nodes that embed tokens and run layers. The other nodes are the output: last norm,
-        LM head, sampling and log probabilities.
-    ends: whether it has an output; in a cut step, only the last group has it.
-    late: whether requests that arrive during the group's last kernel are seen right after it, which costs time.
+    layers: number of leading nodes that embed tokens and run layers. The other nodes compute the output: last norm, LM head,
+    sampling and log probabilities.
+    ends: whether it has an output; in a cut step, only the last group has an output.
+    late: whether to accept requests that arrive during the group's last kernel right after it, which costs time.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -83,7 +83,7 @@ def chain_of(graph: Any) -> list[Any]:
 
 
 def begins_behind(graph: Any, node: Any) -> bool:
-    """Whether a node starts only when its predecessors are complete: no edge to it is programmatic."""
+    """Whether a node starts only after its predecessors are complete, because no edge to it is programmatic."""
     *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
     _, targets, kinds, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
     edges = zip(targets[: int(count)], kinds[: int(count)], strict=True)
@@ -149,7 +149,7 @@ def to_device(tree: Tree) -> Tree:
 
 
 def to_host(tree: Tree) -> Tree:
-    """Copy tensors to NumPy arrays. Not while the loop runs, because the copy waits for the GPU."""
+    """Copy tensors to NumPy arrays. Don't call it while the loop runs, because the copy waits for the GPU."""
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
@@ -197,7 +197,7 @@ def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
 
 
 def export_dmabuf(address: int, length: int) -> int:
-    """A file descriptor of a dma-buf over memory that was allocated by cuMemAlloc. The caller closes it.
+    """A file descriptor of a dma-buf over memory from cuMemAlloc. The caller closes it.
 
     address, length: aligned to the host's pages, within one allocation.
     Raises OSError: EOPNOTSUPP if the driver lacks support (it needs NVIDIA's open kernel modules), EINVAL if

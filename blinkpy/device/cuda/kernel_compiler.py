@@ -1,4 +1,4 @@
-"""The only module that depends on numba-cuda, so that replacing numba-cuda changes only this file.
+"""The only module that imports numba-cuda, so that replacing numba-cuda changes only this file.
 
 Other modules import its decorators, registries and type bases from here. Importing this module needs
 numba-cuda, but no GPU.
@@ -53,7 +53,7 @@ def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int,
     with _pretend_device(cc):
         library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
         library._lto = False
-        library._nvvm_options = {**library._nvvm_options, "fma": False}  # so that floats are rounded as on the host
+        library._nvvm_options = {**library._nvvm_options, "fma": False}  # so that floats round as on the host
         return KernelCode(library._entry_name, library.get_asm_str(cc=cc), bytes(library.get_cubin(cc=cc).code))
 
 

@@ -39,7 +39,7 @@ RESERVED_WRONG = fault_code("queue pair {}: the reserved entries of its completi
 
 @device
 def drafts_before(b, row):
-    """The drafts from a row back to its request's own row; 0 for that row."""
+    """The number of drafts from a row back to its request's own row; 0 for the request's own row."""
     count = 0
     while count < row and b.emits[row - count] == S.DRAFT:
         count += 1
@@ -48,7 +48,7 @@ def drafts_before(b, row):
 
 @device
 def check_draft(limits, state, b, row, decodes):
-    """Check a row: if it is a draft, whether it may be one."""
+    """Check that a row of a draft may be a draft."""
     if b.emits[row] != S.DRAFT:
         return 0
     ahead = drafts_before(b, row)
@@ -61,7 +61,7 @@ def check_draft(limits, state, b, row, decodes):
     token = r.tokens[slot, length - 1]
     if r.grammar[slot] < 0 or not 0 <= token < limits.vocab_size:
         return 0
-    # The rows before have been checked, so that their positions are valid.
+    # The earlier rows have been checked, so their positions are valid.
     before = position_at(r, slot, length - 1)
     following = counted_state_after(state.grammars, r.grammar[slot], before, token)
     return 0 if following >= 0 and following == position_at(r, slot, length) else fault_at(DRAFT_ILLEGAL, row)
@@ -129,7 +129,7 @@ def lacks_several(state, row):
 
 @device
 def sensitive_chunk(state, rows, decodes):
-    """Whether a latency-sensitive prompt has a row."""
+    """Whether a latency-sensitive prompt has a row in the batch."""
     for row in range(decodes, rows):
         sensitive = state.requests.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] == 0
         if sensitive and lacks_several(state, row):
@@ -159,7 +159,7 @@ def waiting_tokens(limits, state, rows, best_effort_prompts):
 def check_space(limits, state, rows, tokens, decodes, yields):
     """Check that no prompt waits while the step has budget left, and that best-effort prompts stay within their budget.
 
-    yields: whether best-effort prompts get no budget in this step.
+    yields: whether best-effort prompts yield, and so get no budget.
     """
     full = tokens == limits.tokens
     if state.suspended.counts[S.ROWS] > 0 or state.counts[S.YIELDED_TURNS] > 0:
@@ -255,7 +255,7 @@ def check_groups(limits, state):
 
 @device
 def check_batch(limits, state, seen):
-    """Check the planned batch and the suspended one. seen: scratch, int64 [>= S]."""
+    """Check the planned batch and the suspended batch. seen: scratch, int64 [>= S]."""
     b, r, kept = state.batch, state.requests, state.suspended
     rows, tokens, decodes, suspended = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS], kept.counts[S.ROWS] > 0
     if not fits(limits, b) or not fits(limits, kept) or (suspended and limits.step_groups == 1):
@@ -274,5 +274,5 @@ def check_batch(limits, state, seen):
         for row in range(decodes, rows):
             if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0 and lacks_several(state, row):
                 return fault_at(YIELDS_NOT, row)
-    # After the first group, other requests may have begun to wait for the next step.
+    # After the first group, further requests may wait for the next step.
     return check_space(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0

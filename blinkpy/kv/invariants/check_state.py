@@ -1,6 +1,6 @@
-"""The invariants of the scheduler's state between two turns. All of them are device code in this folder.
+"""The invariants of the scheduler's state between two turns, as device code in this folder.
 
-Compiled, all of them take microseconds, so a simulation can afford them after every turn.
+Compiled, all checks take microseconds, so a simulation can run them after every turn.
 """
 
 from collections.abc import Callable
@@ -127,7 +127,7 @@ def check_scratch(limits: Limits) -> NDArray[np.int64]:
 
 
 def table_faults(state: State, limits_table: ArgumentTable, state_table: ArgumentTable, scratch: NDArray[np.int64]) -> list[str]:
-    """state_faults for repeated checks of the same memory, without new tables. scratch: from check_scratch."""
+    """state_faults for repeated checks of the same memory, with reused tables. scratch: from check_scratch."""
     fault = 0 if isinstance(state.fault, NoFaultWord) else int(state.fault[0])
     if fault == 0:
         fault = compiled_check((limits_table.kind, state_table.kind))(limits_table, state_table, scratch[0], scratch[1])

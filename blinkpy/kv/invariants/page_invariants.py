@@ -92,7 +92,7 @@ CANONICAL = fault_code("slot {}: its canonical page does not hold the tokens of 
 
 @device
 def check_chain(limits, pages, bucket, seen):
-    """Check one bucket of the prefix index, and mark its pages in seen."""
+    """Check one bucket of the prefix index, and mark its pages in `seen`."""
     page, before = pages.bucket_head[bucket], -1
     while page >= 0:
         if page >= limits.pages or seen[page] != 0:
@@ -114,7 +114,7 @@ def canonical_fine(limits, state, slot):
     if page < 0 or page >= limits.pages:
         return False
     if pages.generation[page] != r.canonical_generation[slot]:
-        return True  # the page was evicted, which the next step notices
+        return True  # the page was evicted, which the next step detects
     if pages.key[page] < 0:
         return False
     for i in range(limits.page_size):

@@ -1,4 +1,4 @@
-"""Checks of requests, of the lists that they are in, and of the pairs that own them."""
+"""Checks of requests, of the lists that hold them, and of the pairs that own them."""
 
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
@@ -16,7 +16,7 @@ UNSORTED = fault_code("waiting is not sorted by (rank, arrival) at {}")
 
 @device
 def check_list(slots, n, total, status, wanted, seen):
-    """Whether slots[0:n] are exactly the slots with a status, each once.
+    """Whether slots[0:n] lists exactly the slots with a status, without duplicates.
 
     total: S.
     seen: scratch, int64 [>= S].
@@ -154,9 +154,7 @@ def check_rules(limits, state, slot):
 
 @device
 def is_own(limits, state, slot, own, digest_word):
-    """Whether grammar slot `own` belongs to the request's queue pair, and holds the object that its entry
-    names.
-    """
+    """Whether grammar slot `own` belongs to the request's queue pair, and holds the object that the request's entry names."""
     r, g, pair = state.requests, state.grammars, state.requests.pair[slot]
     if own < 0 or own // limits.grammar_share != pair or g.epoch[own] != state.pairs.epoch[pair]:
         return False

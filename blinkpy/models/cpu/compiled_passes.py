@@ -1,9 +1,9 @@
 """Matrix products of the NumPy decoder, compiled by Numba, in float32.
 
-One product is for two or more tokens. It computes four tokens and four outputs at a time, whose sixteen sums
-stay in registers, so each loaded number is used four times. The batch-invariant product computes one token and four outputs at a
-time, so every token passes the same instructions. The weights are read in their stored order; a library's product first copies
-them, which does not pay for few tokens.
+The product for two or more tokens computes four tokens and four outputs at a time. Their 16 sums stay in registers, so each
+loaded number is used four times. The batch-invariant product computes one token and four outputs at a time, so every token runs
+the same instructions. Both read weights in stored order. A library's product first copies the weights, which does not pay for few
+tokens.
 """
 
 import functools
@@ -24,11 +24,11 @@ weight's rows are `pitch` elements apart. begun: address of `taken`, the number 
 0.
 size: outputs of a unit.
 """
-TOKEN_BLOCK_ITEMS = 1 << 16  # items of x, which stay in the second-level cache while weights pass
+TOKEN_BLOCK_ITEMS = 1 << 16  # items of x that stay in the L2 cache while weights stream
 
 
 def _product(arguments):  # type: ignore[no-untyped-def]
-    """out = x weight^T. After the last token or output, the last one is computed again."""
+    """out = x weight^T. Incomplete blocks recompute the last token or output."""
     wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
@@ -64,8 +64,8 @@ def _product(arguments):  # type: ignore[no-untyped-def]
 def _product_by_token(arguments):  # type: ignore[no-untyped-def]
     """out = x weight^T, by the same instructions for each token.
 
-    size: a multiple of 4, so that each output also passes the same of four groups of instructions. After the last
-        output, the last one is computed again.
+    size: a multiple of 4, so that each output always uses the same of four groups of instructions. Incomplete blocks recompute
+    the last output.
     """
     wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]

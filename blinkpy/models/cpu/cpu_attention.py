@@ -1,9 +1,9 @@
-"""Attention over the paged cache on the CPU, of all rows of a batch.
+"""Attention over the paged KV cache on the CPU, for all rows of a batch.
 
 One compiled pass computes norms, rotation, the write to the cache, and the attention of decode rows
-(cpu_attention_pass.py). It works directly over the pages, on torch's threads. Gathering pages into a dense
-batch for torch would cost as much as the attention itself, because both are bound by memory. Prefill chunks,
-which are large enough for a matrix product, attend through torch.
+(cpu_attention_pass.py). It works directly over the pages, on torch's threads. Gathering pages into a dense batch for torch would
+take as long as the attention, because both are memory-bound. torch computes the attention of prefill chunks, which are large
+enough for a matrix product.
 """
 
 import ctypes
@@ -116,7 +116,7 @@ class CpuAttention:
         known = with_inverses(len(model.layers), model.kv_heads, None if cache.scales is None else cache.scales.numpy())
         own_heads = [layer.attention.kv_heads for layer in model.layers]
         scales = [np.ascontiguousarray(some[:, :kv_heads]) for some, kv_heads in zip(known, own_heads, strict=True)]
-        self.kept = (norms, tensors, ropes, scales)  # the arguments point into them
+        self.kept = (norms, tensors, ropes, scales)  # keeps the memory behind the arguments alive
         for name, tensor in tensors.items():
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
@@ -150,7 +150,7 @@ class CpuAttention:
         # The compiled pass does not check these; a wrong value would write outside the buffers.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.capacity or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
-        # A batch-invariant decode row attends like prompt tokens.
+        # For batch invariance, decode rows attend like prompt tokens.
         rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["progress"] = batch.positions.ctypes.data, self.progress.word.ctypes.data
@@ -208,7 +208,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """A LayerNorm without a bias, as `norm` otherwise."""
+    """A LayerNorm without a bias; parameters as for `norm`."""
     same = x if x.dtype == weight.dtype else x.float()
     return F.layer_norm(same, weight.shape, weight, None, eps).to(x.dtype)
 
@@ -236,11 +236,11 @@ def attend(
     scale, softcap: factor and soft cap of the scores.
     sinks: float32 [heads]; not with a softcap.
     scales: float32 [2, kv_heads] of FP8 keys and values, whose attention is computed in float32.
-    chunked: a token sees the previous tokens of its chunk of `window` tokens instead.
+    chunked: a token instead sees the previous tokens of its chunk of `window` tokens.
     """
     page_size, first = keys.shape[2], context - len(q)
     seen_from = 0 if not window else first // window * window if chunked else max(first + 1 - window, 0)
-    skipped = seen_from // page_size  # whole pages that none of these tokens sees
+    skipped = seen_from // page_size  # number of whole pages that no token here sees
     base, pages = skipped * page_size, pages[skipped : -(-context // page_size)]
     # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
     k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
@@ -282,8 +282,8 @@ def with_sinks(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Extend queries, keys, values and mask so that attention includes the sinks.
 
-    A further dimension holds the head's sink in queries, and 0 in keys. A further key, visible to all
-    queries, has 1 in it, otherwise 0, and the value 0. So its score is the sink.
+    Queries get one more dimension with the head's sink, and keys get 0 there. One more key, visible to all queries, has 1 in that
+    dimension, 0 elsewhere, and the value 0. So its score is the sink.
     q: [tokens, heads, head_dim].
     k, v: [1, kv_heads, tokens, head_dim].
     mask: [queries, keys].

@@ -2,9 +2,9 @@
 rows.
 
 A pass is compiled for each item type, page size P and head size D. These are constants of a single function,
-attention_pass, which gives them to its arrays as shapes. All other functions are inlined into it before types
-are inferred, so their inner loops have known lengths, too; a separately compiled function would have to work for any length.
-Inlined functions are also compiled with its options, which permit reordering sums.
+attention_pass, which gives them to its arrays as shapes. All other functions are inlined before type inference, so their inner
+loops also have constant lengths. A separately compiled function would have to support any length. Inlined functions are also
+compiled with its options, which permit reordering sums.
 
 bfloat16 is handled as its bits, int16, and FP8 as its bits, uint8, because Numba has no such types. All
 arithmetic is float32.
@@ -52,10 +52,10 @@ _ADDRESSES = (
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
-    "cached_heads",  # kv_heads; 0 if the projections have queries alone, which read what another layer cached
+    "cached_heads",  # kv_heads; 0 if the layer projects only queries, which read another layer's cache
     "capacity",  # tokens of the largest context, in whole pages
     "window",  # number of the last tokens that a token sees, including itself; 0: all
-    "chunked",  # 1: only tokens of its chunk of `window` tokens
+    "chunked",  # 1: a token sees only its chunk of `window` tokens
 )
 ARGUMENTS = np.dtype(
     [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), *((name, np.float32) for name in ("eps", "scale", "softcap"))],
@@ -118,7 +118,7 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
             for h in range(first, last):
                 for g in range(h * group, (h + 1) * group):
                     prepare(qkv[token, g], q_norm, eps, cos[position], sin[position], q[g])
-                if a.cached_heads:  # keys use the memory of the sums, which are not in use yet
+                if a.cached_heads:  # keys use the memory of the sums, which are still unused
                     prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
                     keep(sums[h], keys[page, h, offset], scales[2, h], out)
                     keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
@@ -215,8 +215,8 @@ def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks
 
 @inlined
 def fetch(page):  # type: ignore[no-untyped-def]
-    """Prefetch a head's page, items [P, D], since the processor can't predict a sequence's next page. This
-    saves a third of the time.
+    """Prefetch a head's page, items [P, D], because the processor can't predict a sequence's next page. Saves a third of the
+    time.
     """
     for i in range(0, page.shape[0] * page.shape[1], 64 // page.itemsize):  # by cache lines
         prefetch(page, i)

@@ -1,6 +1,6 @@
 """Causal convolutions over the tokens of requests on the CPU, and layers with a gated short convolution.
 
-The compiled pass computes token by token in float32, so a result does not depend on how a prompt is cut into chunks.
+The compiled pass computes token by token in float32, so results do not depend on a prompt's chunks.
 """
 
 import functools
@@ -34,7 +34,7 @@ _ADDRESSES = (
 )
 _SIZES = ("tokens", "rows", "slots", "channels", "taps", "drafts", "silu")
 ARGUMENTS = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SIZES)], align=True)
-UNIT = 64  # channels of a unit of work
+UNIT = 64  # channels per unit of work
 
 
 def _convolution_pass(arguments):  # type: ignore[no-untyped-def]
@@ -99,7 +99,7 @@ class CpuConvolution:
 
     states: states of the request slots; changed by each run.
     max_tokens: tokens of the largest batch.
-    silu: whether the results pass a silu.
+    silu: whether SiLU is applied to the results.
     progress: advances during a step.
     """
 
@@ -144,7 +144,7 @@ class CpuConvolution:
 
 
 class CpuShortConvolution:
-    """The gated short convolutions of all layers of a model. Parameters: as of CpuConvolution."""
+    """The gated short convolutions of all layers of a model. Parameters: see CpuConvolution."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class CpuShortConvolution:
         self.convolution.begin(batch)
 
     def run(self, layer: int, projected: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """One layer, up to its last projection. Advances the states of the batch's rows.
+        """Compute one layer up to its last projection, and advance the states of the batch's rows.
 
         projected: [tokens, 3 * channels], of B, C and x. normed: the layer's input after its norm; unused.
         Returns [tokens, channels] in the dtype of `projected`.

@@ -1,6 +1,6 @@
 """Gated delta nets on the CPU: a compiled pass for the convolution, the recurrence, and the norm and gate of its results.
 
-The recurrence is computed token by token in float32, so a token's result does not depend on how its prompt is cut into chunks.
+The recurrence is computed token by token in float32, so a token's result does not depend on its prompt's chunks.
 """
 
 import functools
@@ -60,7 +60,7 @@ def compile_delta(key_dim: int, value_dim: int) -> Any:
         key_heads, heads = a.key_heads, a.value_heads
         shared = heads // key_heads
         channels = 2 * key_heads * DK + heads * DV
-        own = 2 * DK + shared * DV  # channels of a key head, its query's first
+        own = 2 * DK + shared * DV  # channels of a key head, its query first
         projected = carray(pointer_to(a.projected), (a.tokens, channels + heads * DV), np.float32)
         decays = carray(pointer_to(a.decays), (a.tokens, heads), np.float32)
         strengths = carray(pointer_to(a.strengths), (a.tokens, heads), np.float32)
@@ -79,7 +79,7 @@ def compile_delta(key_dim: int, value_dim: int) -> Any:
         sums = carray(pointer_to(a.sums), (a.threads, DV), np.float32)[thread]
         ahead = carray(pointer_to(a.ahead), (a.threads, shared, DK, DV), np.float32)[thread]
 
-        unit = take_number(a.begun + 8)  # a row with one of its key heads
+        unit = take_number(a.begun + 8)  # one key head of a row
         while unit < a.rows * key_heads:
             row = unit // key_heads
             g = unit - row * key_heads
@@ -114,7 +114,7 @@ def compile_delta(key_dim: int, value_dim: int) -> Any:
                         h = g * shared + i
                         v = x[2 * DK + i * DV : 2 * DK + (i + 1) * DV]
                         matrix = matrices[slot, h]
-                        if t >= end:  # only the next step knows whether a draft is correct
+                        if t >= end:  # whether a draft is correct is known only in the next step
                             d = drafted[slot, t - end, h]
                             copy(d[:DK], x[DK : 2 * DK])
                             copy(d[DK : DK + DV], v)
@@ -154,7 +154,7 @@ def copy(target, source):  # type: ignore[no-untyped-def]
 
 @inlined
 def convolve(projected, carried, weights, start, repeated, t, first, target):  # type: ignore[no-untyped-def]
-    """target = silu of the convolution of some channels, from `first` on, at token t of a row that starts at `start`, after
+    """target = silu of the convolution of the channels from `first` on, at token t of a row that starts at `start`, after
     `repeated` drafts.
     """
     taps = len(weights)
@@ -174,7 +174,7 @@ def convolve(projected, carried, weights, start, repeated, t, first, target):  #
 
 @inlined
 def keep(projected, carried, start, end, repeated, drafts, kept, first, count):  # type: ignore[no-untyped-def]
-    """Carry the last `kept` inputs of some channels to the request's next token, and those of the row's drafts."""
+    """Save the last `kept` inputs of some channels for the request's next token, and the inputs of the row's drafts."""
     for j in range(kept):
         at = end - kept + j
         for c in range(first, first + count):
@@ -261,14 +261,14 @@ class CpuDelta:
         a["scratch"], a["sums"], a["begun"] = scratch.data_ptr(), sums.data_ptr(), self.begun.ctypes.data
         a["out"], a["threads"], a["slots"], a["eps"] = self.out.data_ptr(), self.threads, states.slots, model.norm.eps
         a["key_heads"], a["value_heads"], a["taps"] = delta.key_heads, delta.value_heads, delta.taps
-        self.weights = [  # of the convolution and the norm, whatever the dtype of the others
+        self.weights = [  # weights of convolution and norm, regardless of the other weights' dtype
             None
             if layer.recurrent_conv is None or layer.recurrent_norm is None
             else (layer.recurrent_conv.float().t().contiguous(), layer.recurrent_norm.float())
             for layer in layers
         ]
         a["ahead"], a["held"], a["drafts"] = ahead.data_ptr(), states.held.data_ptr(), states.drafts
-        self.kept = scratch, sums, ahead  # the arguments point into them
+        self.kept = scratch, sums, ahead  # keeps the memory behind the arguments alive
 
     def begin(self, batch: Batch) -> None:
         """Read the metadata of one step. Raises ValueError for slots beyond the states."""
@@ -282,7 +282,7 @@ class CpuDelta:
         a["row_slots"], a["emits"] = batch.row_slots.ctypes.data, batch.emits.ctypes.data
 
     def run(self, layer: int, projected: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """One layer, up to its last projection. Advances the states of the batch's rows.
+        """Compute one layer up to its last projection, and advance the states of the batch's rows.
 
         projected: [tokens, in_size]. normed: [tokens, hidden], the layer's input after its norm.
         Returns [tokens, value_size] in the dtype of `projected`, valid until the next run.

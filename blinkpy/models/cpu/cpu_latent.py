@@ -2,7 +2,7 @@
 attention with absorbed products (blocks.Latent).
 
 Decode rows attend by a compiled pass (cpu_latent_pass.py), prefill chunks through torch. Prefill is also absorbed: expanding the
-keys and values of a long prompt would need fewer multiply-adds, but a second form of every function.
+keys and values of a long prompt would need fewer multiply-adds, but a second version of every function.
 """
 
 import numpy as np
@@ -132,8 +132,8 @@ class CpuLatent:
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, neighbours: bool) -> torch.Tensor:
-    """x with its pairs rotated, the first elements of all pairs before the second elements. Any order would do that is the same
-    for queries and keys. x: [..., 2 * half]. cos, sin: float32, [..., half].
+    """x with its pairs rotated, the first elements of all pairs before the second elements. Any order works if it is the same for
+    queries and keys. x: [..., 2 * half]. cos, sin: float32, [..., half].
     """
     wide = x.float()
     first, second = (wide[..., ::2], wide[..., 1::2]) if neighbours else wide.chunk(2, -1)

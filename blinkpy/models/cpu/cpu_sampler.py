@@ -4,13 +4,12 @@ The result of a row depends only on its logits and its request, not on the rest 
 equal triton.language.rand: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
 2011). Their key is the request's seed and the new token's position, so a recomputed token is the same.
 
-Order of the filters: penalties, temperature, top_k, top_p, min_p. Candidates are ordered by logit, highest
-first, and by token id among equals. top_k keeps the first k of them; top_p keeps those before which the
-mass is below p; min_p keeps those with at least min_p times the highest probability. The first candidate is
-always kept. One uniform number picks among the kept candidates by their cumulative probability in that
-order. Temperature 0 takes the first one.
+Order of the filters: penalties, temperature, top_k, top_p, min_p. Candidates are sorted by descending logit, equal logits by
+token id. top_k keeps the first k candidates. top_p keeps a candidate if the mass of earlier candidates is below p. min_p keeps
+candidates with at least min_p times the highest probability. The first candidate is always kept. One uniform number picks a kept
+candidate by cumulative probability in that order. Temperature 0 takes the first candidate.
 
-No row is sorted as a whole. A candidate's weight, exp((logit - highest) / temperature), falls into one of 16
+No row is sorted completely. A candidate's weight, exp((logit - highest) / temperature), falls into one of 16
 buckets per power of two. The masses of the buckets determine the bucket of a cut or of the pick, and only
 this bucket is sorted.
 """
@@ -124,8 +123,8 @@ def _members(logits, weights, bucket, count):  # type: ignore[no-untyped-def]
 
 @njit
 def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-untyped-def]
-    """Keep candidates in order: the first, and more while fewer than `most` are kept, their mass is below `goal`, and the next
-    weight is at least `least`.
+    """Keep candidates in order: always the first, then more while fewer than `most` are kept, their mass is below `goal`, and the
+    next weight is at least `least`.
 
     mass, counts: mass and size of each bucket. Returns (number of kept candidates, their mass, the last of them or -1).
     """
@@ -155,7 +154,7 @@ def _draw(logits, weights, number, top_k, top_p, min_p):  # type: ignore[no-unty
             counts[_bucket(weights[token])] += 1
     most = np.int64(top_k if top_k > 0 else len(weights))
     goal, none = np.inf, np.float32(0)
-    if top_p < 1:  # a share of the mass of the first top_k candidates
+    if top_p < 1:  # top_p is a share of the mass of the first top_k candidates
         goal = top_p * _walk(logits, weights, mass, counts, most, goal, none)[1]
     kept, total, _ = _walk(logits, weights, mass, counts, most, goal, min_p)
     # The first kept candidate whose cumulative mass exceeds this share; with rounding errors, the last of
@@ -195,14 +194,14 @@ def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: 
 def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
     """Sample one token for each row.
 
-    logits: [rows, vocab], after penalties. A NaN counts as -inf. If all are NaN or infinite, the result is
-        any token of the vocabulary.
+    logits: [rows, vocab], after penalties. A NaN counts as -inf. If all logits are NaN or infinite, the result is any token of
+    the vocabulary.
     positions: positions of the new tokens, [rows].
     """
     # Contiguous, because Numba would compile once more for columns of entries.
     p = SamplingParameters(*map(np.ascontiguousarray, parameters))
     if not (p.temperature > 0).any():
-        # The first of equal maxima; NaN is ignored, as in rows that draw.
+        # The first of equal maxima; NaN is ignored, as in sampled rows.
         return np.fmax(logits, np.float32(-np.inf)).argmax(axis=1).astype(np.int32)
     result = np.empty(len(logits), np.int32)
     _draw_rows(logits, p, positions, result)
@@ -210,7 +209,7 @@ def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int3
 
 
 def warm_up() -> None:
-    """Compile the sampler now, so that no request waits for it."""
+    """Compile the sampler now, so that no request waits for the compiler."""
     entries = np.zeros(1, SQ_ENTRY)
     entries["temperature"] = 1
     sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
@@ -229,8 +228,8 @@ def mask_stop_ids(logits: Float32, entries: NDArray[np.void], generated: Int32) 
 def logprob_records(logits: Float32, tokens: Int32) -> Int64:
     """Records of log probabilities (LOGPROB_ENTRY) of the model's own distribution, before penalties and temperature.
 
-    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, LOGPROB_ENTRIES], the lower id
-    first among equals.
+    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled tokens, [rows]. Returns [rows, LOGPROB_ENTRIES]; of equal
+    values, the lower id comes first.
     """
     rows, vocab = logits.shape
     k = min(TOP_LOGPROBS, vocab)
@@ -243,7 +242,7 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
     pairs = records.view(LOGPROB_ENTRY)
     pairs["token"][:, 0] = tokens
     pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
-    # All values not below the k-th highest one, then ordered by (value, token id).
+    # All values not below the k-th highest value, then sorted by (value, token id).
     threshold = np.partition(logits, vocab - k, axis=1)[:, vocab - k]
     for row in range(rows):
         candidates = np.flatnonzero((logits[row] >= threshold[row]) & np.isfinite(logits[row]))
@@ -293,7 +292,7 @@ def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, position: in
 
 
 def warm_up_rules(grammars: Grammars) -> None:
-    """Compile the mask now, so that no request waits for it."""
+    """Compile the mask now, so that no request waits for the compiler."""
     mask_illegal(np.zeros(1, np.float32), grammars, 0, 0, np.full(STOP_IDS, -1, np.int32))
 
 

@@ -1,6 +1,6 @@
-"""State-space layers (Mamba-2) on the CPU: a compiled pass for the recurrence, after that of the convolution.
+"""State-space layers (Mamba-2) on the CPU: a compiled pass for the recurrence, after the convolution's pass.
 
-The recurrence is computed token by token in float32, so a token's result does not depend on how its prompt is cut into chunks.
+The recurrence is computed token by token in float32, so a token's result does not depend on its prompt's chunks.
 """
 
 import functools
@@ -62,7 +62,7 @@ def compile_space(key_dim: int, value_dim: int) -> Any:
         row_slots = carray(pointer_to(a.row_slots), (a.rows,), np.int32)
         emits = carray(pointer_to(a.emits), (a.rows,), np.int32)
 
-        unit = take_number(a.begun + 8)  # a row with one of its heads
+        unit = take_number(a.begun + 8)  # one head of a row
         while unit < a.rows * heads:
             row = unit // heads
             h = unit - row * heads
@@ -87,7 +87,7 @@ def compile_space(key_dim: int, value_dim: int) -> Any:
                     value = mixed[t, h * DV : (h + 1) * DV]
                     key, query = mixed[t, at : at + DK], mixed[t, at + groups * DK : at + groups * DK + DK]
                     step, decay, result = steps[t, h], decays[t, h], out[t, h]
-                    if t >= end:  # only the next step knows whether a draft is correct
+                    if t >= end:  # whether a draft is correct is known only in the next step
                         d = drafted[slot, t - end, h]
                         for k in range(DK):
                             d[k] = step * key[k]
@@ -146,7 +146,7 @@ class CpuStateSpace:
             self.arguments[name] = self.convolution.arguments[name]
 
     def run(self, layer: int, projected: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """One layer, up to its last projection. Advances the states of the batch's rows.
+        """Compute one layer up to its last projection, and advance the states of the batch's rows.
 
         projected: [tokens, in_size]. normed: the layer's input after its norm; unused.
         Returns [tokens, value_size] in the dtype of `projected`.

@@ -1,4 +1,4 @@
-"""One engine step on the CPU: forward, grammars, token rules, penalties, sampling, log probabilities."""
+"""One engine step on the CPU: forward pass, grammars, token rules, penalties, sampling, log probabilities."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class CpuStep:
     progress: NumpyProgress or TorchProgress, which advances during the work.
     rings: window rings of the layers that have them, or None.
     scales: scales of an FP8 KV cache.
-    slots: requests that may have a recurrent state.
+    slots: number of request slots with a recurrent state.
     snapshots: number of snapshots of such states.
     drafts: maximum drafts of a request in a batch; 0: no row is a draft.
-    step_drafts: number of drafts that a draft layer or head returns for each row; 0 without it.
+    step_drafts: drafts per row from a draft layer or head; 0 without either.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CpuStep:
         drafter = self.head or (self.decoder if model.drafting else None)
         self._chain = None if drafter is None else DraftChain(drafter, max_model_len, page_size, step_drafts)
         self._grammars, self._layers = grammars, model.own_layers
-        self._stream: Any = None  # of a cut step, after its last completed layer group
+        self._stream: Any = None  # residual stream of a cut step after its last completed layer group
         self._taken: Any = None  # residual streams of a cut step, for the draft head
         warm_up()
         if grammars is not None:
@@ -104,24 +104,24 @@ class CpuStep:
     def run(self, batch: Batch, requests: Requests) -> None:
         """Compute a batch and write batch.sampled.
 
-        batch, requests: the scheduler's state (blinkpy.kv.state). Of the requests it reads page_table,
-            tokens, length, prompt_length, entry, grammars, rules, and the snapshots to copy.
+        batch, requests: the scheduler's state (blinkpy.kv.state). It reads these fields of the requests: page_table, tokens,
+        length, prompt_length, entry, grammars, rules, and the snapshots to copy.
 
         Keys and values of every token are written to the cache. For each emitting row, batch.sampled gets the
         new token: the prompt's next token if the prompt is scored, -1 if token rules allow no token.
-        batch.logprobs gets its record if requested. Other rows are unchanged. Of a cut step, one layer group
-        is computed (Batch.counts), and only the last group yields tokens. Other steps may run between two
-        groups. With a draft layer or head, batch.drafted gets the drafts of the batch's rows.
+        batch.logprobs gets the row's record if requested. Other rows are unchanged. A cut step computes one layer group per call
+        (Batch.counts), and only the last group yields tokens. Other steps may run between two groups. With a draft layer or head,
+        batch.drafted gets the drafts of the batch's rows.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
         stream = self._stream if group else None
         rows = slice(int(batch.counts[S.DECODE_ROWS]), int(batch.counts[S.ROWS]))
-        chunks = batch.row_slots[rows]  # only they copy states
+        chunks = batch.row_slots[rows]  # only chunks copy states
         if self._snapshots and group == 0:
             before = batch.context_lengths[rows] - np.diff(batch.query_starts[rows.start : rows.stop + 1])
             self.cache.states.load(chunks, requests.snapshot_source[chunks], before)
-        wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all
+        wanted = emitting_tokens(batch) if self._chain is None else None  # the draft layer reads all tokens
         head: dict[str, Any] = {}
         if self.head is not None:
             head["taken"] = self._taken if group else {}

@@ -1,12 +1,11 @@
-"""Drafts of a model's own draft layer, or of its draft head, on the CPU, computed after sampling.
+"""Computes drafts after sampling on the CPU, by the model's draft layer or its draft head.
 
-The draft layer reads, for each token of the batch, the model's result and the next token, and predicts the token after
-that. So its keys and values at a position depend on the next token, too. It runs over the whole batch; then it runs again
-for each further draft, with its own result and the draft before it.
+For each token of the batch, the draft layer reads the model's result and the next token, and predicts the token after that. So
+its keys and values at a position also depend on the next token. The layer runs over the whole batch, then once per further draft,
+with its own result and the previous draft.
 
 The keys and values of drafts are written after the request's tokens, up to the end of its last page in the batch. The next step
-overwrites them. The last key of a page from the prefix cache may belong to a different next token, which costs at most one
-correct draft.
+overwrites them. The last key of a cached page may belong to a different next token, which costs at most one correct draft.
 
 A draft head does the same with the residual stream at several layers instead of the model's result.
 """
@@ -48,7 +47,7 @@ class DraftChain:
 
         hidden: the model's normalised result, or a head's first inputs, [tokens, hidden].
 
-        A row has -1 after its drafts. Rows of drafts, and prompts that are scored, have no drafts.
+        A row has -1 after its drafts. Rows of drafts, and scored prompts, have no drafts.
         """
         batch.drafted[: int(batch.counts[S.ROWS])] = -1
         rows, last, final = drafting_rows(batch, requests)
@@ -95,8 +94,8 @@ def following_tokens(batch: Batch, requests: Requests) -> Int32:
 
 
 def drafting_rows(batch: Batch, requests: Requests) -> tuple[Int64, Int64, Int64]:
-    """(Rows of the requests that may have drafts, ascending; row of each request's last correct draft; row of its last draft).
-    Without such a draft, it is the request's own row.
+    """(rows of the requests that may have drafts, ascending; row of each request's last correct draft; row of its last draft).
+    Without such a draft, the row is the request's own.
     """
     rows = int(batch.counts[S.ROWS])
     emits, slots, sampled = batch.emits[:rows], batch.row_slots[:rows], batch.sampled[:rows]

@@ -49,7 +49,7 @@ class DraftHead(TorchDecoder):
     ) -> tuple[NDArray[np.int32], torch.Tensor]:
         """Run the head over a batch, as TorchDecoder.draft does.
 
-        hidden: [tokens, hidden], result of `fused` for each token, or that of the previous draft.
+        hidden: [tokens, hidden], result of `fused` for each token, or the previous draft's result.
         Returns, for each wanted token, the most probable token after `following`, int32 [n], and the head's result before its
         last norm, [n, hidden].
         """

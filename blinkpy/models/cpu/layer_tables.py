@@ -1,6 +1,4 @@
-"""Page table and cache slots of each layer, for attention on the CPU: from the scheduler or from window
-rings.
-"""
+"""Page tables and cache slots of all layers, from the scheduler or from window rings, for attention on the CPU."""
 
 from typing import Any
 
@@ -48,7 +46,7 @@ class LayerTables:
         return table
 
     def end(self, layer: int, *sides: Any) -> None:
-        """To be called after the attention of a layer. sides: its keys and values."""
+        """Call it after the attention of a layer. sides: the layer's keys and values."""
         if self._rings is not None and layer in self._ringed and layer in self._last_readers:
             self._rings.keep(*sides)
 
@@ -67,14 +65,14 @@ class HostRings:
         self._spilled = self._places = np.zeros(0, np.int64)
 
     def place(self, batch: Batch) -> None:
-        """Find the place of each page that the step reads or writes. Raises ValueError for a step beyond the sizes."""
+        """Find the ring slot of each page that the step reads or writes. Raises ValueError for a step beyond the sizes."""
         sizes, rows, tokens = self._sizes, int(batch.counts[S.ROWS]), int(batch.counts[S.TOKENS])
         if tokens // sizes.page_size + rows > sizes.spill:
             raise ValueError(f"{tokens} tokens in {rows} rows may need more than {sizes.spill} spill pages")
         starts, contexts = batch.query_starts[: rows + 1].astype(np.int64), batch.context_lengths[:rows].astype(np.int64)
         slots, counts = batch.row_slots[:rows].astype(np.int64), np.diff(starts)
         oldest = self._first_seen(contexts - counts)
-        spilling = oldest + sizes.pages  # first page whose place still has a page that the step reads
+        spilling = oldest + sizes.pages  # first page whose ring slot still holds a page that the step reads
         spill = len(sizes.layers) * sizes.slots * sizes.pages + starts[:-1] // sizes.page_size + np.arange(rows)
 
         def ring_place(row: NDArray[np.int64], page: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,7 +90,7 @@ class HostRings:
         self._spilled, self._places = place(row, page), ring_place(row, page)
 
     def keep(self, *sides: Any) -> None:
-        """Copy the spill pages that later steps may read to their places. sides: keys and values of the layer."""
+        """Copy the spill pages that later steps may read to their ring slots. sides: keys and values of the layer."""
         if len(self._spilled):
             for side in sides:
                 side[self._places] = side[self._spilled]

@@ -1,4 +1,4 @@
-"""Small functions for njit code that NumPy does not have."""
+"""Small functions for njit code that NumPy lacks."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def wide_vectors(typingctx: Any) -> Any:
-    """Let the calling function use 512-bit vectors if the processor has them. LLVM's default is 256 bits,
-    because early processors slowed down.
+    """Let the calling function use 512-bit vectors if the processor has them. LLVM's default is 256 bits, because 512-bit vectors
+    slowed early processors down.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -75,7 +75,7 @@ def wide_vectors(typingctx: Any) -> Any:
 
 @intrinsic
 def take_number(typingctx: Any, address: Any) -> Any:
-    """Return the int64 at an address and increment it atomically, so that each thread gets another number."""
+    """Atomically increment the int64 at an address, and return its old value, so that each thread gets a different number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = ir.IntType(64)
@@ -131,7 +131,7 @@ def exponentials(x, least, factor):  # type: ignore[no-untyped-def]
 
     x: float32 [n], without NaN.
     least: lower bound of `largest`.
-    Indices begin at 0, so they need no test for negative values, and the loops become vector instructions.
+    Indices begin at 0, so the loops need no test for negative values, and become vector instructions.
     """
     largest, total = least, np.float32(0)
     for i in range(len(x)):

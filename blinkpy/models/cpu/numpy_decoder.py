@@ -1,8 +1,8 @@
 """The decoder on the CPU without torch: one forward pass in float32 over a batch that mixes decode tokens and
 prefill chunks.
 
-Numba compiles everything except products with one token, which NumPy computes. Its table has the supported
-blocks and fields; other models need the torch decoder.
+Numba compiles all parts except products with one token, which NumPy computes. The decoder's table lists the supported blocks and
+fields; other models need the torch decoder.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ from blinkpy.models.weights.array_weights import ArrayLayer, ArrayMatrix, ArrayW
 # Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py is the
 # version with torch.
 
-QUERIES = 64  # prompt tokens that attend together, without the keys after all of them
+QUERIES = 64  # prompt tokens that attend together, skipping keys after the last of them
 GATHERED = 4096  # tokens whose keys and values are copied from their pages before prompts attend
 PART_WORK = 1 << 19  # multiply-adds per part of a prompt's attention; small key heads share a part
-SHARED_WORK = 1 << 17  # multiply-adds of a pass above which a second thread pays
+SHARED_WORK = 1 << 17  # a second thread pays above this number of multiply-adds
 
 
 class NumpyAttention:
@@ -91,7 +91,7 @@ class NumpyAttention:
         arguments, counts = self.arguments, batch.counts
         self.tokens, rows, decode_rows = (int(counts[name]) for name in (S.TOKENS, S.ROWS, S.DECODE_ROWS))
         if self.progress.invariant:
-            decode_rows = 0  # they attend like prompt tokens
+            decode_rows = 0  # decode rows attend like prompt tokens
         # The compiled pass does not check these; a wrong value would write outside the buffers.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.capacity or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
@@ -133,8 +133,7 @@ class NumpyAttention:
     def _prompt(
         self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32
     ) -> Iterator[Callable[[], None]]:
-        """Causal attention of the last tokens of one sequence, in parts by tokens and key heads, which may
-        run in any order.
+        """Causal attention of the last tokens of one sequence, in parts by tokens and key heads. Parts may run in any order.
 
         q, out: [tokens, heads, head_dim]; the sequence's tokens [context - tokens, context).
         pages: int32, of the sequence.
@@ -218,9 +217,8 @@ class NumpyDecoder:
         """Run a batch (blinkpy.kv.state.Batch), and write keys and values of all its tokens to the cache.
 
         page_table: int32 [slots, pages of a sequence].
-        wanted: tokens of the batch whose results are needed, ascending; by default all. The last layer drops
-            the
-        others after its attention.
+        wanted: tokens of the batch whose results are needed, ascending; by default all. The last layer drops other tokens after
+        its attention.
         layers: run only these layers; by default all.
         stream: the result of the layers before them; may be modified.
         Returns the residual stream of the wanted tokens after the last layer, [wanted tokens, hidden].
@@ -295,7 +293,7 @@ def _softmax(scores: Float32) -> Float32:
 
 
 def _top_k(scores: Float32, k: int) -> NDArray[np.int64]:
-    """Indices of the k highest scores of each row, highest first, the first one among equals. scores: [rows,
+    """Indices of the k highest scores of each row, highest first; equal scores by index. scores: [rows,
     n].
     """
     return np.argsort(-scores, axis=-1, kind="stable")[:, :k]

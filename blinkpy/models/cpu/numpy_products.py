@@ -1,6 +1,5 @@
-"""Matrix products on a team's threads, in pieces of bounded time. One token uses NumPy's product, more tokens
-use a compiled one, and many tokens use NumPy's if its library is faster. Batch-invariant products always use
-the compiled one.
+"""Matrix products on a team's threads, in pieces of bounded time. One token uses NumPy's product, and several tokens a compiled
+product; many tokens use NumPy's if its library is faster. Batch-invariant products are always compiled.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ def core_count() -> int:
 
 
 def one_thread_products() -> None:
-    """Let NumPy's products run only on the calling thread, in the whole process."""
+    """Restrict NumPy's products to the calling thread, in the whole process."""
     threadpool_limits(1, "blas")
 
 
@@ -67,7 +66,7 @@ class ThreadTeam:
         weakref.finalize(self, _dismiss, self._posts)
 
     def run(self, work: Work, threads: int) -> None:
-        """Call work on up to `threads` threads, and wait for all started calls. Raises their exception."""
+        """Call work on up to `threads` threads, and wait for all calls. Raises their exception."""
         helpers = self._posts[: max(threads - 1, 0)]
         for posts in helpers:
             posts.put(work)
@@ -78,7 +77,7 @@ class ThreadTeam:
             for posts in helpers:
                 try:
                     posts.get_nowait()
-                except Empty:  # the helper took it
+                except Empty:  # a helper thread took the work
                     errors.append(self._done.get())
         for error in errors:
             if error is not None:
@@ -178,15 +177,15 @@ def multiply_fp8(multiply: Multiply, x: Float32, weight: ArrayFp8, out: Float32)
         out += part
 
 
-UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # bytes of weights, or multiply-adds: less does not pay for another thread
-UNITS = 4  # units per thread, so that threads end at about the same time
+UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # bytes of weights, or multiply-adds, below which another thread does not pay
+UNITS = 4  # units per thread, so that threads end at similar times
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 """OpenBLAS kernels with 512-bit vectors. Its other kernels are not faster than the compiled product."""
 # minimum sizes for NumPy's product, which first copies the weights into another order
 LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024
-NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs, because the compiled product's rows then stay in the first-level cache
-DIRECT_TOKENS = 128  # below, weight x^T is faster, including the copy of the result
+NARROW_LIBRARY_TOKENS = 32  # minimum for few inputs, whose rows stay in the L1 cache of the compiled product
+DIRECT_TOKENS = 128  # with fewer tokens, weight x^T is faster, including the copy of the result
 
 
 @cache
@@ -204,7 +203,7 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
         raise ValueError("the arrays of a product must be contiguous")
     least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
     by_library = len(x) >= least and has_wide_kernels() and not invariant
-    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would reorder x again
+    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would copy x again
     units = max(1, min(team.size * per_thread, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
     if len(x) == 1 and not invariant:
@@ -250,13 +249,13 @@ class NumpyProgress(StepProgress):
     """Products in bounded pieces.
 
     team: threads that compute them; by default one per core.
-    invariant: no sum depends on the rest of the batch.
+    invariant: whether sums must not depend on the rest of the batch.
     """
 
     def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
         super().__init__(piece)
         self.team, self.invariant = team or ThreadTeam(), invariant
-        compiled_product(invariant)  # compile it now, not in the first step
+        compiled_product(invariant)  # compile now, not in the first step
 
     def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""

@@ -1,5 +1,5 @@
-"""A step in pieces of a fraction of a second. A word advances after each piece, which distinguishes
-"computing" from "dead".
+"""Runs a step in pieces of a fraction of a second. A word advances after each piece, so that front ends can distinguish a
+computing engine from a dead engine.
 """
 
 import math
@@ -13,7 +13,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.weight_parts import layer_parts
 
 PIECE = 1 << 30  # multiply-adds
-FEWEST_TOKENS = 16  # minimum tokens of a piece, because each piece reads the whole weight
+FEWEST_TOKENS = 16  # minimum tokens of a piece, because each piece reads all weights
 
 
 class StepProgress:
@@ -39,8 +39,8 @@ class StepProgress:
 
 
 TOKENS, INPUTS, OUTPUTS = 128, 1024, 3072  # of the measured product
-FEW = 4  # number of its first tokens to measure first; on a very slow machine, such as an emulated one, the only ones
-TRIALS = 4  # the best one counts, because other processes share the machine
+FEW = 4  # tokens of the first measurement, and of the only one on a very slow (such as an emulated) machine
+TRIALS = 4  # the best trial counts, because other processes share the machine
 ENOUGH_S = 1.0  # skip a trial that would take longer
 
 

@@ -41,7 +41,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor, layer_embedding_factor
 
-MIXING = 2.0**-0.5  # of the sum of a token's two vectors for a layer
+MIXING = 2.0**-0.5  # factor of the sum of a token's two vectors for a layer
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
 
@@ -88,7 +88,7 @@ class TorchDecoder:
         Returns their residual stream after the last layer, [wanted tokens, hidden]; the last layer drops the others
         after its attention.
 
-        layers: run only these; by default all.
+        layers: the layers to run; by default all.
         stream: the result of the layers before them; may be modified.
         taken: receives the residual stream before each layer that the draft head reads, [tokens, hidden]; needs all tokens.
         """
@@ -130,7 +130,7 @@ class TorchDecoder:
 
         page_table: int32 [slots, pages of a sequence].
         following: int32 [tokens], the token after each token of the batch.
-        hidden: [tokens, hidden], the model's normalised result for each of them, or that of the previous draft.
+        hidden: [tokens, hidden], the model's normalised result for each token, or the previous draft's result.
         wanted: int64 [n], indices of tokens.
         Returns, for each wanted token, the most probable token after `following`, int32 [n], and the normalised result of the
         draft layer, [n, hidden].
@@ -154,7 +154,7 @@ class TorchDecoder:
 
     def _layer_inputs(self, ids: torch.Tensor, layers: range) -> torch.Tensor | None:
         """The vectors of tokens for some layers, [tokens, layers, layer_inputs]; None without them. They depend only on the
-        tokens, so a step in layer groups recomputes them instead of keeping them.
+        tokens, so a step in layer groups recomputes them instead of storing them.
         """
         width, weights = self.model.layer_inputs, self.weights
         embedding, projection, weight = weights.layer_embedding, weights.layer_projection, weights.layer_projection_norm
@@ -219,9 +219,9 @@ class TorchDecoder:
         shared: torch.Tensor | None = None,
         of_space: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The rest of a layer, as _layer. attended: result of its attention, [tokens, attended_size of the layer]. shared: inputs
-        of an MLP parallel to attention, [tokens, hidden]; None: the MLP follows. of_space: result of a state space parallel to
-        attention, [tokens, value_size].
+        """The rest of a layer after its attention; other parameters as for _layer. attended: result of the attention, [tokens,
+        attended_size of the layer]. shared: inputs of an MLP parallel to attention, [tokens, hidden]; None: the MLP follows.
+        of_space: result of a state space parallel to attention, [tokens, value_size].
         """
         if kept is not None:
             x, attended = x[kept], attended[kept]
@@ -240,7 +240,7 @@ class TorchDecoder:
         return x if layer.layer_scale is None else x.mul_(layer.layer_scale)
 
     def _attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
-        """A layer's attention with its gate. qkv: [tokens, q_size + 2 * kv_size], and q_size more with a gate."""
+        """A layer's attention, with its gate if any. qkv: [tokens, q_size + 2 * kv_size], plus q_size with a gate."""
         if self.model.attention.gate is None:
             return self.attention.run(index, qkv)
         gate = qkv[:, -self.model.q_size :].sigmoid()
@@ -379,9 +379,7 @@ def _biased_softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Te
 
 
 def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
-    """The ranks [tokens, number], with `other` outside the best groups: those with the largest sums of their `counted` best
-    ranks.
-    """
+    """The ranks [tokens, number], with `other` outside the best groups. A group's value is the sum of its `counted` best ranks."""
     grouped = ranks.view(len(ranks), experts.groups, -1)
     sums = grouped.topk(counted, dim=-1).values.sum(-1)
     dropped = sums.topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices

@@ -8,12 +8,12 @@ from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
 
-UNPACKED_BYTES = 4 << 20  # of weights, unpacked to float32 at a time
+UNPACKED_BYTES = 4 << 20  # bytes of weights that are unpacked to float32 at a time
 
 
 class Fp8Inputs:
-    """Inputs quantised for a matrix. x: [tokens, K]. Each row is quantised, or each group of 128 columns if
-    the matrix has block scales.
+    """Inputs quantised for a matrix. x: [tokens, K]. Each row gets a scale, or each group of 128 columns if the matrix has block
+    scales.
     """
 
     def __init__(self, x: torch.Tensor, matrix: Fp8Matrix):

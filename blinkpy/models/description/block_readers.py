@@ -31,7 +31,7 @@ KNOWN_PARAMETERS = {
 }
 MOST_FURTHER_LAYERS = 16
 MAX_CONTEXT = 1 << 31  # limit of values in a config.json
-INERT_PARAMETERS = {"finetuned"}  # describe the origin of the weights
+INERT_PARAMETERS = {"finetuned"}  # these only describe the weights' origin
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
@@ -46,7 +46,7 @@ def rope_section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConf
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be an object, not {values!r}")
     if layer_type and any(isinstance(value, Mapping) for value in values.values()):
-        # Parameters next to the sections have no effect: transformers 5 saves old ones there.
+        # Parameters next to the sections have no effect: transformers 5 saves old parameters there.
         if set(values) - set(LAYER_TYPES) - KNOWN_PARAMETERS - INERT_PARAMETERS:
             raise ConfigError(f"{where}: must have one section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
         where, values = f"{where}.{layer_type}", values.get(layer_type) or {}
@@ -84,7 +84,7 @@ def read_rope(
     theta_key: key in config.json, for a section without a theta.
     rotary_key: key in config.json with the number of rotated elements of a head, for a section without a share.
 
-    Raises ConfigError for anything that is unknown, missing or out of range.
+    Raises ConfigError for unknown, missing or out-of-range parameters.
     """
     section, max_position = rope_section(c, layer_type, inert), c.integer("max_position_embeddings")
     kind = section.get("rope_type") or section.get("type") or "default"
@@ -103,7 +103,7 @@ def read_rope(
             f"{section.where}: a rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})"
         )
     rope = Rope(kind, theta, rotary_dim)
-    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which no sequence reaches
+    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, so no sequence uses it
         return replace(rope, kind="default")
     if kind == "linear":
         return replace(rope, factor=section.number("factor"))
@@ -213,7 +213,7 @@ def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, up
 
     gated: only if `use_sliding_window` is set.
     typed: according to `layer_types`, if present.
-    upper: otherwise only in layers from `max_window_layers` on.
+    upper: without `layer_types`, only in layers from `max_window_layers` on.
     """
     window, gate = c.get("sliding_window"), not gated or c.flag("use_sliding_window")
     if window is None or not gate:

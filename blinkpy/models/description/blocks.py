@@ -1,5 +1,4 @@
-"""The blocks of a decoder: named types, with their sizes in elements. Families choose them, decoders compute
-them.
+"""The blocks of a decoder: named types, with their sizes in elements. Families choose blocks, and decoders compute them.
 
 A new type needs a member or a class here, and an implementation in the table of both decoders (`BLOCKS` in
 torch_decoder.py and gpu_decoder.py). A decoder whose table lacks a type refuses models that need it.
@@ -18,7 +17,7 @@ BLOCK = 128
 
 
 class Scales(Enum):
-    """The numbers that share a scale of a stored weight."""
+    """Which numbers of a stored weight share a scale."""
 
     MATRIX = "matrix"
     ROW = "row"
@@ -30,10 +29,10 @@ class Quantization:
     """FP8 (E4M3) weights in the linear layers of all layers, including experts. blinkpy.kernels.fp8_rows
     defines the arithmetic.
 
-    inputs: inputs are rounded to 8 bits, too; otherwise weights are dequantised at the start.
-    static: the checkpoint has a scale for the inputs of each matrix; otherwise each input gets a scale, or
-        one per 128 columns if weights have one per block.
-    stored: the checkpoint has FP8 weights; otherwise they are quantised while loading.
+    inputs: whether inputs are also rounded to 8 bits; otherwise weights are dequantised at the start.
+    static: whether the checkpoint has an input scale for each matrix; otherwise each input gets a scale (with block scales of
+    weights, one per 128 columns).
+    stored: whether the checkpoint has FP8 weights; otherwise loading quantises them.
     scale, input_scale: possible suffixes of the names of stored scales.
     """
 
@@ -113,7 +112,7 @@ class LayerPart(Enum):
 
 
 class Activation(Enum):
-    """The activation of a gated MLP's gate, whose result is multiplied with up; or of up, if there is no gate."""
+    """The activation of a gated MLP's gate, whose result multiplies up; without a gate, of up."""
 
     SILU = "silu"
     GELU_TANH = "gelu, approximated with tanh"
@@ -152,7 +151,7 @@ class Norm(NamedTuple):
 class Latent(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A head's keys and values are products with a
     token's latent vector, which all heads share. Only that vector is cached, followed by the rotated part of
-    keys, which all heads share, too.
+    keys, which all heads share as well.
 
     The products are applied to queries and results instead (absorbed), so attention has one key head of
     rank + rotated elements, of which the first `rank` are its values.
@@ -182,10 +181,10 @@ class Attention(NamedTuple):
     qk_norm: norms of queries and keys.
     scale: factor of the scores; 0 means head_dim ** -0.5.
     softcap: c replaces a score by c * tanh(score / c); 0: unused.
-    sinks: each head has a further score that takes a share of the softmax and has no value.
-    chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
+    sinks: whether each head has an additional score in the softmax, without a value.
+    chunked: a token instead sees the tokens of its chunk of `window` tokens, up to itself.
     latent: kv_heads is 1, and head_dim the size of a cached vector.
-    gate: whether the output has a gate; its inputs are additional rows of the queries' projection.
+    gate: whether the output has a gate, computed by additional rows of the queries' projection.
     value_norm: an RMSNorm without weights of each head's values.
     keys_are_values: values are the keys' projection before norm and rotation.
     keys_of: number of an earlier layer, whose keys and values the queries read; None: the layer has its own.
@@ -288,8 +287,8 @@ class Experts(NamedTuple):
 
     normalize: scale a token's shares to a sum of 1 (which they have with TOP_K_SOFTMAX).
     factor: multiplies the shares afterwards.
-    groups, kept_groups: consecutive equal groups of experts; a token visits only experts of the best groups. A
-        group counts as the sum of its best two scores with SIGMOID_TOP_K, and as its best one with SOFTMAX_TOP_K.
+    groups, kept_groups: consecutive equal groups of experts; a token visits only experts of the best groups. A group's score is
+    the sum of its best two scores with SIGMOID_TOP_K, and its best score with SOFTMAX_TOP_K.
     shared: width of an additional MLP that all tokens visit (0: none).
     shared_gated: its result is multiplied by a sigmoid of the token's product with a vector.
     bias: whether router and experts have biases.
@@ -326,7 +325,7 @@ class GatedDelta(NamedTuple):
     each channel of the causal convolution. A token has a decay a, a strength b, a normalised key k and query q, and a value v.
     The matrix S becomes a S + k (b (v - (a S)^T k))^T, and the token's result is S^T q.
 
-    key_heads: heads of queries, and of keys. Consecutive value heads share one.
+    key_heads: number of query heads, and of key heads. Consecutive value heads share a key head.
     value_heads: a multiple of key_heads.
     """
 
@@ -476,8 +475,8 @@ def state_bytes(recurrence: Recurrence, itemsize: int, drafts: int = 0) -> int:
 class Layer(NamedTuple):
     """One layer: attention, then an MLP or experts.
 
-    mlp: None: the layer ends after its attention.
-    recurrence: it replaces attention, unless it is parallel.
+    mlp: None if the layer ends after its attention.
+    recurrence: replaces attention, unless `parallel`.
     scaled: the layer's output is multiplied by a stored number.
     parallel: attention and a state space read the same norm, and their results are added.
     """

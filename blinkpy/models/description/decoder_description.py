@@ -36,7 +36,7 @@ class TensorNames(NamedTuple):
 
     {expert}: number of the expert. Expert names without it refer to one tensor with all experts, as in gpt-oss; its rows of gate
     and up alternate.
-    gate_first: all rows of gate come before those of up.
+    gate_first: all rows of gate come before all rows of up.
     either_order: the shape of a stored expert's matrix decides between [in, out] and [out, in].
     out_first: of these fields (gate_up, down), whether outputs come first, as checkpoint.as_stored finds them.
     one_for_experts: (gate_up, down) of a checkpoint that has one tensor for all experts instead, each matrix as [out, in], all
@@ -61,7 +61,7 @@ class TensorNames(NamedTuple):
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
-    q_a: str = "self_attn.q_a_proj"  # of latent attention, as the five names below
+    q_a: str = "self_attn.q_a_proj"  # this name and the next five are of latent attention
     q_a_norm: str = "self_attn.q_a_layernorm"
     q_b: str = "self_attn.q_b_proj"
     kv_a: str = "self_attn.kv_a_proj_with_mqa"
@@ -80,13 +80,13 @@ class TensorNames(NamedTuple):
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
-    shared_out_norm: str = "post_feedforward_layernorm_1"  # of an MLP parallel to experts, as the four names below
+    shared_out_norm: str = "post_feedforward_layernorm_1"  # this name and the next four are of an MLP parallel to experts
     experts_in_norm: str = "pre_feedforward_layernorm_2"
     experts_out_norm: str = "post_feedforward_layernorm_2"
     router_norm: str = "router.scale"  # complete name, without a suffix
     expert_factors: str = "router.per_expert_scale"  # likewise
     layer_scale: str = "layer_scalar"  # likewise
-    layer_embedding: str = "model.embed_tokens_per_layer"  # of DecoderDescription.layer_inputs, as the five names below
+    layer_embedding: str = "model.embed_tokens_per_layer"  # this name and the next five are of DecoderDescription.layer_inputs
     layer_projection: str = "model.per_layer_model_projection"
     layer_projection_norm: str = "model.per_layer_projection_norm"
     layer_input_gate: str = "per_layer_input_gate"
@@ -95,19 +95,19 @@ class TensorNames(NamedTuple):
     one_for_experts: tuple[str, str] | tuple[()] = ()
     recurrent_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
     delta_ba: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
-    recurrent_conv: str = "linear_attn.conv1d"  # its bias has the same name
+    recurrent_conv: str = "linear_attn.conv1d"  # the bias has the same name
     recurrent_decay: str = "linear_attn.A_log"  # complete name, without a suffix
     recurrent_bias: str = "linear_attn.dt_bias"  # likewise
     recurrent_norm: str = "linear_attn.norm"
     recurrent_skip: str = "mamba.D"  # complete name, without a suffix
     recurrent_out: str = "linear_attn.out_proj"
-    draft_layer: str = ""  # prefix of a draft layer's tensors; empty: as of other layers
+    draft_layer: str = ""  # prefix of a draft layer's tensors; empty: the prefix of other layers
     draft_outer: str = ""  # prefix of the five names below; empty: the layer's
     draft_embedding_norm: str = "enorm"
     draft_hidden_norm: str = "hnorm"
     draft_projection: str = "eh_proj"
     draft_norm: str = "shared_head.norm"
-    draft_copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # of the model's embedding and head
+    draft_copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # copies of the model's embedding and head
     renamed: tuple[tuple[str, str], ...] = ()
     spare: tuple[str, ...] = ()
 
@@ -147,7 +147,7 @@ class DecoderDescription:
     dtype: the checkpoint's dtype, apart from FP8 weights (see `quantization`) and 4-bit weights (see `packing`).
     further_layers: the layers after `layers` in the checkpoint. The first one predicts the token after the next one, and so on
         (multi-token prediction: DeepSeek-V3 technical report, section 2.2).
-    drafting: the last one of `layers` is the first one of `further_layers`. It only drafts tokens (docs/speculation.md).
+    drafting: the last layer of `layers` is the first layer of `further_layers`. It only drafts tokens (docs/speculation.md).
     head_rows: rows of the output head, if there are fewer than tokens: in the description of one rank
         (blinkpy.models.description.split), and of a draft head; 0: all.
     draft_head: the separate head that drafts tokens; its vocabulary may be a part of the model's.
@@ -205,7 +205,7 @@ class DecoderDescription:
 
     @property
     def own_layers(self) -> int:
-        """The number of layers without the draft layer."""
+        """The number of layers, excluding the draft layer."""
         return len(self.layers) - self.drafting
 
     def prefix_of(self, layer: int) -> str:
@@ -244,7 +244,7 @@ class DecoderDescription:
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """The recurrence of the layers that have one."""
+        """The recurrence of the recurrent layers; None without such layers."""
         return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property

@@ -1,9 +1,9 @@
 """The description of an EAGLE-3 draft head from its config.json (Li et al., "EAGLE-3", arXiv 2503.01840).
 
-A head has one layer. For a token and the model's hidden state before it, it predicts the token after that. Its input is a
-projection of the residual stream at three layers of the model; from the second draft on, it is the head's own result before
-its last norm. The layer's queries, keys and values read the normalised embedding, then the normalised input. The output head
-has a part of the vocabulary: `d2t` holds the distance of each row's token from the row's number.
+A head has one layer. From a token and the model's hidden state before that token, the head predicts the next token. Its input is
+a projection of the residual stream at three layers of the model; from the second draft on, the input is the head's own result
+before its last norm. The layer's queries, keys and values read the normalised embedding, then the normalised input. The output
+head has a part of the vocabulary: `d2t` holds the distance of each row's token from the row's number.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ NAMES = TensorNames(
     renamed=(("model.layers.0.", LAYER), ("layers.0.", LAYER), ("model.lm_head.", "lm_head."), ("model.", "")),
 )
 READ_LAYERS = 3
-REFUSED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # flags of variants that compute otherwise
+REFUSED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # flags of unsupported variants
 AUX = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -75,7 +75,7 @@ def describe_head(values: dict[str, Any], model: DecoderDescription) -> DecoderD
 
 def _read_layers(config: HfConfig, model: DecoderDescription) -> tuple[int, ...]:
     """The layers before which the residual stream is read. SpecForge and SGLang store, in eagle_config, the layers after which it
-    is read; vLLM's key of the same name stores those before which it is read.
+    is read; vLLM's key of the same name stores the layers before which it is read.
     """
     section, count = config.get("eagle_config") or {}, model.own_layers
     if not isinstance(section, dict):

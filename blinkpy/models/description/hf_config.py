@@ -10,7 +10,7 @@ from typing import Any
 from blinkpy.config import ConfigError
 
 logger = logging.getLogger("blinkpy.engine")
-LARGEST = 1e38  # about that of float32
+LARGEST = 1e38  # about the largest float32
 DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
@@ -139,7 +139,7 @@ class HfConfig(Mapping[str, Any]):
         values: Mapping[str, Any] | None = None,
         ignores: tuple[str, ...] = (),
     ) -> "HfConfig":
-        """A nested object, whose keys are checked together with this one's.
+        """A nested object, whose keys are checked together with this object's keys.
 
         inherits: keys whose value in this object has priority.
         values: the section's values, if they differ from those of `key`.

@@ -9,8 +9,8 @@ Runs = tuple[tuple[int, float], ...]
 
 
 class Multipliers(NamedTuple):
-    """The factors of a layer's parts. At the start, weights and biases are multiplied by them in float32, then rounded once to
-    their type; no step multiplies.
+    """The factors of a layer's parts. At the start, weights and biases are multiplied by these factors in float32, then rounded
+    once to their dtype. Steps need no multiplication.
 
     attention_in, attention_out: factors of attention's inputs and results.
     keys: factor of keys before their rotation.
@@ -52,7 +52,7 @@ class Multipliers(NamedTuple):
 
     @staticmethod
     def _projection(field: str, rows: tuple[int, ...], factors: tuple[float, ...], of_inputs: float = 1.0) -> dict[str, Runs]:
-        """Those of a matrix and of its bias. of_inputs: a factor of the inputs, which a bias does not have."""
+        """The factors of a matrix and of its bias. of_inputs: a factor of the inputs, which does not apply to the bias."""
         return {
             field: tuple((count, factor * of_inputs) for count, factor in zip(rows, factors, strict=True)),
             f"{field}_bias": tuple(zip(rows, factors, strict=True)),

@@ -44,9 +44,9 @@ class StoredPart(NamedTuple):
 class Packing:
     """4-bit weights of all linear layers; their inputs are not quantised.
 
-    group: inputs that share a scale; 0: a whole row. zeros: the checkpoint has a zero point for each scale. ordered: it has the
-    group of each input (`desc_act`, `actorder`). zero_offset: added to stored zero points. ignored: regular expressions for the
-    names of unquantised matrices. ignored_ends: suffixes of such names.
+    group: inputs that share a scale; 0: a whole row. zeros: whether the checkpoint has a zero point per scale. ordered: whether
+    it has the group of each input (`desc_act`, `actorder`). zero_offset: added to stored zero points. ignored: regular
+    expressions for the names of unquantised matrices. ignored_ends: suffixes of such names.
     """
 
     layout: Layout

@@ -26,7 +26,7 @@ class Section:
         return self.values.get(key, default)
 
     def one_of(self, key: str, *supported: Any) -> Any:
-        """The value of a key, which must be one of those supported; None if it is missing."""
+        """The value of a key, which must be one of `supported`; None if the key is missing."""
         value = self.get(key)
         if not any(value == some and type(value) is type(some) for some in supported):
             listed = ", ".join("nothing" if some is None else str(some) for some in supported)

@@ -23,7 +23,7 @@ from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.families.family import family
 
 GROWTH = "llama_4_scaling_beta"
-INERT = frozenset({GROWTH, "max_position_embeddings"})  # of a rotary embedding; the first one is read by `_growing`
+INERT = frozenset({GROWTH, "max_position_embeddings"})  # keys of a rotary embedding without an effect; `_growing` reads the first
 SIZES: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 V2: dict[str, Any] = {**SIZES, "q_lora_rank": 1536, "first_k_dense_replace": 0, "topk_method": "greedy", "n_shared_experts": 2}
 V2 |= {"max_position_embeddings": 2048, "routed_scaling_factor": 1.0}
@@ -119,7 +119,7 @@ def _softmax_experts(c: HfConfig, *, normalize: bool) -> Experts:
 
 @family("DeepseekV2ForCausalLM", models="DeepSeek V2, V2-Lite, V2.5", model_type="deepseek_v2", defaults=V2, ignores=UNREAD)
 def deepseek_v2(c: HfConfig) -> DecoderDescription:
-    if c.flag("norm_topk_prob"):  # transformers leaves it out, and so do the published models
+    if c.flag("norm_topk_prob"):  # transformers and the published models omit this step
         raise ConfigError(f"{c.where}: norm_topk_prob true is not supported for {c.name}")
     experts, method = _softmax_experts(c, normalize=False), c["topk_method"]
     if method == "group_limited_greedy":

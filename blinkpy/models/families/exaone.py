@@ -1,4 +1,5 @@
-"""EXAONE 4, dense, and K-EXAONE, with experts. Layers without a window do not rotate their heads, unless no layer has one."""
+"""EXAONE 4, dense, and K-EXAONE, with experts. Layers without a window do not rotate their heads, unless no layer has a
+window."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,4 @@
-"""The registry of model families. Each is a file of this folder, found by its name, with a function under
-@family.
-"""
+"""The registry of model families. Each family is a file of this folder, found by name, with a function decorated by @family."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ def families() -> dict[str, Family]:
 
 
 def _reason(name: str, config: Mapping[str, Any], known: Mapping[str, Family]) -> str:
-    """Why a class is refused, and whether another class serves only its text."""
+    """The reason to refuse a class, with a hint if another class serves its text part."""
     reason = f": it needs {MISSING[name]}" if name in MISSING else f" ({LISTED})"
     for key in ("text_config", "llm_config"):
         text = config.get(key)
@@ -93,7 +91,7 @@ def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> De
     family = family_of(values)
     config = HfConfig(family.name, values, {**DEFAULTS, **family.defaults})
     model = family.describe(config)
-    if not model.experts.mxfp4:  # the family has read its quantization
+    if not model.experts.mxfp4:  # the family has already read the quantization
         found = read_quantization(config.having("quantization_config"))
         model = replace(model, packing=found) if isinstance(found, Packing) else replace(model, quantization=found)
     config.check_rest(family.ignores)
@@ -115,7 +113,7 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
 
 
 def _check_matrices(model: DecoderDescription) -> None:
-    """Raises ConfigError if a matrix can't be FP8, or have 4 bits. If no unquantised matrices are named, only the first of
+    """Raises ConfigError if a matrix can't be FP8, or have 4 bits. If the config names no unquantised matrices, only the first of
     several equal layers is checked.
     """
     kind = model.packing or model.quantization

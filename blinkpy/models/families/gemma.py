@@ -38,8 +38,8 @@ IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_toke
 def _decoder(
     c: HfConfig, period: int, *, qk_norm: bool = False, softcap: float = 0.0, local_rope: bool = False
 ) -> DecoderDescription:
-    """Build the description. period: distance of layers without a window. local_rope: sliding-window layers have
-    another rotary embedding.
+    """Build the description. period: distance of layers without a window. local_rope: whether sliding-window layers have a
+    different rotary embedding.
     """
     name, bias = c["hidden_activation"], c.flag("attention_bias")
     if name not in (None, "gelu_pytorch_tanh"):
@@ -80,7 +80,7 @@ def gemma3(c: HfConfig) -> DecoderDescription:
 )
 def gemma3_nested(c: HfConfig) -> DecoderDescription:
     values = c.get("text_config")
-    if isinstance(values, Mapping):  # whose tie_word_embeddings has no effect
+    if isinstance(values, Mapping):  # a nested config, whose tie_word_embeddings has no effect
         values = {key: value for key, value in values.items() if key != "tie_word_embeddings"}
     text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), GEMMA3, values)
     return replace(gemma3(text), tensors=NESTED._replace(post_norm=NAMES.post_norm))

@@ -68,7 +68,7 @@ class Wrapper(NamedTuple):
     section: key in config.json; without it, config.json is flat.
     tied: the default of tie_word_embeddings.
     defaults: replace those of the text's class.
-    ignores: further keys without effect.
+    ignores: more keys without an effect.
     """
 
     name: str

@@ -19,8 +19,8 @@ PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 
 _COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
 _COUNT_MASK = 0xFFFF
-# Results for a waiting request: preempt a stalled one for it; it can run; its class has used its pages; it
-# blocks those after it.
+# Results for a waiting request: preempt a stalled request for it; it can run; its class has used its pages; it blocks later
+# requests.
 NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 
 
@@ -28,20 +28,19 @@ NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 def admit(limits, queues, state, budget, yields, lane, lanes):
     """Admit waiting requests, best rank first, while rows, token budget and pages last.
 
-    No request overtakes a better request that does not fit, which could otherwise wait forever. Waiting requests that stall are
-    skipped; stalled running requests are preempted. If best effort has used its share of the step or of the pages, all
+    No request overtakes a better-ranked request that does not fit, which could otherwise wait forever. Waiting requests that
+    stall are skipped; stalled running requests are preempted. If best effort has used its share of the step or of the pages, all
     best-effort requests are skipped.
 
-    yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are
-        admitted,
-        as many as may pass.
+    yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are admitted, up to the limit of
+    overtakings.
     """
     requests, counts = state.requests, state.counts
     waiting = counts[S.WAITING_COUNT]
-    if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # the request that was just preempted would be admitted first
+    if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # a request that was just preempted would be admitted first
         return
-    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, after a barrier
-    left, space = 1, 0  # yielding requests are not admitted; for the others see tokens_ahead
+    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written back below, after a barrier
+    left, space = 1, 0  # yielding requests are not admitted; for other requests see tokens_ahead
     if not yields:
         left, space = budget_left(limits, state, budget, lane, lanes)
     while outcome != MUST_WAIT and position < waiting and left > 0:
@@ -78,11 +77,11 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 @device
 def budget_left(limits, state, budget, lane, lanes):
-    """(Tokens of the batch's budget that running requests leave, the part that best-effort prompts may use);
-    at most 0 if the budget is used up.
+    """(tokens of the budget that running requests leave, part of them for best-effort prompts). At most 0 if the budget is used
+    up.
     """
     requests = state.requests
-    others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
+    others, prompts, decoding = 0, 0, 0  # others: tokens of all requests except best-effort prompts
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.stalled[slot] == 0:
@@ -100,8 +99,8 @@ def budget_left(limits, state, budget, lane, lanes):
 
 @device
 def tokens_ahead(state, slot, lane, lanes):
-    """Tokens of a step that come before a waiting latency-sensitive request while best-effort prompts yield:
-    decodes, and chunks of latency-sensitive prompts that precede it by rank and arrival.
+    """Tokens of a step that precede a waiting latency-sensitive request while best-effort prompts yield: decodes, and chunks of
+    latency-sensitive prompts with a lower (rank, arrival).
     """
     requests, ahead = state.requests, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
@@ -115,8 +114,8 @@ def tokens_ahead(state, slot, lane, lanes):
 
 @device
 def fits_after_preemption(limits, state, slot, best_effort, lane, lanes):
-    """FITS_NOW, CLASS_WAITS or MUST_WAIT for a waiting request, preempting stalled requests for it: only
-    best-effort ones if their class has used its pages. scratch.found: see fits_now.
+    """FITS_NOW, CLASS_WAITS or MUST_WAIT for a waiting request, preempting stalled requests for it; only stalled best-effort
+    requests if that class has used its pages. scratch.found: see fits_now.
     """
     outcome = NOT_YET
     while outcome == NOT_YET:
@@ -141,8 +140,8 @@ def fits_after_preemption(limits, state, slot, best_effort, lane, lanes):
 
 @device
 def fits_best_effort(limits, state, slot, lane, lanes):
-    """Whether best effort may hold the pages of one more request, plus one page for each of its running ones,
-    up to an eighth of all.
+    """Whether best effort may hold one more request's pages, plus one page per running best-effort request, up to an eighth of
+    the pool.
     """
     if limits.best_effort_pages == limits.pages:
         return True
@@ -153,14 +152,13 @@ def fits_best_effort(limits, state, slot, lane, lanes):
 
 @device
 def fits_now(limits, state, slot, lane, lanes):
-    """Whether there is a row, and pages for all tokens of a waiting request; its hits are in scratch.found and
-    hit_tokens.
+    """Whether a row is free, and pages for all tokens of a waiting request. Its hits are in scratch.found and hit_tokens.
 
-    One more page per running request must be free, so that it is not preempted immediately.
+    One more page per running request must be free, so that the new request is not preempted immediately.
     """
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
     available = spare_pages(limits, counts)
-    if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # at least one page is never a hit
+    if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # every request needs at least one page that is not a hit
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
     if limits.snapshots > 0:
@@ -198,7 +196,7 @@ def start_request(limits, queues, state, slot, lane, lanes):
             requests.canonical_generation[slot] = pages.generation[page]
         if limits.snapshots > 0:
             start_from_snapshot(state, slot, hits)
-        if requests.preemptions[slot] == 0:  # later hits are its own pages
+        if requests.preemptions[slot] == 0:  # after a preemption, hits are the request's own pages
             pair, request_id = requests.pair[slot], requests.request_id[slot]
             name = (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK
             waited_ns = state.inbox.now_ns[0] - requests.arrival_us[slot] * MICROSECOND_NS

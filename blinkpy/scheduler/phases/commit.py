@@ -1,4 +1,4 @@
-"""The results of the last step: append its tokens, publish them, end finished requests.
+"""Commits the last step: appends its tokens, publishes them, and ends finished requests.
 
 The step must be complete, so that no kernel uses the pages that are released here.
 """
@@ -89,10 +89,10 @@ def commit(limits, queues, state, lane, lanes):
 
 @device
 def commit_row(limits, state, row, slot):
-    """One lane: append a row's token to its request, and write its completion word; then do the same for its correct drafts. A
+    """One lane: append a row's token to its request and write the completion word, then do the same for correct drafts. A
     draft is correct if it equals the token sampled before it. Returns (generated tokens, correct drafts).
 
-    All rows of a step with drafts have one token, so a draft has the number of its row.
+    In a step with drafts every row has one token, so the number of a draft's token equals its row.
     """
     requests, batch, scratch = state.requests, state.batch, state.scratch
     generated, place, continues, drafted = 0, row, True, WAS_DRAFTED
@@ -125,7 +125,7 @@ def append_token(limits, state, slot, token):
     requests.finish[slot] if the request ended.
     """
     requests = state.requests
-    if token < 0 or token >= limits.vocab_size:  # the step failed for this row; an invalid token must not be passed on
+    if token < 0 or token >= limits.vocab_size:  # the step failed for this row: an invalid token must not be published
         requests.finish[slot] = FINISH_ERROR
         return FINISH_ERROR
     length = requests.length[slot] + 1
@@ -158,8 +158,7 @@ REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 @device
 def mark_ending(state, lane, lanes):
     """Mark, in Requests.finish, the requests that end by a cancel or a revoked queue pair. Returns the number
-    of these that run or wait. Requests whose last completion waits for space are dropped if their owner is
-    revoked.
+    of these that run or wait. Requests whose last completion still waits for space are dropped if their owner is revoked.
     """
     requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
     ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
@@ -175,8 +174,8 @@ def mark_ending(state, lane, lanes):
 
 @device
 def mark_in_list(state, slots, n, lane, lanes):
-    """Mark the ending requests of slots[0:n]. Returns this lane's count. The cancel of a request in flight has to wait; no
-    verdicts exist at that time.
+    """Mark the ending requests of slots[0:n]. Returns this lane's count. A cancel of a request in flight must wait; at that time,
+    verdicts do not exist.
     """
     requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0

@@ -1,8 +1,8 @@
-"""Completion words: their positions in the completion rings, and publishing them.
+"""Publishes completion words at their positions in the completion rings.
 
 A list of items (rows of a batch, or requests whose last completion waits for space) is published to the
-rings of several pairs. The position of an item is its number among the items of its pair, in list order,
-from a scan that counts four pairs together.
+rings of several pairs. An item's position is its index among the items of its pair, in list order; a scan counts four pairs
+together.
 """
 
 from blinkpy.device.expect import expect
@@ -12,7 +12,7 @@ from blinkpy.kv.invariants import check_state as F
 from blinkpy.queues import words as W
 from blinkpy.queues.words import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, LOGPROB_ENTRIES, PAIR_CQ_TAIL, TOKEN_SHIFT
 
-PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, so at most as many items
+PAIRS_AT_ONCE = 4  # 16-bit counts in one int64: a pair has at most 65,535 slots, and at most one item per slot
 COUNT_BITS = 16
 COUNT_MASK = 0xFFFF
 LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
@@ -27,13 +27,14 @@ def completion_word(limits, requests, slot, token, flags):
 
 @device
 def free_entries(limits, pairs, pair):
-    """Free entries of a completion queue: read or never used, minus those reserved for a suspended step."""
+    """Free entries of a completion ring (read or never used), minus entries reserved for a suspended step."""
     return limits.cq_entries - (pairs.cq_tail[pair] - pairs.cq_head[pair]) - pairs.reserved[pair]
 
 
 @device
 def position_in_pair(limits, scratch, n, lane, lanes):
-    """scratch.position[i]: items before item i that have the same scratch.pair (-1: not counted); scratch.total: per pair.
+    """Write scratch.position[i], the number of items before item i with the same scratch.pair (-1: not counted), and
+    scratch.total, the items per pair.
 
     The caller's writes to scratch.pair need no barrier.
     """
@@ -59,13 +60,10 @@ def position_in_pair(limits, scratch, n, lane, lanes):
 
 @device
 def store_completion(queues, pair, entry, word, logprobs, i):
-    """Store a completion word at its place in a queue, after its record, logprobs[i], if it has HAS_LOGPROBS.
+    """Store a completion word in a ring, after its record logprobs[i] if the word has HAS_LOGPROBS.
 
-    Keeps O3 and O8 of docs/verification.md. A word without a record needs no release, since one store
-    completes
-    it and its lap counter shows that it is new. A word with a record is released, because its reader then
-    reads the
-    record.
+    Keeps O3 and O8 of docs/verification.md. A word without a record needs no release: a single store completes it, and the lap
+    counter marks it as new. A word with a record needs a release, because the reader then reads the record.
     """
     if word & LOGPROBS_BIT != 0:
         for k in range(LOGPROB_ENTRIES):
@@ -77,9 +75,8 @@ def store_completion(queues, pair, entry, word, logprobs, i):
 
 @device
 def publish_completions(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
-    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has space.
-    Published items get -1 in scratch.pair; the others keep their pair. logprobs[i]: the record of a word with
-    HAS_LOGPROBS.
+    """Publish scratch.word[i] in the ring of scratch.pair[i] (-1: skip), while the ring has space. Published items get -1 in
+    scratch.pair; other items keep their pair. logprobs[i]: the record of a word with HAS_LOGPROBS.
 
     The tail needs no release: only the next owner of the pair reads it, after the release store of its grant (O5 of
     docs/verification.md).
@@ -87,7 +84,7 @@ def publish_completions(limits, queues, pairs, scratch, logprobs, n, lane, lanes
     position_in_pair(limits, scratch, n, lane, lanes)
     for i in strided(lane, n, lanes):
         pair = scratch.pair[i]
-        # Relies on O4 of docs/verification.md: the branch on the reader's head keeps the word behind it.
+        # Relies on O4 of docs/verification.md: the branch on the reader's head orders the word's store after it.
         if pair >= 0 and scratch.position[i] < free_entries(limits, pairs, pair):
             position = pairs.cq_tail[pair] + scratch.position[i]
             lap = (position >> limits.cq_shift) % LAPS + 1
@@ -111,13 +108,13 @@ GAUGE_ROWS, GAUGE_TOKENS = W.GAUGE["batch_rows"], W.GAUGE["batch_tokens"]
 
 @device
 def publish_status(limits, queues, state, lane, lanes):
-    """Publish counters, gauges and the heartbeat. They are for monitoring: no party depends on their order,
-    and a release would wait until all of them have crossed the bus.
+    """Publish counters, gauges and the heartbeat. They serve only monitoring: no party depends on their order, and a release
+    would wait until all of them have crossed the bus.
     """
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, W.ENGINE_COUNTERS + i, state.counters[i])
-    if lane == 0:  # all loads first: they take as long as one
+    if lane == 0:  # all loads first: together they take as long as one load
         running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
         free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
         rows, tokens = state.batch.counts[S.ROWS], state.batch.counts[S.TOKENS]

@@ -1,16 +1,15 @@
 """Drafts: guesses of the next tokens, checked in one step (speculation; prompt lookup: Saxena, 2023).
 
-A draft is a row of one token after its request's row, and each row samples. A request's random numbers depend only on its seed
-and position. So a draft is correct if it equals the token that is sampled at its position, and the output is the same with and
-without drafts.
+A draft is a row of one token after its request's row, and each row samples a token. Random numbers depend only on the request's
+seed and the position. So a draft is correct if it equals the token sampled at its position, and drafts never change the output.
 
-Drafts are the request's own tokens that followed the same tokens earlier. overlap looks for the earlier place
-while the step runs (`find_drafts`): there, the last draft_match - 1 tokens must repeat. If the token that the step
-samples repeats too, `propose_drafts` takes the tokens after it. The longest match wins, and the latest of equally long matches.
+Drafts copy the tokens that followed an earlier occurrence of the request's last tokens. While the step runs, overlap looks for an
+earlier match of the last draft_match - 1 tokens (`find_drafts`). If the newly sampled token also matches, `propose_drafts` takes
+the tokens after it. The longest match wins, and the latest of equally long matches.
 
-A request may have a prediction of its output. Its tokens are the last of the request's row of tokens, in which the output may
-overwrite the first of them. Drafts begin with its first token. They also follow a match in it, before one of equal length
-in the request's own tokens.
+A request may have a prediction of its output. The prediction fills the end of the request's row of tokens; a growing output may
+overwrite its first tokens. Drafts begin with the prediction's first token. A match in the prediction wins over a match of equal
+length in the request's own tokens.
 
 With Limits.step_drafts, a draft layer of the model runs in the step and returns the drafts of each row instead
 (Batch.drafted). They follow the token that the step samples, so `propose_drafts` takes them unchanged.
@@ -19,7 +18,7 @@ If a request has a grammar, its drafts end before the first draft that the gramm
 masks the tokens of each draft's row by the position of the automaton there (Requests.draft_states).
 
 The index is a hash table of n-grams for each slot, with chains; n-grams of a prediction have other buckets. It is never cleared:
-each entry that a lookup finds is compared with the request's tokens, so an entry of an earlier request is harmless.
+each entry that a lookup finds is compared with the request's tokens, so a stale entry of an earlier request is harmless.
 """
 
 from blinkpy.device.expect import expect
@@ -44,17 +43,17 @@ from blinkpy.scheduler.yielding import limits_pages
 DRAFT_TOKENS = S.COUNTER_INDEX["draft_tokens"]
 DRAFTS_REFUSED = S.COUNTER_INDEX["draft_tokens_refused"]
 
-INDEXED_AT_ONCE = 512  # positions of a request that enter the index in one turn
-CANDIDATES = 8  # places of a kind that a lookup compares, latest first
+INDEXED_AT_ONCE = 512  # maximum positions of a request indexed per turn
+CANDIDATES = 8  # maximum places that a lookup compares per kind of bucket, latest first
 OWN, PREDICTED = range(2)  # kinds of places
 LONGEST_MATCH = 64  # tokens; longer matches count as equal
 HASH_MULTIPLIER, HASH_MASK, HASH_FOLD = 1_000_003, (1 << 40) - 1, 17
-_HALF, _LOW = 32, 0xFFFFFFFF  # two counts travel in one scan
+_HALF, _LOW = 32, 0xFFFFFFFF  # packs two counts into one scan
 
 
 @device
 def may_have_drafts(requests, slot):
-    """Whether drafts are possible for a request: not while its prompt is scored."""
+    """Whether a request may have drafts, which excludes scored prompts."""
     return requests.length[slot] >= requests.prompt_length[slot]
 
 
@@ -83,7 +82,8 @@ def first_place(limits, requests, slot):
 
 @device
 def first_intact(limits, requests, slot):
-    """The first position of a prediction that neither the output nor a draft overwrites; at least max_model_len without any."""
+    """The first position of a prediction that neither output nor drafts overwrite; at least max_model_len if all are
+    overwritten."""
     return max(first_place(limits, requests, slot), requests.length[slot] + limits.draft_tokens)
 
 
@@ -95,7 +95,7 @@ def follows_prediction(limits, requests, drafts, slot):
 
 @device
 def find_drafts(limits, state, lane, lanes):
-    """Part of overlap: keep the index, and look for drafts after the token that the step samples. Returns whether any request
+    """Part of overlap: update the index, and look for drafts that may follow the token being sampled. Returns whether any request
     may get drafts.
     """
     if limits.draft_tokens == 0 or not step_ended(state.batch):
@@ -116,13 +116,13 @@ def find_drafts(limits, state, lane, lanes):
             drafts.source[slot] = source
             found = 1 if source >= 0 else found
         elif batch.emits[row] != S.DRAFT:
-            found = 1  # all of its drafts may be correct
+            found = 1  # all drafts of the running step may be correct
     return block_max(found, lane, lanes) > 0
 
 
 @device
 def find_step_drafts(state, lane, lanes):
-    """find_drafts, if the step returns the drafts. No request rests, since its drafts are computed anyway."""
+    """find_drafts, if the step returns the drafts. Requests never rest, because their drafts are computed anyway."""
     requests, drafts, batch = state.requests, state.drafts, state.batch
     found = 0
     for row in strided(lane, batch.counts[S.ROWS], lanes):
@@ -172,7 +172,7 @@ def index_places(limits, requests, drafts, slot, first, end, kind):
 
 @device
 def next_place(limits, requests, drafts, slot):
-    """The position whose token may come next: a prediction's first before any output, then that of the longest match."""
+    """The position of the likely next token: the prediction's start before any output, later the end of the longest match."""
     first, length = first_place(limits, requests, slot), requests.length[slot]
     if requests.entry[slot, WORD_OUTPUT_TOKENS] == 0 and length == requests.prompt_length[slot]:
         if first < limits.max_model_len and first == first_intact(limits, requests, slot):
@@ -198,8 +198,8 @@ def longest_match(limits, requests, drafts, slot):
 
 @device
 def longer_match(limits, requests, drafts, slot, kind, first, end, best, source):
-    """The longest match before one of the positions [first, end). Returns (equal tokens, position), or (best, source) if it has
-    at most `best` tokens.
+    """The longest match that ends before one of the positions [first, end). Returns (matching tokens, position), or (best,
+    source) if no match has more than `best` tokens.
     """
     length, tried = requests.length[slot], 0
     position = drafts.heads[slot, bucket_of(limits, requests, slot, length, kind)]
@@ -213,14 +213,14 @@ def longer_match(limits, requests, drafts, slot, kind, first, end, best, source)
             if equal > best:
                 best, source = equal, position
         before = drafts.links[slot, position]
-        position = before if before < position else 0  # an entry of an earlier request may lead anywhere
+        position = before if before < position else 0  # a stale entry of an earlier request may point anywhere
         tried += 1
     return best, source
 
 
 @device
 def wanted_drafts(limits, state, slot):
-    """The drafts that a request can use in the next step, before rows and pages are shared out."""
+    """The number of drafts that a request can use in the next step, before rows and pages are distributed."""
     requests, drafts, source = state.requests, state.drafts, state.drafts.source[slot]
     length, most = requests.length[slot], drafts.most[slot]
     if source < 0 or requests.stalled[slot] != 0:
@@ -234,15 +234,15 @@ def wanted_drafts(limits, state, slot):
             most = min(most, limits.max_model_len - 1 - source)
         if most < 1 or requests.tokens[slot, source] != requests.tokens[slot, length - 1]:
             return 0
-    if free_entries(limits, state.pairs, requests.pair[slot]) <= limits.rows:  # one for each row that the step may have
+    if free_entries(limits, state.pairs, requests.pair[slot]) <= limits.rows:  # one entry per row that the step may have
         return 0
-    left = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS] - length  # intake keeps it within the context
-    return min(most, left - 1)  # one token comes without a draft
+    left = requests.prompt_length[slot] + requests.entry[slot, WORD_MAX_TOKENS] - length  # intake limits this to the context
+    return min(most, left - 1)  # one token needs no draft
 
 
 @device
 def returned_drafts(limits, batch, row, slot):
-    """The number of drafts that the step returned for a request; 0 if `row` is no longer its own row."""
+    """The number of drafts that the step returned for a request; 0 if `row` now belongs to another request."""
     count = 0
     if row < batch.counts[S.ROWS] and batch.row_slots[row] == slot:
         while count < limits.step_drafts and 0 <= batch.drafted[row, count] < limits.vocab_size:
@@ -260,7 +260,7 @@ def write_drafts(limits, state, slot, wanted):
     limit = limits.rows if limits.step_drafts > 0 else length - 1
     predicted = takes_predictions(limits) and follows_prediction(limits, requests, state.drafts, slot)
     expect(state, wanted == 0 or predicted or 0 <= source < limit, F.DRAFT_SOURCE)
-    for k in range(wanted):  # in order: a source may reach into its own drafts
+    for k in range(wanted):  # in order, because the source may overlap the drafts
         token = state.batch.drafted[source, k] if limits.step_drafts > 0 else requests.tokens[slot, source + 1 + k]
         if constrained:
             position = counted_state_after(state.grammars, requests.grammar[slot], position, token)
@@ -276,8 +276,8 @@ def propose_drafts(limits, state, lane, lanes):
     """Part of schedule, before plan_batch: set scratch.first[i] to the number of drafts of running[i], and take
     their pages. The drafts are written after its tokens.
 
-    No request has drafts if a prompt needs a chunk, a step is suspended, or more than draft_requests requests decode. The
-    remaining rows and pages go to the requests in the order of `running` (see share_out).
+    No request has drafts if a prompt needs a chunk, a step is suspended, or more than draft_requests requests decode. Remaining
+    rows and pages go to requests in the order of `running` (see share_out).
     """
     if limits.draft_tokens == 0:
         return
@@ -306,10 +306,10 @@ def propose_drafts(limits, state, lane, lanes):
 
 @device
 def share_out(limits, state, running, rows, lane, lanes):
-    """Give `rows` rows to drafts: scratch.first[i] of running[i], and scratch.page[i] further pages for them. Returns (drafts,
-    additional pages, drafts that grammars refused).
+    """Distribute `rows` rows to drafts: running[i] gets scratch.first[i] drafts, and scratch.page[i] further pages for them.
+    Returns (drafts, additional pages, drafts that grammars refused).
 
-    If more pages are not available without preemption, a request keeps only the drafts that fit into its pages. One page for
+    Without free pages, a request keeps only the drafts that fit into its pages; drafts preempt no request. One page for
     each running request, at most an eighth of the pool, stays free. Best effort gets no additional pages if its pages are
     limited.
     """
@@ -325,7 +325,7 @@ def share_out(limits, state, running, rows, lane, lanes):
             written = write_drafts(limits, state, slot, wanted)
             refused += wanted - written
             wanted = written
-            # Drafts that its pages hold; a stalled request may even lack one.
+            # Drafts that its pages hold; a stalled request may even lack a page.
             held = max(0, (requests.num_pages[slot] << limits.page_shift) - requests.length[slot])
         before, total = block_scan(wanted, lane, lanes)
         granted = max(0, min(wanted, rows - before))
@@ -347,7 +347,7 @@ def share_out(limits, state, running, rows, lane, lanes):
 
 @device
 def take_draft_pages(limits, state, running, amount, lane, lanes):
-    """Give running[i] scratch.page[i] further pages, `amount` in all."""
+    """Give running[i] scratch.page[i] further pages, `amount` in total."""
     requests, pages, counts = state.requests, state.pages, state.counts
     evict_pages(limits, pages, counts, state.counters, amount, lane, lanes)
     free = counts[S.FREE_COUNT]
@@ -366,7 +366,7 @@ def take_draft_pages(limits, state, running, amount, lane, lanes):
 
 @device
 def learn_from_drafts(limits, drafts, slot, length, given, accepted):
-    """One lane: adapt a request's number of drafts to its own acceptance, after a step.
+    """One lane: adapt a request's number of drafts to its acceptance in a step.
 
     length: tokens of the request after the step. given, accepted: its drafts in the step.
     The number doubles if all drafts were correct. Otherwise it becomes one more than the number of correct drafts. If the first

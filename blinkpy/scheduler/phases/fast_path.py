@@ -1,7 +1,7 @@
 """The fast path from a step's tokens to the next batch: every request decodes, and no request enters.
 
 `overlap` has prepared everything except the tokens (State.forecast), so one pass over the rows commits the
-tokens and writes the next batch. Requests may end in it if no request waits for their slots. Their
+tokens and writes the next batch. Requests may end in that pass if no request waits for their slots. Their
 completions are published after the next step has begun (completions.py), so that no kernel waits for the slow
 writes to the host's memory. Both paths leave the same state, bit for bit; tests compare them.
 """
@@ -17,14 +17,12 @@ from blinkpy.scheduler.phases.completions import LOGPROBS_BIT
 from blinkpy.scheduler.phases.plan import finish_batch, write_row
 from blinkpy.scheduler.phases.waiting_list import release_slots
 
-NOT_FAST = -4  # instead of a bucket: the full path has to decide
+NOT_FAST = -4  # instead of a bucket: the full path must decide
 
 
 @device
 def judge_token(limits, state, row, token):
-    """(flags of the completion for a sampled token, next position in the request's grammar); equal to
-    commit.append_token.
-    """
+    """(completion flags of a sampled token, next position in the request's grammar), the same as commit.append_token."""
     forecasts, following = state.forecast.rows, 0
     if token < 0 or token >= limits.vocab_size:
         return C.FINISH_ERROR, following
@@ -43,7 +41,7 @@ def judge_token(limits, state, row, token):
 
 @device
 def prefetch_forecast(limits, state, lane, lanes):
-    """Load the data of take_fast_path into the cache, because the step's kernels have evicted it."""
+    """Prefetch the data of take_fast_path, which the step's kernels have evicted from the cache."""
     for row in strided(lane, limits.rows, lanes):  # all rows, because their number is not cached yet either
         prefetch(state.forecast.rows, (row, 0))
     if lane == 0:
@@ -72,7 +70,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
         return NOT_FAST
-    if lane == 0:  # first the serial work of one lane, while the others process rows
+    if lane == 0:  # serial work of one lane, while the other lanes process rows
         state.forecast.unpublished[0] = rows
     if lane == 0 and ended == 0:
         generated, steps, context = counters[GENERATED_TOKENS], counts[S.STEPS], state.forecast.max_context[0]

@@ -1,8 +1,8 @@
-"""The part of overlap that prepares for the step's tokens: count them, allocate pages, and forecast the
-outcome of each row.
+"""The part of overlap that prepares for the step's tokens: it counts them, allocates pages, and forecasts the outcome of each
+row.
 
-It runs in parallel to the step. So it releases no page, and changes no data that a step reads: the batch,
-and entry, tokens and pages of its requests.
+It runs in parallel to the step. So it releases no page, and changes no data that a step reads: the batch, and its requests'
+entries, tokens and pages.
 """
 
 from blinkpy.device.expect import expect
@@ -30,8 +30,8 @@ COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
 
 @device
 def count_computed(limits, state, lane, lanes):
-    """Count the step's tokens as computed, and index the pages that it fills. The index is not read before it
-    is complete. Does nothing after a layer group that is not the step's last.
+    """Count the step's tokens as computed, and index the pages that it fills. No phase reads the index before the update is
+    complete. No effect after a layer group other than the step's last group.
     """
     requests, batch = state.requests, state.batch
     rows = batch.counts[S.ROWS]
@@ -78,9 +78,8 @@ def needs_page(limits, requests, slot):
 
 @device
 def grow_for_forecast(limits, state, lane, lanes):
-    """Allocate pages for the tokens that the step samples. Returns whether there were enough. If not, no
-    request gets a page, and grow_pages will preempt. Also returns False after a group that is not the last
-    one.
+    """Allocate pages for the tokens that the step samples. Returns whether pages sufficed. If not, no request gets a page, and
+    grow_pages will preempt. Also returns False after a layer group other than the last group.
     """
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
     rows = batch.counts[S.ROWS]
@@ -118,10 +117,9 @@ def grow_for_forecast(limits, state, lane, lanes):
 
 @device
 def forecast(limits, state, grown, drafting, lane, lanes):
-    """Fill State.forecast and set counts[FAST_PATH], if everything except the tokens is certain.
+    """Fill State.forecast and set counts[FAST_PATH], if only the tokens are unknown.
 
-    That requires that every running request decodes in this step, no other request could run, and no external
-    word requests a change.
+    Then every running request decodes in this step, no other request could run, and no external word requests a change.
     grown: see grow_for_forecast.
     drafting: whether a request may get drafts (find_drafts).
     """
@@ -139,7 +137,7 @@ def forecast(limits, state, grown, drafting, lane, lanes):
         and nobody_enters
         and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] + counts[S.YIELDED_TURNS] == 0
         and state.inbox.command[0] == COMMAND_RUN
-        and state.pace[S.PACE_STEP_NS] == limits.pace_ns  # the next step will not be held: both are 0 without a pace
+        and state.pace[S.PACE_STEP_NS] == limits.pace_ns  # the next step will not wait: both are 0 without a pace
     )
     blocked = 0
     if predictable:

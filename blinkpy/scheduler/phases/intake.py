@@ -1,7 +1,6 @@
-"""New requests from the submission rings. All checks are here, so later phases can rely on valid data.
+"""Takes new requests from the submission rings. All checks are here, so later phases can rely on valid data.
 
-Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only
-harm itself.
+Each entry is copied once, and the copy is checked. So a front end that writes while the engine reads can only harm itself.
 """
 
 from blinkpy.device.expect import expect
@@ -34,10 +33,9 @@ HASH_LIMIT = 1 << 2 * HASH_SHIFT
 
 @device
 def intake(limits, queues, state, lane, lanes):
-    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked
-    yet.
+    """Consume entries, rotating over the pairs. Accepted requests are "entering": not ranked yet.
 
-    No entries are taken from a pair that changes its owner; the entries of the old owner are skipped.
+    A pair that changes its owner gives no entries; the old owner's entries are skipped.
     """
     pairs, counts = state.pairs, state.counts
     pending = 0
@@ -126,7 +124,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.grammar_state[slot] = start_of(state.grammars.words, grammar) if grammar >= 0 else 0
         requests.rules[slot] = rules
         begin_drafts(limits, state.drafts, slot, entry[E.WORD_PREDICTED_TOKENS])
-        state.inbox.cancel[slot] = 0  # cancel word of the slot's last request, whose id a front end may reuse
+        state.inbox.cancel[slot] = 0  # drop the cancel word of the slot's last request, because a front end may reuse the id
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
         counts[S.ARRIVALS] = arrivals + 1
@@ -179,7 +177,7 @@ def check_entry(limits, entry, epoch):
 
 @device
 def words_in_range(limits, offset, words, head):
-    """Whether an automaton or token rules, if any, have a valid length and are inside the arena.
+    """Whether optional words (automaton or token rules) have a valid length and are inside the arena.
 
     head: number of words before the content.
     """
@@ -187,9 +185,8 @@ def words_in_range(limits, offset, words, head):
 
 
 def make_range_check(checks):
-    """A device function that returns whether an entry passes all of submission.CHECKS. Each check is a
-    function with its numbers as constants; numba-cuda would need ten minutes to compile a loop over the
-    tuple.
+    """A device function that returns whether an entry passes all of submission.CHECKS. Each check is a function with its numbers
+    as constants, because numba-cuda would compile a loop over the tuple for ten minutes.
     """
     if not checks:
         return device(lambda entry: True)
@@ -236,13 +233,12 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
 
 @device
 def take_grammar(limits, queues, state, pair, rules, kept, lane, lanes):
-    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the
-    copy.
+    """Find the automaton of scratch.entry in its pair's share of grammar slots, or copy it to a slot and check the copy.
 
-    rules: do this for its token rules instead.
+    rules: whether to take the token rules instead.
     kept: the slot of the entry's automaton, or -1.
 
-    Returns (REJECT_* or 0, its slot, copied words). No live request uses the slot that is written.
+    Returns (REJECT_* or 0, slot, copied words). It never overwrites a slot that a live request uses.
     """
     grammars, entry, counters, epoch = state.grammars, state.scratch.entry, state.counters, state.pairs.epoch[pair]
     digest, offset, words = long_word(entry, E.LONG_GRAMMAR_DIGEST), entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]

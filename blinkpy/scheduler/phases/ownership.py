@@ -1,9 +1,8 @@
 """Ownership of queue pairs: leases, claims, and validation of front-end words.
 
-Every word of a front end is checked before it is used, and carries the epoch of its writer. A front end
-loses its requests if it is silent for too long, claims its pair again or violates the protocol; no other
-front end is affected. A claim soon after the last grant waits, so that a front end can't force frequent
-changes of ownership.
+Every word of a front end is checked before it is used, and carries the epoch of its writer. A front end loses its requests if it
+is silent for too long, claims its pair again or violates the protocol. Other front ends are not affected. A claim soon after the
+last grant must wait, so no front end can force frequent changes of ownership.
 """
 
 from blinkpy.device.expect import expect
@@ -63,7 +62,7 @@ def read_cancels(limits, queues, state, slots, n, lane, lanes):
         slot = slots[i]
         pair, status = state.requests.pair[slot], state.requests.status[slot]
         expect(state, status == S.RUNNING or status == S.WAITING, F.LISTED_IDLE)
-        # Relies on O7 of docs/verification.md: a cancel names its request, so it may arrive at any time.
+        # Relies on O7 of docs/verification.md: a cancel names its request, so it is valid at any time.
         state.inbox.cancel[slot] = load_relaxed(queues.cancel, (pair, slot - pair * limits.slots_per_pair))
 
 
@@ -74,8 +73,8 @@ STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
 @device
 def validate_front_words(limits, state, lane, lanes):
     """Validate front-end words; record a verdict for each queue pair, and their number in
-    counts[VERDICT_COUNT]. Between two groups of a step no verdicts are made, so that its requests and their
-    entries stay unchanged.
+    counts[VERDICT_COUNT]. Between two groups of a cut step, verdicts wait, so that the step's requests and their entries stay
+    unchanged.
     """
     inbox, pairs = state.inbox, state.pairs
     now_ns = inbox.now_ns[0]
@@ -127,15 +126,13 @@ def validate_front_words(limits, state, lane, lanes):
 
 @device
 def claim_is_due(limits, pairs, pair, now_ns):
-    """Whether a claim of the next epoch may be granted now: the first one immediately, later ones after an
-    interval.
-    """
+    """Whether a claim of the next epoch may be granted now: the first claim immediately, later claims after an interval."""
     return pairs.epoch[pair] == 0 or now_ns - pairs.granted_ns[pair] >= limits.claim_ns
 
 
 @device
 def apply_verdicts(limits, queues, state, lane, lanes):
-    """Revoke and grant queue pairs, one lane each. The requests of a revoked pair have already ended, except
+    """Revoke and grant queue pairs, one lane per pair. The requests of a revoked pair have already ended, except
     those in `finishing`.
     """
     pairs, counts = state.pairs, state.counts

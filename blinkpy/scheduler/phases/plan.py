@@ -1,8 +1,8 @@
-"""The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
+"""Plans the next batch: decode rows in the order of `running`, then prefill chunks within the budget.
 
 The budget is the size of the largest batch, or less if requests decode: see step_budget. Chunked prefill: Agrawal et al.,
 "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024. The choice by waiting and decoding requests
-is new here (docs/tuning.md).
+is this project's (docs/tuning.md).
 """
 
 from blinkpy.device.expect import expect
@@ -29,9 +29,8 @@ def step_budget(limits, state, yields, lane, lanes):
     - limits.burst_step_tokens in a burst: larger chunks finish the prompts sooner.
     - limits.tokens if no request decodes, and in a burst of prompts that lack at most limits.mixed_tokens on
       average: one step then gives many first tokens.
-    - limits.sensitive_step_tokens plus the decodes while best-effort prompts yield: the next arrival waits
-      for
-      a short step.
+    - limits.sensitive_step_tokens plus the decodes while best-effort prompts yield: so the next arrival waits only for a short
+    step.
 
     Prefill always progresses: a request that lacks more than one token has a row, so fewer than limits.rows
     decode.
@@ -67,7 +66,7 @@ def step_budget(limits, state, yields, lane, lanes):
 def plan_batch(limits, state, budget, yields, lane, lanes):
     """Write state.batch. Returns the bucket, or -1 if no request can run.
 
-    budget: maximum tokens, unless more requests decode.
+    budget: maximum tokens; more if more requests decode.
     yields: see begin_yield; best-effort prompts get no chunk in a step that interrupts another step.
     """
     running = state.counts[S.RUNNING_COUNT]
@@ -121,7 +120,7 @@ def finish_batch(state, rows, tokens, decode_rows, emits, groups, context, lane,
 
 @device
 def plan_decodes(limits, state, running, lane, lanes):
-    """Write rows of requests that lack one token and have no drafts. Returns (rows, requests that lack more tokens, this
+    """Write the rows of requests that lack one token and have no drafts. Returns (rows, requests that lack more tokens, this
     lane's longest context).
     """
     requests, batch, drafting = state.requests, state.batch, limits.draft_tokens > 0
@@ -149,8 +148,8 @@ def plan_decodes(limits, state, running, lane, lanes):
 
 @device
 def plan_drafts(limits, state, running, first, context, lane, lanes):
-    """Part of plan_batch: write the rows of requests with drafts, from row `first` on: a request's own row, then its
-    drafts. Returns (rows after them, this lane's longest context).
+    """Part of plan_batch: write the rows of requests with drafts, from row `first` on: each request's own row, then its drafts.
+    Returns (rows after them, this lane's longest context).
     """
     requests, batch, row = state.requests, state.batch, first
     for tile in strided(0, running, lanes):
@@ -171,8 +170,8 @@ def plan_drafts(limits, state, running, first, context, lane, lanes):
 
 @device
 def list_prompts(state, running, yields, lane, lanes):
-    """List the requests that may get a chunk in scratch.page, in the order of `running`. If best-effort prompts
-    yield, list only latency-sensitive ones, by rank and arrival. Returns their number.
+    """List the requests that may get a chunk in scratch.page, in the order of `running`. If best-effort prompts yield, list only
+    latency-sensitive requests, by rank and arrival. Returns their number.
     """
     requests, scratch, count = state.requests, state.scratch, 0
     for tile in strided(0, running, lanes):
@@ -200,11 +199,12 @@ def list_prompts(state, running, yields, lane, lanes):
 
 @device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
-    """Plan chunks of the other requests, in order, while the budget lasts.
+    """Plan chunks of the listed requests, in order, while the budget lasts.
 
     Best-effort prompts get no chunk if they yield, else at most the tokens that
-    limits.best_effort_step_tokens leaves after decodes. If they yield, prompts that end in this step come first. Another prompt
-    gets at most half of limits.sensitive_step_tokens, so that the step is short for the first prompts and for the next arrival.
+    limits.best_effort_step_tokens leaves after decodes. If they yield, prompts that end in this step come first. A prompt that
+    does not end gets at most half of limits.sensitive_step_tokens, to keep the step short for the ending prompts and for the next
+    arrival.
 
     Returns (rows, tokens, emitting rows, context, rows of best-effort prompts).
     """
@@ -212,7 +212,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
     count = list_prompts(state, running, yields, lane, lanes)
     limited, space = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
     wanted, filled = 0, 0
-    ends = 0  # packed counts: rows; above them best-effort rows, and in the upper half emitting rows
+    ends = 0  # packed counts: rows, above them best-effort rows, in the upper half emitting rows
     for tile in strided(0, count, lanes):
         i = tile + lane
         slot, missing, granted, chunk = 0, 0, 0, 0
@@ -273,7 +273,7 @@ def write_token(limits, requests, batch, i, row, slot, position):
 
 @device
 def pad_batch(state, rows, tokens, bucket, lane, lanes):
-    """Fill the bucket's entries after the batch with padding, on which the step computes without harm."""
+    """Fill the bucket's entries after the batch with padding, which the step computes without an effect."""
     batch = state.batch
     for i in strided(tokens + lane, state.buckets.tokens[bucket], lanes):
         batch.token_ids[i] = 0

@@ -1,10 +1,9 @@
-"""Pages for decoding requests, by preemption if necessary.
+"""Gives pages to decoding requests, by preemption if necessary.
 
 A request gets pages for all of its tokens when it is admitted, so only decoding requests need more: at
 most one page per step. If no page is free, even by eviction, the running request with the greatest (rank,
-arrival) is preempted. Its pages are released, of which indexed ones stay cached, and it waits to be
-computed again. Since every request fits into the pool alone, the request with the lowest (rank, arrival)
-always makes progress.
+arrival) is preempted. Its pages are released (indexed pages stay cached), and the request waits until it is recomputed. Every
+request alone fits into the pool, so the request with the lowest (rank, arrival) always makes progress.
 """
 
 from blinkpy.device.expect import expect
@@ -20,30 +19,26 @@ from blinkpy.scheduler.yielding import exceeds_pages
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
 
 WATERMARK_SHIFT = 3  # at most an eighth of the pool is reserved at admission
-SLOT_BITS = 22  # 64 pairs of 65,535 slots
+SLOT_BITS = 22  # enough for 64 pairs of 65,535 slots
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 @device
 def missing_pages(limits, requests, slot):
-    """Pages that a request lacks for its known tokens. It may have more than it needs, after wrong drafts."""
+    """Pages that a request lacks for its known tokens. After wrong drafts it may even have spare pages."""
     return max(0, ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot])
 
 
 @device
 def spare_pages(limits, counts):
-    """Pages available to new requests: one per running request is reserved, so that no request is preempted
-    immediately.
-    """
+    """Pages available to new requests. One page per running request stays reserved, to avoid immediate preemptions."""
     return counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - min(counts[S.RUNNING_COUNT], limits.pages >> WATERMARK_SHIFT)
 
 
 @device
 def page_demand(limits, state, lane, lanes):
-    """(Pages that running requests lack, whether best-effort requests would exceed their share with these
-    pages).
-    """
+    """(pages that running requests lack, whether these pages would put best effort over its share)."""
     requests, lacking, best_effort = state.requests, 0, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
@@ -121,9 +116,7 @@ def preemption_victim(state, paused_only, best_effort_only, lane, lanes):
 
 @device
 def preempt(limits, state, slot, lane, lanes):
-    """Release a running request's pages and let it wait again. It stays in `running` until the caller removes
-    it.
-    """
+    """Release a running request's pages and let it wait again. The request stays in `running` until the caller removes it."""
     requests, counts = state.requests, state.counts
     expect(state, requests.status[slot] == S.RUNNING, F.VICTIM_IDLE)
     expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.VICTIM_IN_FLIGHT)

@@ -1,8 +1,7 @@
-"""The flight recorder: each turn writes its inputs and its decisions into a ring of memory.
+"""The flight recorder: each turn writes its inputs and decisions into a ring of memory.
 
-A record has all inputs of one turn, so the turns after a known state can be replayed anywhere and must
-decide the same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words
-a row, side by side, and reads nothing back.
+A record has all inputs of one turn, as integers. So blinkpy/verify/replay can replay the turns after a known state anywhere, and
+must get the same decisions. A turn on the fast path writes a few consecutive words per row, and reads no word back.
 
 Layout, int64 words:
 
@@ -41,9 +40,7 @@ COUNTERS = len(S.COUNTER_INDEX)
 
 @device
 def record_turn(limits, state, lane, lanes):
-    """Close the record of this turn. Call it after all decisions, before Batch.sampled and the inbox
-    change.
-    """
+    """Close this turn's record. Call it after all decisions, before Batch.sampled and the inbox change."""
     if limits.record_turns == 0:
         return
     recorder, batch, inbox = state.recorder, state.batch, state.inbox
@@ -98,7 +95,7 @@ def step_words(state):
 
 @device
 def changed_words(limits, state, lane, lanes):
-    """Number of words that differ from those after the last turn without a batch; 0: this turn changed nothing."""
+    """Number of words that changed since the last turn without a batch; 0: this turn had no effect."""
     seen, inbox, pairs = state.recorder.seen, state.inbox, limits.pairs
     changed = 0
     for pair in strided(lane, pairs, lanes):
@@ -176,13 +173,14 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken
 
 @device
 def submitted_place(limits, length, predicted, i):
-    """The position in Requests.tokens of token i of a prompt of `length` tokens and its prediction, which ends with the row."""
+    """The position in Requests.tokens of token i of a submission: a prompt of `length` tokens, then its prediction, which ends at
+    the row's end."""
     return i if i < length else limits.max_model_len - predicted + i - length
 
 
 @device
 def record_words(recorder, mask, first, grammar_words, slot, count, lane, lanes):
-    """Record the first words of a grammar slot from a position of the ring on, two per int64."""
+    """Record the first words of a grammar slot at a position of the ring, two words per int64."""
     for i in strided(lane, (count + 1) >> 1, lanes):
         second = grammar_words[slot, 2 * i + 1] if 2 * i + 1 < count else 0
         recorder.words[(first + i) & mask] = (grammar_words[slot, 2 * i] & LOW) | second << HALF

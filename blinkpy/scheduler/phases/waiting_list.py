@@ -1,4 +1,4 @@
-"""The waiting list: sorted by (rank, arrival), followed by requests that have no rank yet."""
+"""The waiting list: requests sorted by (rank, arrival), then requests without a rank."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from blinkpy.scheduler.tenant_service import settle_services
 
 @device
 def release_slots(limits, state, ended, lane, lanes):
-    """Release the pages and slots of the requests scratch.slot[0:ended], one request after another. Ends with a barrier."""
+    """Release pages and slots of the requests scratch.slot[0:ended], in order. Ends with a barrier."""
     requests, scratch = state.requests, state.scratch
     settle_services(state, ended, lane, lanes)
     for i in range(ended):
@@ -32,9 +32,10 @@ def release_slots(limits, state, ended, lane, lanes):
 
 @device
 def keep_with_status(slots, n, status, wanted, lane, lanes):
-    """Drop the requests of slots[0:n] with another status, keeping the order. Returns the number left.
+    """Keep only the requests of slots[0:n] with the wanted status, in order. Returns their number.
 
-    In place: positions only fall, and a scan separates the reads of a tile from its writes. Ends with a barrier.
+    It compacts in place: no request moves to a later position, and a scan reads each tile before it is written. Ends with a
+    barrier.
     """
     kept = 0
     for tile in strided(0, n, lanes):
@@ -56,7 +57,7 @@ _HALF = 32
 
 @device
 def update_stalls(limits, state, lane, lanes):
-    """Set Requests.stalled. If a queue has fewer free entries than its pair has running requests, the first requests in
+    """Set Requests.stalled. If a pair's completion ring has fewer free entries than running requests, the first requests in
     `running` get them. Pairs.unclaimed_entries gets the number of unclaimed entries.
     """
     requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
@@ -64,7 +65,7 @@ def update_stalls(limits, state, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
         expect(state, 0 <= pairs.unclaimed_entries[pair] <= limits.cq_entries, F.CLAIMED_TWICE)
-        if pairs.unclaimed_entries[pair] <= limits.rows:  # else one is left, whichever requests run
+        if pairs.unclaimed_entries[pair] <= limits.rows:  # otherwise an entry is left, whichever requests run
             tight = 1
     tight = block_max(tight, lane, lanes)
     if tight == 0 and counts[S.STALLED_COUNT] == 0:
@@ -72,7 +73,7 @@ def update_stalls(limits, state, lane, lanes):
     n = counts[S.RUNNING_COUNT]
     for i in strided(lane, n, lanes):
         expect(state, requests.status[state.running[i]] == S.RUNNING, F.STALLED_IDLE)
-        in_flight = requests.stalled[state.running[i]] == S.IN_FLIGHT  # its entry is kept: see suspension.suspend
+        in_flight = requests.stalled[state.running[i]] == S.IN_FLIGHT  # its entry stays reserved: see suspension.suspend
         scratch.pair[i] = -1 if in_flight else requests.pair[state.running[i]]
     position_in_pair(limits, scratch, n, lane, lanes)
     paused, stalls = 0, 0
@@ -99,7 +100,7 @@ FAULT_MASK = (1 << FAULT_SHIFT) - 1
 
 
 def make_rank_of(policy: Policy) -> Callable[..., int]:
-    """The device function rank_of(request, faults, at) of a policy. A user's policy stores a fault in faults[at]."""
+    """The device function rank_of(request, faults, at) of a policy. A user's policy stores its fault in faults[at]."""
     if is_shipped(policy):
         shipped = device(policy)
         return device(lambda request, faults, at: shipped(request))
@@ -119,7 +120,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
 
     @device
     def rank_waiting(queues, state, lane, lanes):
-        """Rank the requests that begin to wait, and sort them in."""
+        """Rank the requests that begin to wait, and insert them in order."""
         requests, counts, waiting = state.requests, state.counts, state.waiting
         ranked, unranked = counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
         if unranked == 0:
@@ -131,9 +132,9 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
             fields = RequestFields(
                 requests.arrival[slot],
                 requests.arrival_us[slot],
-                int(requests.prompt_length[slot]),  # int(): int32 words, int64 fields
+                int(requests.prompt_length[slot]),  # int(): the words are int32, the fields int64
                 int(requests.entry[slot, WORD_MAX_TOKENS]),
-                max(0, requests.length[slot] - requests.prompt_length[slot]),  # a prompt that is scored is longer
+                max(0, requests.length[slot] - requests.prompt_length[slot]),  # negative while a prompt is scored
                 int(requests.entry[slot, WORD_PRIORITY]),
                 int(requests.preemptions[slot]),
                 int(requests.pair[slot]),
@@ -179,7 +180,7 @@ def insert_by_rank(requests, waiting, n, slot, lane, lanes):
     if n > 0:
         last = waiting[n - 1]
         if requests.rank[last] < rank or (requests.rank[last] == rank and requests.arrival[last] < arrival):
-            return  # the usual case: it is already in its place
+            return  # the usual case: already in order
         for i in strided(lane, n, lanes):
             other = waiting[i]
             if requests.rank[other] < rank or (requests.rank[other] == rank and requests.arrival[other] < arrival):
