@@ -256,7 +256,7 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """State of one choice. It is the `owner` of its request in the queue pair."""
+    """The state of one choice, which is also the `owner` of the choice's request in the queue pair."""
 
     index: int
     prompt_length: int  # tokens

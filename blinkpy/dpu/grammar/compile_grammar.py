@@ -36,9 +36,9 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 Grammar = dict[str, Any]
 
 ANY = {"type": "object"}
-OBJECT_DEPTH = 5  # of containers in {"object": true}, the object itself included
+OBJECT_DEPTH = 5  # maximum depth of containers in {"object": true}, including the object itself
 MOST_STATES = 1 << 14
-MOST_BYTES = 1 << 20  # of a packed automaton; an engine may take less (--grammar-kib)
+MOST_BYTES = 1 << 20  # maximum size of a packed automaton; an engine may accept less (--grammar-kib)
 MOST_CHOICES = 10_000
 MOST_REPEATS = 1000
 TOKEN_BYTE = b"\xff"  # before a special token's name; UTF-8 has no such byte, so only {"token": T} allows it
@@ -72,10 +72,8 @@ def automaton_of_grammar(grammar: Grammar, digits: int = DIGITS, closes: bool = 
 
 
 def _with_counts(grammar: Grammar, digits: int, written_out: set[tuple[int, int]]) -> ByteAutomaton | None:
-    """The automaton with counted strings, as far as one counter suffices. written_out: lengths that can't be counted, added
-    here.
-    """
-    while True:  # each time with more lengths
+    """The automaton with counted strings, if one counter suffices. written_out: receives the lengths that can't be counted."""
+    while True:  # each round adds lengths to written_out
         try:
             return automaton_of(_piece(grammar, "#", _Forms(digits, written_out, {})))
         except MixedCountsError as error:

@@ -25,9 +25,9 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
 MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
-AT_ONCE, OF_ONE = 8, 4  # concurrent compiles, in all and of one tenant
+AT_ONCE, OF_ONE = 8, 4  # maximum concurrent compiles, in total and per tenant
 MOST_WAITING = 64  # grammars that wait or compile
-MARGIN_S = 10.0  # for processes to start and to get their share of the CPU, in addition to the time to compile
+MARGIN_S = 10.0  # time beyond compile_s for a process to start and to get its CPU time
 REFUSAL_BYTES = 1024  # memory of an entry in the cache
 
 
@@ -45,7 +45,7 @@ class GrammarCompiler:
     """Automata of grammars.
 
     compile_s, compile_bytes: limits of CPU time, s, and of memory, bytes, for one compile.
-    cache_bytes: memory for cached automata and refusals; the least recently used are evicted.
+    cache_bytes: memory for cached automata and refusals; the least recently used entries are evicted.
     digits: the maximum digits of a number before the point, and after it.
     closes: see ByteAutomaton.
     """
@@ -69,7 +69,7 @@ class GrammarCompiler:
         self._forks.close()
 
     async def automaton(self, grammar: Grammar, asker: Asker) -> ByteAutomaton:
-        """The grammar's automaton. A compile is cancelled when all its callers are.
+        """The grammar's automaton. A compile is cancelled when all its callers are cancelled.
 
         Raises GrammarError, GrammarBusyError if too many grammars wait, and RuntimeError for a fault of the compiler.
         """

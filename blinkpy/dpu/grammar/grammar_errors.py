@@ -1,5 +1,5 @@
-"""Errors about a client's grammar. If a grammar is too large, the error names the part that probably needs most states. This is
-estimated from the keywords, since compiling each part would take as long as the whole grammar.
+"""Errors about a client's grammar. If a grammar is too large, the error names the part that probably needs most states. The
+keywords give an estimate, because compiling each part would take as long as compiling the whole grammar.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from blinkpy.queues.byte_automaton import NO_MOST
 
 CHARACTER_STATES, TEXT_STATES, NUMBER_STATES, OTHER_STATES = 8, 16, 50, 6
-MOST_STATES_WRITTEN_OUT = 4000  # of a string that is not counted: of a larger most length, longer strings are left out
+MOST_STATES_WRITTEN_OUT = 4000  # maximum for an uncounted string; longer strings are omitted
 MOST_SCHEMAS = 5000  # looked at
 REMEDIES = {
     "maxLength": "lower 'maxLength', or leave it out",
@@ -87,7 +87,7 @@ def located(grammar: Mapping[str, Any], error: GrammarError, written_out: Set[tu
 
 @dataclass
 class _Walk:
-    """budget: schemas to look at."""
+    """A search with a budget. budget: number of schemas to examine."""
 
     budget: int
     written_out: Set[tuple[int, int]]

@@ -15,8 +15,8 @@ from blinkpy.dpu.grammar.byte_nfa import Piece
 from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 
 QUOTE = 0x22
-MOST_LEAD = 64  # characters before the counted ones, if they have a loop
-CUT_UNIT = 2  # characters of a way around a loop that has further loops in it
+MOST_LEAD = 64  # maximum characters before the counted characters, if these have a loop
+CUT_UNIT = 2  # characters of a path around a loop that contains further loops
 MOST_PLACES = 8000  # pairs of a state before the counted characters and its number of characters
 MOST_LIMITED = 256  # kept
 CLOSED = -1  # instead of a state: the string has ended
@@ -79,7 +79,7 @@ class _Text:
     def shortest(self) -> int:
         """The minimum characters of a string."""
         at, count = {self.first}, 0
-        while True:  # one character after the other; states within a character are passed immediately
+        while True:  # one character per round; states within a character are passed immediately
             seen, waiting, following = set(at), list(at), set()
             while waiting:
                 for to in self.following(waiting.pop()):
@@ -103,7 +103,7 @@ class _Text:
     def last_loops(self) -> list[_Loop] | None:
         """The loops that no other loop follows; None unless each has the form of a counted string."""
         loops, leads_to_loop = [], list[bool]()
-        for number, states in enumerate(self.components):  # later ones come first
+        for number, states in enumerate(self.components):  # later components come first
             behind = {self.of[to] for state in states for to in self.following(state) if to != CLOSED} - {number}
             more = any(leads_to_loop[one] for one in behind)
             leads_to_loop.append(more or self.cyclic[number])

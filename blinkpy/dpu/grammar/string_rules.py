@@ -51,7 +51,7 @@ _DATE = (
     rf"|{_LEAP}-02-29)"
 )
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_LABEL = r"[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,20}"  # without "--", which marks names in other scripts
+_LABEL = r"[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,20}"  # "--" is excluded, because it marks encoded names in other scripts
 _WEEKS, _DAYS = r"\d{1,6}W", r"\d{1,6}D"
 _CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,6}M(?:\d{1,6}S)?|\d{1,6}S)"
 _CALENDAR = rf"(?:\d{{1,6}}Y(?:\d{{1,6}}M(?:{_DAYS})?)?|\d{{1,6}}M(?:{_DAYS})?|{_DAYS})"

@@ -21,16 +21,16 @@ AnyAnswer = Answer | ResponseAnswer | AnthropicAnswer
 LINE_END = b"\r\n"
 SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # lines with the sizes of chunks, built in advance
 BACKLOG_BYTES = 8 << 20  # default limit of unread bytes of a slow client, whatever the number of events
-TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
-UNREAD_BYTES = 1 << 16  # unread bytes of a stream above which they count toward the worker's limit
-REPORT_BYTES = 1 << 16  # growth of an answer between two reports of its memory
+TEXT_BYTES, PAIR_BYTES = 128, 128  # bytes of memory per piece of text, and per log probability
+UNREAD_BYTES = 1 << 16  # a stream's unread bytes beyond this count toward the worker's limit
+REPORT_BYTES = 1 << 16  # an answer reports its memory after each growth by this
 LONG_BYTES = 1 << 16  # bytes of an answer that takes more than a millisecond to write
 
 
 class Collector:
     """Gathers the choices of one request.
 
-    choices: choices generated per prompt; the answer has the `n` likeliest of them.
+    choices: choices generated per prompt; the answer contains the `n` likeliest.
     with_logprobs: whether the answer has log probabilities.
     shows_prompt: whether it also has the prompts' log probabilities, as a field.
     done: set when all choices have ended, or one has failed (see `error`).
@@ -84,7 +84,7 @@ class Collector:
         return self._bytes > LONG_BYTES
 
     def _give_up(self, error: ApiError) -> None:
-        """Drop the text for lack of memory. A complete answer stays, because it is being written and will soon be freed."""
+        """Drop the text for lack of memory. A complete answer stays, because it is already being sent, and is freed soon."""
         if not self.done.done():
             self._texts.clear()
             self._logprobs.clear()
@@ -92,7 +92,7 @@ class Collector:
             self.done.set_result(None)
 
     def send(self) -> None:
-        """Does nothing: the answer is sent at its end."""
+        """No operation: the answer is sent when it is complete."""
 
     def ended(self, generation: Generation) -> None:
         self._ended += 1
@@ -103,7 +103,7 @@ class Collector:
             self.done.set_result(None)
 
     def stop(self) -> None:
-        """Do nothing: Streamer needs this call."""
+        """No operation; Streamer overrides it."""
 
     def close(self) -> None:
         """Break reference cycles, and release the memory."""
@@ -190,12 +190,12 @@ class Streamer(Collector):
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
         self._chunks: list[bytes] = []  # events not yet written, mostly in HTTP/1.1's chunked encoding
-        self._open = False  # the response has started, and the client is connected
-        self._backlog = 0  # events since the client last had read everything
+        self._open = False  # whether the response has started and the client is connected
+        self._backlog = 0  # events since the client had last read all bytes
 
     def open(self, head: bytes) -> None:
         """Start the response: write its head and the events so far. After that, each step writes its events. If all choices have
-        already ended, all is written at the end.
+        already ended, `end` writes everything.
         """
         self._open = not self._connection.disconnected
         if self.done.done():

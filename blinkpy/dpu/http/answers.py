@@ -19,7 +19,7 @@ from blinkpy.dpu.generation import (
 )
 
 DONE = b"data: [DONE]\n\n"
-PIECE = 24  # tokens whose log probabilities are written at a time, with 20 others each: under a millisecond
+PIECE = 24  # tokens whose log probabilities, with 20 alternatives each, are written at a time: under 1 ms
 
 Value = TypeVar("Value")
 Turns = Generator[None, None, Value]
@@ -86,8 +86,7 @@ class Choice:
 
 
 def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]:
-    """For each prompt, the n choices of `generated` consecutive ones with the highest mean log probability, best
-    first."""
+    """For each prompt, the n of its `generated` consecutive choices with the highest mean log probability, best first."""
 
     def mean(choice: Choice) -> float:
         return sum(entry.logprob or 0.0 for entry in choice.logprobs) / max(1, len(choice.logprobs))
@@ -194,7 +193,7 @@ class Answer:
         return (self.usage_event(usage) if with_usage else b"") + DONE
 
     def error_event(self, error: ApiError) -> bytes:
-        """The error event, the last one of a stream."""
+        """The error event, which ends a stream."""
         return b"data: %b\n\n" % error.body()
 
     def _entry(self, choice: Choice) -> Turns[dict[str, Any]]:

@@ -46,14 +46,14 @@ class _Block:
 class AnthropicAnswer:
     """The envelope of one answer with one choice; it has the interface of blinkpy.dpu.http.answers.Answer."""
 
-    stop_sequence = ""  # that ended the answer, if any
+    stop_sequence = ""  # the stop string that ended the answer, if any
 
     def __init__(self, request: Request, model: str):
         self.id = f"msg_{request.request_id or secrets.token_hex(12)}"
         self._request, self._model = request, model
         self._parser = None if request.expected is None else MessageParser(request.expected)
         self._blocks: list[_Block] = []
-        self._joined = False  # the next text belongs to another message of the same answer
+        self._joined = False  # whether the next text belongs to another message of the same answer
         self._begun = False
         self._stop_reason: str | None = None
 

@@ -1,6 +1,6 @@
 """The HTTP API: handles each request by its path and method.
 
-blinkpy.dpu.http.endpoints has the table of paths. Requests decided by their head are answered immediately, within the
+blinkpy.dpu.http.endpoints has the table of paths. Requests whose head determines the answer are answered immediately, within the
 gate's turn for the connection. A request with a body has a task; blinkpy.dpu.http.request_handler handles requests that generate.
 """
 
@@ -111,7 +111,7 @@ class App:
             if not exchange.complete:
                 connection.transport.close()
             self._access_log.ended(exchange)
-            for generation in exchange.generations:  # the request refers to it, too: this breaks the reference cycle
+            for generation in exchange.generations:  # break the reference cycle with the request
                 generation.request = None
 
     async def _answered(self, handler: Handler, exchange: Exchange) -> None:

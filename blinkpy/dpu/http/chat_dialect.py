@@ -64,7 +64,7 @@ class ChatDialect:
         return self.calls.name if self.calls and self._tools_probe.takes_tools else "none"
 
     def prompt(self, request: Request, specials: SpecialTokens) -> tuple[str, Expected | None]:
-        """The prompt's text, as chat_text renders it, and the possible parts of the answer; None: only content. Raises
+        """(the prompt's text, rendered by chat_text; the possible parts of the answer, or None for only content). Raises
         ApiError and ChatError."""
         if self.template is None:
             message = "This model has no chat template; use /v1/completions, or start with --chat-template."
@@ -99,7 +99,7 @@ class ChatDialect:
         tools: Sequence[Mapping[str, Any]],
         values: Mapping[str, Any],
     ) -> str:
-        """The prompt's text. Raises ApiError with the place of the message that the template rejects."""
+        """The prompt's text. Raises ApiError with the path of the message that the template rejects."""
         fitted = probe.fitted(request.messages or ())
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
 
@@ -165,7 +165,7 @@ class ChatDialect:
     def _forced(
         self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool, calls: CallFormat
     ) -> tuple[str, Expected]:
-        """A forced call: its beginning is in the prompt."""
+        """The parts of an answer with a forced call, whose beginning is in the prompt."""
         prefix, grammar = forced_calls(calls, wanted(request), request.parallel_tool_calls)
         _check_forced(request)
         # A model that does not see the tools needs the grammar to write valid arguments.
@@ -178,7 +178,7 @@ class ChatDialect:
         """Extend the request's grammar to the whole answer: to optional calls, for strict or allowed tools, and to
         reasoning before the answer.
 
-        inside: the prompt has opened the reasoning; None: it has opened and closed it.
+        inside: whether the prompt has opened the reasoning; None if the prompt has also closed it.
         """
         field, strict = request.grammar, any(tool.strict for tool in tools)
         if field is None and not strict and not self._keeps_out(request):
@@ -196,7 +196,7 @@ class ChatDialect:
         request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names), needed)
 
     def _keeps_out(self, request: Request) -> bool:
-        """Whether a grammar can exclude calls of tools that are not allowed, if other tools have any arguments."""
+        """Whether a grammar can exclude forbidden calls while allowed tools accept any arguments."""
         return _choice(request).allowed is not None and self.calls is not None and self.calls.text.arguments is None
 
     def _closed(self, text: str) -> str:
@@ -249,7 +249,7 @@ class ChatDialect:
         return values
 
     def _wish(self, request: Request, known: frozenset[str], values: dict[str, Any]) -> None:
-        """Set the variables of fields that clients send to any model, if the template has them."""
+        """Set the template's variables from fields that clients send to any model. Unknown variables are skipped."""
         switch = next((name for name in SWITCHES if name in known), None)
         if request.thinking is not None and switch is not None:
             values.setdefault(switch, request.thinking)

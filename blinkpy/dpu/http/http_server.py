@@ -30,9 +30,9 @@ from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 from blinkpy.dpu.http.wire.tls_transport import TlsTransport
 
 CONNECT_S = 2.0  # maximum wait for the engine's grant before a worker accepts; so clients of a restarted worker get no 503
-LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to be sent
-CLOSE_S = 2.0  # then for connections to close
-HURRY_S = 0.3  # for both after a second signal
+LAST_WORDS_S = 2.0  # time to send the errors that end requests at shutdown
+CLOSE_S = 2.0  # time for connections to close afterwards
+HURRY_S = 0.3  # both times after a second signal
 END_POLL_S = 0.02
 BLOCKING_CALLS = 8  # threads for connecting to engines, reading files, and writing long answers
 SWEEP_S = 1.0  # interval of checks of all connections
@@ -43,7 +43,7 @@ YOUNG_OBJECTS = 25_000
 class Server:
     """Serves an App; starts and drains together with it.
 
-    heir: another front end still accepts on the sockets, so accept nothing without an engine.
+    heir: whether another front end still accepts on the sockets; then accept no connection before an engine serves.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Server:
             self.should_exit = self.app.draining = True
 
     def retire(self) -> None:
-        """Handle SIGUSR1: another front end serves on the listening socket. Accept nothing more, and exit after the
-        last request. Runs in a signal handler, once the server runs."""
+        """Handle SIGUSR1: another front end serves on the listening socket. Accept no more connections, and exit after the last
+        request. Runs in a signal handler, once the server runs."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin_to_retire)
 
@@ -132,7 +132,7 @@ class Server:
         while self.connections.open or self.app.running:
             await asyncio.sleep(END_POLL_S)
         self.should_exit = True
-        await asyncio.Event().wait()  # a watched task must not end
+        await asyncio.Event().wait()  # because a watched task must not end
 
     def hang_up(self) -> None:
         """Handle SIGHUP: read the keys again. May run in any thread, and in a signal handler."""
@@ -215,7 +215,7 @@ class Server:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     async def _shut_down(self) -> None:
-        """Answer new requests 503, let running ones finish for shutdown_s, end the rest with an error, then close.
+        """Answer new requests with a 503, let running requests finish for shutdown_s, end the rest with an error, then close.
 
         With on_drained, running requests may continue until a second SIGTERM.
         """

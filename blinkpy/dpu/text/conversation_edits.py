@@ -11,10 +11,10 @@ CLEARED = "[cleared]"  # content of a result that was cleared
 class Clearing(NamedTuple):
     """When to clear results of calls, and which: those of the oldest calls. The model still sees the calls."""
 
-    tokens: int = 100_000  # of a prompt; a longer one is changed
-    calls: int | None = None  # instead of tokens: a conversation with more calls is changed
-    keep: int = 3  # the last calls, which keep their results
-    least: int = 0  # tokens; a change that saves fewer is not made
+    tokens: int = 100_000  # maximum prompt length before results are cleared
+    calls: int | None = None  # instead of `tokens`: maximum calls before results are cleared
+    keep: int = 3  # number of last calls that keep their results
+    least: int = 0  # minimum tokens that clearing must save
     excluded: frozenset[str] = frozenset()  # names of functions whose results stay
     arguments: bool | frozenset[str] = False  # whether arguments are cleared, too, or the functions whose arguments are
 

@@ -179,7 +179,7 @@ class TemplateProbe:
     def _probe_reasoning(self) -> None:
         thinking = self._called(CALL)
         thinking[1] = thinking[1] | {"thinking": THOUGHT}
-        self._thinking = THOUGHT in (self._render(thinking) or "")  # it knows reasoning by this name
+        self._thinking = THOUGHT in (self._render(thinking) or "")  # the template knows reasoning by this name
         thinking[1] = thinking[1] | {"content": "x"}
         self._thinking_alone = self._thinking and self._render(thinking) is None  # or content, next to calls
 

@@ -63,8 +63,8 @@ def constrained_calls(
     """An answer with or without valid calls: the text that begins a call is followed by a call.
 
     Tools that are not strict accept any object. content: the grammar of an answer without calls; None: any text, also
-    around calls. tags: tags of reasoning that may come first. Other text may not begin with them, because the automaton would
-    have to track both cases.
+    around calls. tags: tags of reasoning that may come first. Other text may not begin with these tags, because the automaton
+    would have to track both cases.
     """
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
@@ -78,7 +78,7 @@ def constrained_calls(
 
 
 def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Grammar:
-    """The grammar of an answer, with reasoning before it. inside: the prompt has already opened the tag."""
+    """The grammar of an answer, with reasoning before it. inside: whether the prompt has already opened the tag."""
     rest = _sequence({"without": re.escape(tags.close)}, tags.close, SPACES)
     return _sequence(rest if inside else _maybe(_sequence(SPACES, tags.open, rest)), grammar)
 
@@ -87,8 +87,8 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
     """An answer in channels (blinkpy.dpu.tools.harmony_calls).
 
     Messages that are neither the answer nor a call are followed by a final message or a call, or by a call if one is forced.
-    content: grammar of the final message; None: any text. begun: the prompt ends within
-    the first message. Tools that are not strict accept any object, unless a call is forced.
+    content: grammar of the final message; None: any text. begun: whether the prompt ends within the first message. Tools that are
+    not strict accept any object, unless a call is forced.
     """
     more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
     before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
@@ -120,7 +120,7 @@ def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
 def _calls(
     text: CallText, heads: Sequence[str], bodies: Sequence[Grammar], parallel: bool, first: Grammar | None = None
 ) -> Grammar:
-    """From a call's name to the end of the last call. first: arguments whose name comes before the grammar."""
+    """The grammar from a call's name to the end of the last call. first: grammar of arguments whose name precedes the grammar."""
     any_call = {"any": [_sequence({"any": [{"text": head} for head in some]}, body) for some, body in _by_body(heads, bodies)]}
     between = text.close, text.between, text.open
     if first is not None:
@@ -194,7 +194,7 @@ def _maybe(grammar: Grammar) -> Grammar:
 
 
 def _property(name: str, schema: Any, root: Mapping[str, Any], shape: ArgumentText) -> Grammar:
-    """The values of one property. The whole schema is included only if the property may refer to it, since a grammar
+    """The grammar of one property's values. The root schema is included only if the property may refer to it, because a grammar
     has a size limit."""
     if shape.raw and isinstance(schema, Mapping) and schema.get("type") == "string":
         return _raw_string(name, schema, shape)

@@ -11,7 +11,7 @@ from typing import Any
 
 INPUT = "input"  # the parameter of a custom tool
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_HEAD_CHARACTERS = 256  # more text before the value is not a head
+_HEAD_CHARACTERS = 256  # maximum characters before the value
 _PLAIN = re.compile(r'[^"\\]+')
 _SHORT = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX = re.compile(r"[0-9A-Fa-f]{4}")
@@ -69,7 +69,7 @@ class CustomInput:
         return value if isinstance(value, str) else self._text
 
     def _decoded(self) -> str:
-        """Return all complete characters of the string, and keep an incomplete escape."""
+        """Return all complete characters of the string, and hold back an incomplete escape."""
         text, at, parts = self._text, 0, list[str]()
         while at < len(text):
             plain = _PLAIN.match(text, at)

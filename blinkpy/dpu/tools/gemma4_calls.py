@@ -36,7 +36,7 @@ def _call(source: OutputSource) -> Steps[None]:
     try:
         yield from _value(source, 0)
         yield from source.skip(CLOSE)
-    except NotACall:  # the arguments so far stay
+    except NotACall:  # keep the arguments so far
         source.cut = not (yield from source.peek()) or source.ends_within(QUOTE)
 
 

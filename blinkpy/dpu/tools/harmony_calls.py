@@ -84,9 +84,9 @@ class _Messages:
 
     def __init__(self, source: OutputSource, known: frozenset[str]):
         self._source, self._known = source, known
-        self._header: str | None = ""  # the header so far, with its marks; None outside headers
-        self._calls = False  # the message is a call
-        self._arguments = False  # some arguments have arrived
+        self._header: str | None = ""  # header text so far, with marks; None outside headers
+        self._calls = False  # whether the message is a call
+        self._arguments = False  # whether some arguments have arrived
 
     def read(self, text: str) -> None:
         """Parse more of the answer."""

@@ -95,13 +95,13 @@ class Expected:
     the answer, at the end of the prompt."""
 
     tags: ReasoningTags | None = None
-    inside: bool = False  # the prompt has opened the reasoning
+    inside: bool = False  # whether the prompt has opened the reasoning
     calls: CallFormat | None = None
     tools: frozenset[str] = frozenset()
-    parallel: bool = True  # more than one call
+    parallel: bool = True  # whether an answer may have several calls
     prefix: str = ""
     as_content: bool = False  # reasoning is content
-    only_tools: bool = False  # a call of another function is text
+    only_tools: bool = False  # whether a call of another function is text
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the tools' arguments
     custom: frozenset[str] = frozenset()  # names of custom tools
 
@@ -139,9 +139,9 @@ class MessageParser:
         self._steps = self._parse()
         next(self._steps)
         self._last: type[OutputEvent] | None = None
-        self._reasoned = False  # reasoning has begun, but neither it nor the content has text yet
-        self._input: CustomInput | None = None  # of the last call, if it is a custom tool's
-        self._space: list[str] = []  # at the end of the text so far; it is content if more content follows
+        self._reasoned = False  # whether reasoning has begun, but neither reasoning nor content has text yet
+        self._input: CustomInput | None = None  # input of the last call, if it calls a custom tool
+        self._space: list[str] = []  # white space at the end of the text so far; it counts as content if more content follows
         self._source.push(expected.prefix)
 
     def feed(self, text: str) -> list[OutputEvent]:

@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """A parser, or a part of a parser: it yields if it needs more text."""
 
-HEAD_CHARACTERS = 8192  # characters before the arguments of a call; they are held back
+HEAD_CHARACTERS = 8192  # maximum characters held back before the arguments of a call
 MOST_SPACE = 256  # characters of white space before a literal
 JSON_QUOTES, PYTHON_QUOTES = '"', "\"'"
 _SPACE = re.compile(r"\s*")
@@ -81,8 +81,8 @@ class OutputSource:
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
-        self.ended = False  # no more text follows
-        self.cut = False  # the arguments of the last call end with the text, incomplete
+        self.ended = False  # whether the text has ended
+        self.cut = False  # whether the text ended within the arguments of the last call
         self._events: list[OutputEvent] = []
 
     def push(self, text: str) -> None:
@@ -145,7 +145,7 @@ class OutputSource:
             self._at, self._mark = self._mark, None
 
     def refuse(self) -> None:
-        """Turn the text from the mark on into content. The part read so far is not searched for calls again."""
+        """Turn the text from the mark on into content. The part already read is not searched again for calls."""
         start, self._mark = self._at if self._mark is None else self._mark, None
         self._at = min(max(self._at, start + 1), len(self._text))
         self.content(self._text[start : self._at])

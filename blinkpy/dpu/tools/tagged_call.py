@@ -25,7 +25,7 @@ class Tags(NamedTuple):
     close: after a call; "" if `end` closes it.
     argument, argument_end: around an argument's name; the latter is a sequence of literals.
     value_close: after a value.
-    lines: line breaks after the opening tag and before the closing tag do not belong to the value.
+    lines: whether line breaks after the opening tag and before the closing tag are not part of the value.
     """
 
     begin: str
@@ -79,7 +79,7 @@ def _call(source: OutputSource, tags: Tags) -> Steps[None]:
             source.cut = source.ended
             return
     source.cut = not (yield from source.peek())
-    if not source.cut:  # not an argument: the call ends here
+    if not source.cut:  # no further argument: the call ends here
         source.arguments("{}" if given == "{" else "}")
 
 

@@ -341,7 +341,7 @@ def _clamped_swish(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.
 
 
 def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Shares, float32; numbers of each token's experts), [tokens, top_k] each.
+    """(shares, float32; numbers of each token's experts), [tokens, top_k] each.
 
     scores: [tokens, number].
     bias: [number], for routers that choose by biased scores.

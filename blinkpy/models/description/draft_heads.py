@@ -1,9 +1,9 @@
 """The description of an EAGLE-3 draft head from its config.json (Li et al., "EAGLE-3", arXiv 2503.01840).
 
-A head has one layer. From a token and the model's hidden state before that token, the head predicts the next token. Its input is
-a projection of the residual stream at three layers of the model; from the second draft on, the input is the head's own result
-before its last norm. The layer's queries, keys and values read the normalised embedding, then the normalised input. The output
-head has a part of the vocabulary: `d2t` holds the distance of each row's token from the row's number.
+A head has one layer. From a token and the model's hidden state before that token, the head predicts the next token. Its first
+input is a projection of the residual stream at three layers of the model. From the second draft on, the input is the head's own
+result before its last norm. The layer's queries, keys and values read the normalised embedding, then the normalised input. The
+output head has a part of the vocabulary: `d2t` holds the distance of each row's token from the row's number.
 """
 
 from collections.abc import Sequence

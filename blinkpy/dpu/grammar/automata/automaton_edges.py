@@ -1,4 +1,4 @@
-"""The edges of a deterministic automaton: lists, to which states are added, and arrays."""
+"""The edges of a deterministic automaton, as growing lists and as arrays."""
 
 from typing import NamedTuple
 
@@ -32,9 +32,9 @@ STATE_BITS = (1 << TEXT_SHIFT) - 1
 
 
 class Edges(NamedTuple):
-    """Edges by state, disjoint and in order. State s has the edges first[s] .. first[s + 1] - 1. Each takes a byte from its first
-    to its last one, and then a text. `target` has the state behind the text | the number of the text << TEXT_SHIFT; text 0 is
-    empty, and `texts` has no text twice.
+    """Edges by state, disjoint and in order. State s has the edges first[s] .. first[s + 1] - 1. An edge takes a byte of its
+    range, and then a text. `target` is the state after the text | the text's number << TEXT_SHIFT. Text 0 is empty, and `texts`
+    has no duplicates.
     """
 
     first: list[int]
@@ -44,7 +44,7 @@ class Edges(NamedTuple):
     texts: list[bytes]
 
     def add(self, low: int, high: int, target: int) -> None:
-        """One more edge of the last state."""
+        """Add an edge to the last state."""
         self.low.append(low)
         self.high.append(high)
         self.target.append(target)
@@ -75,7 +75,7 @@ class EdgeColumns(NamedTuple):
         return cls(source, low, behind, text, target, np.searchsorted(source, np.arange(states + 1)))
 
     def among(self, chosen: NDArray[np.bool_]) -> "EdgeColumns":
-        """The edges between the chosen states, which get new numbers in their order."""
+        """The edges between the chosen states, which are renumbered in order."""
         if chosen.all():
             return self
         kept, number = chosen[self.source] & chosen[self.target], np.cumsum(chosen) - 1
@@ -106,8 +106,8 @@ def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
 
 
 def ranges(first: Int64, keys: Int64, counts: Int64 | None = None) -> tuple[Int64, Int64]:
-    """(the places first[key] .. first[key + 1] - 1 of all keys, in order; the end of each key's places). counts: the number of
-    places of each key, if it is another.
+    """(the indices first[key] .. first[key + 1] - 1 of all keys, in order; the end of each key's indices). counts: the number of
+    indices per key, if it differs.
     """
     if counts is None:
         counts = first[keys + 1] - first[keys]

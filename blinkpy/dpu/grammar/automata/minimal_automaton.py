@@ -1,8 +1,8 @@
 """Minimizes a deterministic automaton. States are numbered by rule, so that equal languages give equal ByteAutomata.
 
-Most states of a grammar are within texts, such as names: one byte follows, and they are neither the end nor in a counted string.
+Most states of a grammar are within texts, such as names: they have one next byte, do not accept, and are not in a counted string.
 Two of them are equivalent if and only if the same text leads to equivalent states. So only the other states, which branch, are
-separated, and the texts are labels of the edges between them.
+separated; texts become labels of the edges between them.
 
 States are separated in rounds, as in Moore's algorithm (1956). As in Hopcroft's (1971), a round only looks at states
 with an edge into a block that was split off in the previous round.
@@ -35,7 +35,7 @@ def minimal_automaton(
 def minimized(
     every: EdgeColumns, texts: list[bytes], accepting: list[bool], counted: Mapping[int, Counted]
 ) -> ByteAutomaton | None:
-    """As minimal_automaton; the start need not reach all states. every, texts: in the form of `Edges`."""
+    """Like minimal_automaton, but the start need not reach all states. every, texts: in the form of `Edges`."""
     far = _bytes_to_end(every, texts, accepting)
     if far[0] < 0:
         return None
@@ -79,8 +79,8 @@ def _bytes_to_end(edges: EdgeColumns, texts: list[bytes], accepting: list[bool])
 def _without_single(
     edges: EdgeColumns, kinds: Int64, texts: list[bytes]
 ) -> tuple[NDArray[np.bool_], EdgeColumns, Start, list[bytes]]:
-    """(which states branch, the edges between them, where the start leads, the texts of these edges). All states reach an
-    accepting one.
+    """(which states branch, the edges between them, the target of the start, the texts of these edges). All states reach an
+    accepting state.
     """
     first, low, text, target = edges.first, edges.low, edges.text, edges.target
     single = (np.diff(first) == 1) & (kinds == 0)
@@ -118,7 +118,7 @@ def _without_single(
 
 
 def _blocks(edges: EdgeColumns, kinds: Int64) -> Int64:
-    """The block of each state; states of one block are of one kind and accept the same strings. The finer the kinds, the fewer
+    """The block of each state. States of a block have the same kind and accept the same strings. Finer kinds need fewer
     rounds."""
     states = len(kinds)
     # The signature of a state is a sum over its edges. Sums and products wrap; _quotient checks the result.
@@ -164,7 +164,7 @@ def _quotient(edges: EdgeColumns, kinds: Int64, block: Int64) -> tuple[EdgeColum
     number = np.empty(len(first), np.int64)
     number[by_first] = np.arange(len(first))
     first, block = first[by_first], number[block]
-    # Edges of a state to one block, side by side, are one edge.
+    # Adjacent edges of a state to one block merge into one edge.
     source, low, behind, text, target = edges.source, edges.low, edges.behind, edges.text, block[edges.target]
     again = (source[1:] == source[:-1]) & (low[1:] == behind[:-1]) & (text[1:] == text[:-1]) & (target[1:] == target[:-1])
     begins = np.flatnonzero(np.append(True, ~again)[: len(source)])

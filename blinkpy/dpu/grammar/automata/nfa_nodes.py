@@ -1,7 +1,7 @@
 """The nodes and edges of a nondeterministic automaton over bytes.
 
-A text of several bytes takes no nodes: one array has the bytes of all texts, and a place in it serves as a node. So the subset
-construction (subset_construction.py) can take all of a text in one step.
+A text of several bytes needs no nodes: one array holds the bytes of all texts, and an index into this array serves as a node. So
+the subset construction (subset_construction.py) can take all of a text in one step.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from blinkpy.queues.byte_automaton import BYTES, ByteAutomaton
 from blinkpy.queues.words import Int64
 
 MOST_NODES = 60_000  # places within texts included
-TEXTS = 1 << 20  # plus a place: the node in front of this byte of a text
+TEXTS = 1 << 20  # TEXTS + index: the node before this byte of a text
 assert MOST_NODES < TEXTS
-SPECIAL = 1 << BYTES  # with bits of bytes: an output may end here, or be counted
+SPECIAL = 1 << BYTES  # flag next to bits of bytes: an output may end here, or be counted
 
 
 class Template(NamedTuple):
@@ -72,7 +72,7 @@ class ByteNfa:
     copies: the copy of each node that belongs to one.
     text: the bytes of all texts after their first ones.
     ends: for each place in `text`, the end of its text.
-    leads: the node behind each text, by the text's end.
+    leads: the node after each text, by the text's end.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from blinkpy.queues.words import Int32, Int64
 def numbered(
     edges: EdgeColumns, kinds: Int64, far: Int64, labels: list[Counted | None], start: Start, texts: list[bytes]
 ) -> ByteAutomaton:
-    """The automaton with the states within texts. First come those from the start, then the states that branch, in breadth-first
-    order by bytes, then those within other texts, in the order of their edges. The states of counted strings come last, their
-    hubs at the end. far: see _bytes_to_end.
+    """The automaton, including the states within texts. The order: states of the text from the start; states that branch,
+    breadth-first by bytes; states within other texts, in edge order; states of counted strings, with their hubs last. far: see
+    _bytes_to_end.
     """
     of = kinds >> 1
     order = _breadth_first(edges, start.state)
@@ -38,7 +38,7 @@ def numbered(
     number[order] = np.arange(len(order)) + np.where(np.arange(len(order)) < plain, before, within)
     chain = np.arange(within)
     chain = np.where(chain < before, before - 1 - chain, plain + chain)
-    number = np.concatenate([number, chain[::-1]])  # so a chain's place, which is negative, is an index, too
+    number = np.concatenate([number, chain[::-1]])  # so a chain's negative place is also a valid index
     target[inside] = places
     bytes_of = np.array(chains.bytes, np.int64)
     source, target = np.append(number[source], chain), number[np.append(target, np.array(chains.behind, np.int64))]
@@ -66,7 +66,7 @@ class _Chains:
         self._places: dict[int, int] = {}
 
     def place(self, text: int, state: int) -> int:
-        """The place from which this text leads to a state."""
+        """The place from which a text leads to a state."""
         found = self._known.get((text, state))
         if found is not None:
             return found
@@ -135,7 +135,7 @@ def _loops(counted: int, of: list[Counted | None], next_state: NDArray[np.int16]
         inside, waiting = {hub}, [hub]
         while waiting:
             fresh = rows[waiting.pop()] - inside
-            if any((other := of[state]) is not None and other.is_hub for state in fresh):  # two strings that begin alike
+            if any((other := of[state]) is not None and other.is_hub for state in fresh):  # two strings with the same beginning
                 raise MixedCountsError({(label.least, label.most)})
             inside |= fresh
             waiting += fresh

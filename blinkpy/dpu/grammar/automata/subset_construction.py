@@ -1,7 +1,7 @@
 """The subset construction of Rabin and Scott (1959), on ranges of bytes and on texts.
 
-A state is the set of its relevant nodes: those with edges, and the last node. An edge takes a range of bytes and then a text,
-which may be empty. So the states within texts are left out.
+A state is the set of its relevant nodes: nodes with edges, and the last node. An edge takes a range of bytes, then a possibly
+empty text. So states within texts are omitted.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ from blinkpy.dpu.grammar.automata.automaton_edges import (
 from blinkpy.dpu.grammar.automata.nfa_nodes import SPECIAL, TEXTS, ByteNfa, Copy, bytes_of
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
 
-MOST_SUBSETS = 24_000  # before equivalent ones are merged
+MOST_SUBSETS = 24_000  # maximum before the merging of equivalent states
 MOST_FOLLOWED = 64  # consecutive texts and bytes
-COPIES = 1 << 19  # plus a number: a state of a copy, until all states are known
+COPIES = 1 << 19  # COPIES + number: a state of a copy, until all states are known
 assert 2 * MOST_SUBSETS < COPIES <= STATE_BITS
 
 Nodes = int | frozenset[int]  # a set of nodes; a single node by itself, to save time
@@ -56,7 +56,7 @@ class Subsets:
     def explore(self) -> tuple[EdgeColumns, list[bool]]:
         """The edges, and whether each state accepts. State 0 is the start. Raises GrammarTooLargeError."""
         begin_edges, at_end, last = self.nfa.at_begin, self.nfa.at_end, self.last
-        if not begin_edges:  # else the start is a separate state, since only the start may take these edges
+        if not begin_edges:  # otherwise the start is a separate state, because only the start may take these edges
             self.states[self._start] = 0
         self.found.append(self._start)
         edges, accepting, of, known, known_two = no_edges(), list[bool](), self.nfa.edges, self._behind, self._behind_two
@@ -68,7 +68,7 @@ class Subsets:
             else:
                 accepting.append(nodes == last if single else last in nodes)  # type: ignore[operator]
             outgoing = of[nodes] if single else self._outgoing(nodes)  # type: ignore[index, arg-type]
-            if len(outgoing) == 2 and outgoing[0][:2] == outgoing[1][:2]:  # two texts that begin alike
+            if len(outgoing) == 2 and outgoing[0][:2] == outgoing[1][:2]:  # two texts with the same first byte
                 (low, high, target), (_, _, other) = outgoing
                 state = known_two.get((target, other))
                 if state is None:
@@ -95,7 +95,7 @@ class Subsets:
         return self._with_copies(edges), accepting + [False] * self._copied
 
     def _each(self) -> Iterator[Nodes]:
-        """All states. Their number grows meanwhile; the states behind copies are last."""
+        """All states, while their number grows; states behind copies come last."""
         at = 0
         while True:
             while at < len(self.found):
@@ -188,7 +188,7 @@ class Subsets:
         return _nodes(union)
 
     def _followed(self, nodes: Nodes) -> int:
-        """As Edges.target: the text that follows these nodes while only one byte can, and the state behind it."""
+        """As Edges.target: the text that follows these nodes while exactly one next byte is possible, and the state after it."""
         nfa, text, at, result = self.nfa, b"", nodes, -1
         for _ in range(MOST_FOLLOWED):
             if type(at) is not int:
@@ -258,8 +258,8 @@ class Subsets:
         return node == self.last or node in nfa.counted or node in nfa.at_end
 
     def _base(self, copy: Copy) -> int:
-        """COPIES + the first state of a copy: its states are made in one step, at the end. -1 if states of the copy
-        may be together with other nodes, apart from nodes without common bytes at its ends.
+        """COPIES + the first state of a copy, whose states are made in one step, at the end. -1 if states of the copy may combine
+        with other nodes (except nodes without common bytes at its ends).
         """
         base = self._bases.get(copy.first)
         if base is None:
@@ -284,7 +284,7 @@ class Subsets:
         return found
 
     def _with_copies(self, edges: Edges) -> EdgeColumns:
-        """All edges: those of the copies, too, whose states come last."""
+        """All edges, including the edges of copies, whose states come last."""
         own = len(self.found)
         first, low, high, code = (np.array(column, np.int64) for column in edges[:4])
         columns = [np.array([np.repeat(np.arange(own), np.diff(first)), low, high, code])]

@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 
-# uri-host [":" port] of RFC 3986, except the comma: two Host headers that somebody has joined.
+# uri-host [":" port] of RFC 3986, without commas: a comma shows two joined Host headers.
 AUTHORITY = rb"(?:\[[0-9A-Za-z:.~_-]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
 HOST = re.compile(AUTHORITY)
 ORIGIN = rb"(?:https?://" + AUTHORITY + rb")?"
@@ -25,7 +25,7 @@ SHOWN_PATH = 200  # characters of a path in a message
 SINGLE = (b"authorization", b"x-api-key", b"content-type", b"origin")
 # Protocols other than HTTP that the parser accepts at the end of a request line, with further methods.
 OTHER_PROTOCOL = re.compile(rb"(?:RTSP|ICE)/[0-9]\.[0-9]\r?\n")
-MOST_OTHERS = 64  # in one piece: bodies here are JSON, which has no such line
+MOST_OTHERS = 64  # maximum in one piece of bytes: bodies are JSON, which has no such lines
 OTHER_METHODS = (
     b"OPTIONS", b"DESCRIBE", b"ANNOUNCE", b"SETUP", b"PLAY", b"PAUSE", b"TEARDOWN", b"GET_PARAMETER", b"SET_PARAMETER",
     b"REDIRECT", b"RECORD", b"FLUSH", b"GET", b"POST", b"SOURCE",
@@ -108,7 +108,7 @@ def path_of(target: bytes) -> str:
     with status 400.
     """
     match = TARGET_PATH.match(target)
-    assert match is not None  # it also matches nothing
+    assert match is not None  # the pattern also matches the empty string
     raw = match[1]
     if PLAIN_PATH.fullmatch(raw):
         return raw.decode("ascii")
@@ -124,7 +124,7 @@ def path_of(target: bytes) -> str:
         raise _invalid_path(raw, "is not UTF-8") from None
     if not path.isprintable():
         raise _invalid_path(raw, "has an invisible character")
-    *segments, last = path[1:].split("/")  # escaped slashes separate, too, since they do for some proxies
+    *segments, last = path[1:].split("/")  # some proxies treat escaped slashes as separators, so they separate here, too
     if "" in segments or not {".", ".."}.isdisjoint((*segments, last)):
         raise _invalid_path(raw, "has an empty segment, '.' or '..'")
     return unquote_to_bytes(SLASH.sub(b"%252F", raw)).decode()
@@ -141,6 +141,6 @@ def path_below(path: str, root: str) -> str:
 
 
 def without_slash(path: str, exact: frozenset[str]) -> str:
-    """A path without the slash at its end. exact: paths that are not meant with a slash."""
+    """A path without a trailing slash. exact: paths for which a trailing slash is not ignored."""
     bare = path[:-1] if len(path) > 1 and path.endswith("/") else path
     return path if bare in exact else bare

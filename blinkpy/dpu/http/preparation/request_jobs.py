@@ -113,7 +113,7 @@ class RequestReader:
         return prompts
 
     def prediction(self, request: Request, limits: EngineLimits) -> Int32 | None:
-        """The tokens of the request's prediction, if it has one. Raises ApiError with status 400 if it is too long."""
+        """The tokens of the request's prediction, if any. Raises ApiError with status 400 if it is too long."""
         if request.prediction is None:
             return None
         self._check_length(request.prediction, "prediction", limits)
