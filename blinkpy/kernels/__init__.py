@@ -1,7 +1,7 @@
 """The largest shapes that the GPU's kernels support. No torch: checks of models work in the base install."""
 
 MAX_HIDDEN = 32_768  # of a norm: one program holds a row in registers
-MAX_FP8_WIDTH = 65_536  # of inputs that are quantised: one program goes through a row
+MAX_FP8_WIDTH = 65_536  # of quantised inputs: one program loops over a row
 MAX_GROUP = 16  # query heads that share a key and value head
 MIN_HEAD_DIM = 16  # the matrix unit multiplies 16 numbers in one instruction
 MAX_HEAD_DIM = 512  # queries, keys and sums of a tile fit the registers

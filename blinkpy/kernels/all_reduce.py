@@ -1,12 +1,11 @@
 """Sums over ranks, and the logits of all ranks, through memory of peers: NVLink, no host, no library.
 
-One shot: a rank stores its addend into a box on every rank, then each rank adds the boxes. Two shots, for
-larger tensors: rank r reads the r-th part of every rank's addend, and stores the sum in its place on every
-rank. Both add in the order of ranks, in float32, and round once. So the bits depend on neither the batch nor
-the form, and are equal on all ranks.
+One shot: a rank stores its addend into a box on every rank, then each rank adds the boxes. Two shots, for larger tensors: rank r
+reads the r-th part of every rank's addend, and stores the sum of these parts on every rank. Both add in the order of ranks, in
+float32, and round once. So the bits depend on neither the batch nor the form, and are equal on all ranks.
 
-A program waits only for programs of the same number on the peers, at most SPINS reads of a flag. Then it stores a fault. After a
-fault no program waits any more, and the loop ends with that fault. All launches have PROGRAMS programs, so the epochs of all
+A program waits only for programs of the same number on the peers, at most SPINS reads of a flag. Beyond that, it stores a fault.
+After a fault no program waits, and the loop ends with that fault. All launches have PROGRAMS programs, so the epochs of all
 programs are equal. An epoch's boxes are written again two epochs later. A rank that writes them has seen all flags of the epoch
 in between, which a peer raises only after its kernel of the first epoch has ended. A batch without tokens has no epoch: kernels
 are loaded with it, one rank after another.
@@ -23,7 +22,7 @@ from blinkpy.kernels.launch import COUNT_TOKENS
 
 PROGRAMS = 32
 BLOCK = 1024  # elements that a program moves at a time
-SPINS = 1_500_000  # reads of a flag, about half a microsecond each
+SPINS = 1_500_000  # maximum reads of a flag, about 0.5 us each
 LATE = tl.constexpr(1)
 """Value of the fault word after a peer was late; the second word has its rank."""
 

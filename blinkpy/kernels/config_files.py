@@ -1,5 +1,5 @@
-"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/. Nothing
-is tuned at the start.
+"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/. No kernel is tuned at the
+start.
 """
 
 import json
@@ -12,9 +12,9 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 
 CAPABILITY = 90
 THREAD_REGISTERS = 255
-REGISTERS = 65_536  # of a multiprocessor; one program may use all of them
+REGISTERS = 65_536  # registers of a multiprocessor; one program may use all
 WARP = 32
-OTHER_REGISTERS = 8  # of a thread, for addresses and counters
+OTHER_REGISTERS = 8  # registers of a thread for addresses and counters
 OTHER_SHARED = 1024  # bytes in addition to the buffers
 MATRIX_UNIT_ROWS = 64  # minimum rows of the first operand for which Hopper's matrix unit reads both operands from shared memory
 

@@ -127,7 +127,7 @@ def overlap_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[...,
     read, run, shared_words = table_reader(kind), phases.overlap, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def overlap(table, loop):
-        let_successors_begin()  # the last product of a layer group must not take this block's place
+        let_successors_begin()  # the last product of a layer group must not occupy this block's SM
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         arguments = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
         clock = cuda.shared.array(1, int64)
@@ -271,7 +271,7 @@ def select_graph(repeat, switch_handle, own, graph):
 
 @cuda.jit(device=True)
 def select_group(parts, first, counts, runs, lane, lanes):
-    """Let the graph of a cut step run only its next layer group.
+    """Enable only the next layer group in the graph of a cut step.
 
     first: the first of its groups in parts.
     runs: whether the step runs at all. After a suspended group, no further group is enabled.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 # Scales of an FP8 KV cache, for keys and values of each layer and key/value head: from the checkpoint, or
 # measured.
-#
-# They are fixed at the start, on constant tokens, and no request changes them, so the same request always gets
+# Scales are fixed at the start, on constant tokens, and no request changes them, so the same request always gets
 # the same text. A measured scale is a power of two, with a margin for numbers twice as large as the measured
 # ones. Rounding to a power of two costs a floating-point format nothing, and hides differences between machines
 # in the last bits.
@@ -123,7 +122,7 @@ def with_inverses(layers: int, kv_heads: int, scales: Scales | None) -> NDArray[
     return np.ascontiguousarray(np.concatenate([known, np.float32(1) / known], 1))
 
 
-MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
+MOST_TOKENS = 1 << 31  # maximum tokens of all rings, because cache slots are 32-bit words
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class RingSizes:
             )
         window = max(attention.window for attention in ringed)
         pages = 1 - (1 - window) // page_size  # the maximum number of pages that a window spans
-        # A row of n tokens spills at most n // page_size + 1: its first token's page still has its place.
+        # A row of n tokens spills at most n // page_size + 1 pages, because its first token's page keeps its ring slot.
         return cls(layers, window, page_size, pages, slots, tokens // page_size + rows)
 
     @property
@@ -183,7 +182,7 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
         raise ConfigError(f"window_cache ring: no layer of {model.name} has a sliding window; use window_cache full")
-    if scheduler.speculative != "off":  # a wrong draft would replace a key that its request still needs
+    if scheduler.speculative != "off":  # a wrong draft would overwrite a key that its request still needs
         raise ConfigError(f"window_cache ring does not support speculative {scheduler.speculative}; use window_cache full")
     if scheduler.step_groups > 1:  # rings only have tables for one step
         raise ConfigError("window_cache ring does not support step_groups above 1; use window_cache full")

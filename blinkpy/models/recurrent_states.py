@@ -1,9 +1,9 @@
 """The states of recurrent layers: one for each request slot, and snapshots for the prefix cache. The
 other layers have pages.
 
-A step with drafts (docs/speculation.md) does not know yet which of them are correct, and a matrix can't be rolled back. So the
-step's matrices include only each request's own token. For each draft the state keeps its key, value, strength and decay, and its
-input of the convolution. The request's next step first repeats the recurrence over the drafts that were correct.
+A step with drafts (docs/speculation.md) does not yet know which drafts are correct, and a matrix can't be rolled back. So the
+step's matrices include only each request's own token. For each draft, the state stores the draft's key, value, strength and
+decay, and its input of the convolution. The request's next step first repeats the recurrence over the drafts that were correct.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StatePool(NamedTuple):
     inputs: torch.Tensor  # [R, places, taps - 1, channels]; of request slots [R, slots, taps - 1 + drafts, channels]
 
     def copy(self, places: NDArray[np.int32], source: StatePool, sources: NDArray[np.int32]) -> None:
-        """Replace the states in some places by those of another pool, without their drafts."""
+        """Replace the states in some places by states of another pool, without drafts."""
         import torch
 
         to, of = torch.from_numpy(places.astype(np.int64)), torch.from_numpy(sources.astype(np.int64))
@@ -110,7 +110,7 @@ class RecurrentStates:
             self.kept.copy(targets[chosen], self.pool, slots[chosen])
 
     def hold(self, batch: Batch) -> None:
-        """Note that the matrices include a batch's tokens, except its drafts. On a CPU, after all layers."""
+        """Record that the matrices include a batch's tokens, except its drafts. On a CPU; call it after all layers."""
         own = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])] != DRAFT)
         self.held.numpy()[batch.row_slots[own]] = batch.context_lengths[own]
 

@@ -47,7 +47,7 @@ def attend_tile(
     k_ptr,  # key cache, of q's dtype or FP8
     v_ptr,  # value cache, the same
     at,  # [BLOCK_N] element offsets of the positions
-    loaded,  # [BLOCK_N] positions that exist; nothing else is read
+    loaded,  # [BLOCK_N] positions that exist; no other position is read
     visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
     scale,  # float, base-2 softmax scale
     D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr,
@@ -55,7 +55,7 @@ def attend_tile(
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,  # float
 ):  # fmt: skip
-    """Accumulator, maximum and total with one more tile of positions."""
+    """Add one tile of positions. Returns the new (accumulator, maximum, total)."""
     column = tl.arange(0, BLOCK_D)
     if ALL and BLOCK_D == D:
         k = tl.load(k_ptr + at[:, None] + column[None, :])

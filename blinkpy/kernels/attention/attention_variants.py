@@ -15,7 +15,7 @@ from blinkpy.kernels.launch import BatchView
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How the decode rows of a bucket are split. Results depend on it in the last bits: keep one plan per bucket."""
+    """How the decode rows of a bucket are split. The last bits of results depend on the plan: keep one plan per bucket."""
 
     splits: int  # maximum splits of a row; a power of two
     min_tiles: int  # minimum tiles of `block_n` positions per split
@@ -201,10 +201,10 @@ class AttentionCall:
     rows: int  # of the bucket
     scale: float  # usually head_dim ** -0.5
     window: int = 0  # tokens that a query sees including itself; 0: all
-    workspace: DecodeWorkspace | None = None  # of decode rows and last tokens
+    workspace: DecodeWorkspace | None = None  # for decode rows and last tokens
     new: NewTokens | None = None  # decode rows: q is not rotated yet, and the cache lacks the rows' last tokens
     sinks: torch.Tensor | None = None  # [heads] score of each head's sink, a share of the softmax without a value
-    last_tokens: bool = False  # all rows, including prefill chunks, each only with its last token
+    last_tokens: bool = False  # compute only the last token of each row, including prefill chunks
     pdl: bool = False
     softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: unchanged
     chunked: bool = False  # a query sees the tokens of its chunk of `window` tokens, up to itself
@@ -219,7 +219,7 @@ class AttentionVariant:
     """
 
     name: str  # `variant` of its plans
-    rows: frozenset[str]  # the rows that it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
+    rows: frozenset[str]  # supported kinds of rows: DECODE_ROWS, CHUNKS, LAST_TOKENS
     launch: Callable[[AttentionCall, Any], None]
     """Takes a call and a plan: checks its own requirements, in addition to `attend`'s, and launches the kernels."""
     plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans for tests, small enough for the interpreter

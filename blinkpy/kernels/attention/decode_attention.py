@@ -52,7 +52,7 @@ def split_bounds(context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: t
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
-    if OVERLAP_PREFILL:  # evenly: 18 tiles are 3 splits of 6, not 2 of 8 and one of 2
+    if OVERLAP_PREFILL:  # even splits: 18 tiles become 3 splits of 6, not 8, 8 and 2
         per_split = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, per_split), 1))
     active = tl.cdiv(tiles, tl.maximum(per_split, 1))
     return first_position, first_tile, tiles, per_split, active
@@ -176,7 +176,7 @@ def add_splits(
     G: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The result of a row and key/value head: the sum of its splits, in order."""
+    """Add the splits of a row and key/value head, in order. Returns the result."""
     head = tl.arange(0, BLOCK_G)
     every = tl.arange(0, SPLITS)
     column = tl.arange(0, BLOCK_D)
@@ -241,9 +241,9 @@ def store_split(
         tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
         tl.store(state_ptr + base + group, maximum, mask=group < G)
         tl.store(state_ptr + sums + base + group, total, mask=group < G)
-        tl.debug_barrier()  # all threads have stored before one announces it
+        tl.debug_barrier()  # all threads must have stored before one thread announces the split
         last = tl.atomic_add(arrivals_ptr + group_index, 1, sem="acq_rel") == active - 1
-        tl.debug_barrier()  # all threads go the same way
+        tl.debug_barrier()  # all threads must take the same branch
         if last:
             tl.store(arrivals_ptr + group_index, 0)
             add_splits(

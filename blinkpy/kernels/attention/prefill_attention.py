@@ -29,7 +29,7 @@ class PrefillPlan:
     warps: int
     stages: int
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
-    programs: int = 2  # programs of an SM; each takes tile after tile
+    programs: int = 2  # programs per SM; each processes several tiles in order
     sm_count: int = 132  # SMs of the GPU
     overlap_prefill: bool = False
     """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
@@ -83,7 +83,7 @@ def number_tiles(
     """(first row of prefill chunks, its first token, bool [ROWS], first tile of each row [ROWS], all tiles).
 
     Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
-    That is never too few for its tokens, at most one too many, and rises with r.
+    This gives each row enough tiles for its tokens, at most one too many, in ascending order.
     """
     rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
     first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
@@ -143,7 +143,7 @@ def attend_chunk(
 
     query_position = context - length + query  # [BLOCK_M] position in the sequence
     first_position = context - length + first_query
-    end = tl.minimum(context, first_position + BLOCK_Q)  # after the last position that these queries see
+    end = tl.minimum(context, first_position + BLOCK_Q)  # one past the last position that these queries see
     if WINDOW > 0:
         begin = first_visible(first_position, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
         unmasked_end = begin

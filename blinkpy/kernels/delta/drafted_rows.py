@@ -1,7 +1,7 @@
 """The rows of a step in kernels of recurrent layers.
 
-The row of a request computes the request's drafts, too, since its state advances by tokens. Rows with many tokens are computed by
-blocks of tokens, in another kernel than the others (block_products.py).
+The row of a request also computes the request's drafts, because its state advances token by token. A separate kernel computes
+rows with many tokens, by blocks of tokens (block_products.py).
 """
 
 import torch

@@ -1,9 +1,9 @@
 """The recurrence of a gated delta net, token by token, and the norm and gate of its results.
 
-A program has a row's matrix of one value head in registers, and goes through the row's tokens. The bytes of the matrices bound a
-step of decode rows. A token's result depends on no other row, and not on how its prompt is cut into chunks.
+A program holds a row's matrix of one value head in registers, and loops over the row's tokens. Reading the matrices bounds a step
+of decode rows. A token's result depends neither on other rows nor on its prompt's chunks.
 
-A row goes through its request's drafts, too, which are the rows after it. Its matrix does not include them; see
+A row also computes its request's drafts, which are the rows after it. The row's matrix does not include drafts; see
 blinkpy.models.recurrent_states. A request's next step first repeats the drafts that were correct, from the same numbers.
 
 Chunks of prompts may be computed by blocks of tokens instead (delta_blocks.py).
@@ -96,7 +96,7 @@ def _recur(
         row, counts_ptr, query_starts_ptr, context_lengths_ptr, row_slots_ptr, emits_ptr, held_ptr, ROWS, DRAFTS
     )  # fmt: skip
     if start < end:
-        known = before > 0  # otherwise the slot holds another request's state
+        known = before > 0  # otherwise the slot still holds another request's state
         place = (slot * HEADS + head) * (DK * DV)
         tile = matrices_ptr + place + k_at[:, None] * DV + v_at[None, :]
         both = k_in[:, None] & v_in[None, :]

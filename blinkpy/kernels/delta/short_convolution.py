@@ -1,5 +1,5 @@
-"""Causal convolutions of recurrent layers: a few taps for each channel. A gated delta net's results pass a silu; a gated short
-convolution has gates before and behind it.
+"""Causal convolutions of recurrent layers: a few taps for each channel. A gated delta net applies SiLU to the results; a gated
+short convolution has gates before and after it.
 """
 
 import torch

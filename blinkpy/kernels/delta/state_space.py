@@ -1,8 +1,8 @@
 """The recurrence of a state-space layer (Mamba-2), token by token, the gate of its results, and their norm.
 
-A program has a row's matrix of one head in registers, and goes through the row's tokens, as in recurrence.py. A token's result
-depends on no other row, and not on how its prompt is cut into chunks. Drafts are as in recurrence.py, too. Chunks of
-prompts may be computed by blocks of tokens instead (space_blocks.py).
+A program holds a row's matrix of one head in registers, and loops over the row's tokens, as in recurrence.py. A token's result
+depends neither on other rows nor on its prompt's chunks. Drafts work as in recurrence.py. Chunks of prompts may be computed by
+blocks of tokens instead (space_blocks.py).
 """
 
 from typing import Any, NamedTuple

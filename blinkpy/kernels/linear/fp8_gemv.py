@@ -30,10 +30,8 @@ def load_words(w_ptr, n, word, N, WORDS: tl.constexpr, EVEN_K: tl.constexpr):
     """
     inside = (n < N)[:, None]
     if not EVEN_K:
-        # The second coordinate of the grid is 0, but the compiler does not know this. Otherwise it would know
-        # words that
-        # are always outside, and ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is
-        # NaN.
+        # The second coordinate of the grid is 0, but hidden from the compiler. Otherwise the compiler would see words that are
+        # always outside, and ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is NaN.
         inside &= (word - tl.program_id(1) * 16 < WORDS)[None, :]
     at = w_ptr.to(tl.pointer_type(tl.int64)) + n[:, None].to(tl.int64) * WORDS + word[None, :]
     return tl.load(at, mask=inside, other=0, eviction_policy="evict_first")

@@ -12,7 +12,7 @@ from blinkpy.kernels.config_files import Needs, check_power_of_two
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, ROW_SCALES
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 
-# The parameters of a linear layer's kernel. They decide the order of the sums, which is therefore fixed per
+# The parameters of a linear layer's kernel. They determine the order of the sums, which is therefore fixed per
 # bucket, and so is every result.
 
 WORDS = torch.int32
@@ -171,7 +171,7 @@ class LinearCall:
     swiglu: bool = False
     pdl: bool = False
     gelu: bool = False  # with swiglu: gelu (tanh approximation) instead of silu
-    scales: Scales | None = None  # of FP8 weights, and of x if it is also FP8; then without a norm
+    scales: Scales | None = None  # scales of FP8 weights, and of x if x is FP8, which excludes a norm
     packed: PackedMatrix | None = None  # 4-bit weights, whose words are `weight`
 
     @property

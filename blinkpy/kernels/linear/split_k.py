@@ -35,7 +35,7 @@ def multiply_split(
     x_scale_ptr,  # float32 [M], or [M, GROUPS] (FP8 only)
     w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     m, n,  # [BLOCK_M] rows, [BLOCK_N] columns
-    begin, end,  # first input of the split, and the input after its last one
+    begin, end,  # first input of the split, and one past its last input
     M, x_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     SHAPE_0: tl.constexpr,  # of the sums
     SHAPE_1: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
@@ -97,7 +97,7 @@ def add_splits(
     tl.store(at + split * step, accumulator)
     if SWIGLU:
         tl.store(at + split * step + TILE, upper)
-    tl.debug_barrier()  # all threads have stored before one reports it
+    tl.debug_barrier()  # all threads must have stored before one thread reports the split
     last = tl.atomic_add(arrivals_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
     tl.debug_barrier()  # all threads read the same value
     if last:
@@ -257,7 +257,7 @@ def partial_floats(config: LinearConfig, shape: LinearShape) -> int:
 
 
 def supports(shape: LinearShape) -> bool:
-    """All shapes, except a norm of quantised rows, and 4-bit weights."""
+    """All shapes, except 4-bit weights and a norm of quantised rows."""
     return not (shape.fp8 and shape.norm) and not shape.packed
 
 

@@ -125,7 +125,8 @@ def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.d
 
 
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, up: bool) -> Needs:
-    """The needs of a program of the grouped product. dtype: dtype of activations. up: whether it is the first product."""
+    """The resources that a program of the grouped product needs. dtype: dtype of activations. up: whether it is the first
+    product."""
     inputs, halves = (shape.hidden, shape.halves) if up else (shape.width, 1)
     if shape.packed:
         return _needs_of_words(block_m, tile, shape, dtype, inputs, halves)

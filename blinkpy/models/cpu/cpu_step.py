@@ -44,7 +44,7 @@ class CpuStep:
     rings: window rings of the layers that have them, or None.
     scales: scales of an FP8 KV cache.
     slots: number of request slots with a recurrent state.
-    snapshots: number of snapshots of such states.
+    snapshots: number of snapshots of recurrent states.
     drafts: maximum drafts of a request in a batch; 0: no row is a draft.
     step_drafts: drafts per row from a draft layer or head; 0 without either.
     """

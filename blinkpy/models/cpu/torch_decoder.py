@@ -379,7 +379,7 @@ def _biased_softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Te
 
 
 def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
-    """The ranks [tokens, number], with `other` outside the best groups. A group's value is the sum of its `counted` best ranks."""
+    """The ranks [tokens, number], with `other` outside the best groups. A group is worth the sum of its `counted` best."""
     grouped = ranks.view(len(ranks), experts.groups, -1)
     sums = grouped.topk(counted, dim=-1).values.sum(-1)
     dropped = sums.topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices

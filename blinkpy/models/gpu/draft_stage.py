@@ -41,7 +41,7 @@ class DraftStage:
         """
         batch, requests, page = decoder.batch, RequestView.of(decoder.requests), decoder.cache.page_size
         drafts, rows, pdl, view = batch.drafted.shape[1], shape.rows, decoder.pdl, decoder.view
-        decoder.pdl = False  # these kernels read what those before them have written, where others read the batch
+        decoder.pdl = False  # these kernels read results of earlier kernels before the wait
         following_tokens(batch, requests, self.following[: shape.tokens])
         self._attend(decoder, shape, self.following, self.hidden)
         if not shape.returns_drafts:

@@ -39,7 +39,7 @@ class Buffers:
             return torch.zeros(shape, dtype=kind, device=device)
 
         self.hidden = zeros(tokens, model.hidden_size)  # residual stream
-        # The same of a cut step. With cut_layer_inputs it is the only data that the step needs between two groups.
+        # The residual stream of a cut step. With cut_layer_inputs, it is the only data that the step needs between two groups.
         # Interrupting steps are not cut and use `hidden`, so suspending a step copies nothing.
         self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
@@ -84,7 +84,7 @@ class ResidualStream:
 
     hidden: torch.Tensor  # [M, hidden]
     counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is the number of valid rows
-    partials: torch.Tensor | None = None  # to be added to hidden: float32 [parts, M, hidden], or [M, hidden]
+    partials: torch.Tensor | None = None  # partial sums to add to `hidden`: float32 [parts, M, hidden], or [M, hidden]
 
     @property
     def rows(self) -> int:
@@ -92,7 +92,7 @@ class ResidualStream:
         return self.hidden.shape[0]
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Input and residual of a norm that completes the stream; no residual if it is complete."""
+        """Input and residual of a norm that completes the stream; without a residual if the stream is complete."""
         partials, self.partials = self.partials, None
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 

@@ -2,11 +2,10 @@
 can be captured.
 
 All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the
-requests' page tables, parameters and tokens. Grids are those of the bucket; kernels read the counts and
-leave early. Nothing is allocated by a launch. The order of the sums in a linear layer depends on the
-bucket, so a result can differ in its last bits between buckets. Within one bucket, a row's result depends
-only on itself. A batch-invariant decoder has one order in all buckets, and one kernel for the attention
-of decode rows and chunks.
+requests' page tables, parameters and tokens. Grids have the bucket's size; kernels read the counts and exit early. Launches
+allocate no memory. The order of the sums in a linear layer depends on the bucket, so a result can differ in its last bits between
+buckets. Within one bucket, a row's result depends only on the row. A batch-invariant decoder uses one order in all buckets, and
+one kernel for the attention of decode rows and chunks.
 """
 
 from dataclasses import replace
@@ -107,8 +106,8 @@ class GpuDecoder:
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         cut_tokens = max((s.tokens for s in shapes if s.groups > 1), default=0)
         self.buffers = Buffers(model, tokens, rows, dtype, device, cut_tokens, logits=None if peers is None else peers.whole)
-        self._ends_group = False  # the launched block ends a group, so it must leave no partial sums
-        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step in launch
+        self._ends_group = False  # whether the launched block ends a group, and so must leave no partial sums
+        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # the stream of the step being launched
         self.latent = None
         if model.attention.latent:
             self.latent = LatentStage(model, shapes, max_model_len, sm_count, dtype, device, invariant=invariant)
@@ -134,7 +133,7 @@ class GpuDecoder:
                 invariant=invariant,
             )  # fmt: skip
             self.head = HeadStage(own, tokens_of_head, rows, cut_tokens, BLOCKS[Mlp])
-        self.inputs: torch.Tensor | None = None  # of attention, instead of the norm of the residual stream, if that is not fused
+        self.inputs: torch.Tensor | None = None  # attention's inputs, if the norm of the residual stream is not fused
         self.centred = model.norm.centred  # a LayerNorm
         self.parallel = model.placement == NormPlacement.PARALLEL  # an MLP reads the norm before attention
         self._shared = self.buffers.normed  # that norm
@@ -232,7 +231,7 @@ class GpuDecoder:
         of_space, whole = None, self.stream
         if of_layer.parallel:
             of_space = launch_space(self, shape, layer, index, last_tokens_only=last_tokens_only)
-            self.stream = whole  # attention reads all tokens, too
+            self.stream = whole  # attention also reads all tokens
         if of_layer.recurrence is not None and not of_layer.attends:
             launch = BLOCKS[type(of_layer.recurrence)]
             out = launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
@@ -240,7 +239,7 @@ class GpuDecoder:
             out = self.latent.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
         elif self.heads is not None:
             out = self.heads.launch(self, shape, layer, index, last_tokens_only=last_tokens_only)
-        if self.parallel and norm is not None and last_tokens_only:  # of a stream that now has fewer rows
+        if self.parallel and norm is not None and last_tokens_only:  # because the stream now has fewer rows
             self._norm(norm, out=self._shared)
         norm_follows = not isinstance(of_layer.mlp, Experts) and not self._ends_group and not self.parallel
         if of_space is not None and layer.space_out is not None:
@@ -370,8 +369,8 @@ class GpuDecoder:
     ) -> None:
         """Add norm(x weight^T + bias), or the product without a norm, to the residual stream.
 
-        If a norm follows, it adds up the partial sums: it reads all rows anyway, and the programs of the product
-        need not wait for each other. factor: [1] of the residual stream afterwards; only with a norm.
+        If a norm follows, the norm adds up the partial sums: it reads all rows anyway, so the product's programs need not wait
+        for each other. factor: [1] of the residual stream afterwards; only with a norm.
         """
         if factor is not None and norm is None:
             raise ValueError("a factor of a layer's output needs a norm before it")
@@ -402,11 +401,11 @@ class GpuDecoder:
             rms_norm(call.out, norm, eps, counts, hidden, add=True, factor=factor, centred=centred, pdl=self.pdl)
 
     def addend_of(self, out: torch.Tensor) -> torch.Tensor:
-        """The memory for this rank's part of a result: `out` itself on the only rank."""
+        """The memory for this rank's part of a result; on a single rank, `out` itself."""
         return out if self.peers is None else self.peers.addend[: len(out)]
 
     def sum_over_ranks(self, out: torch.Tensor, *, add: bool = False) -> None:
-        """Launch out = the sum of all ranks' addends; nothing on the only rank. add: add it to out."""
+        """Launch out = the sum of all ranks' addends; no operation on a single rank. add: add the sum to out."""
         if self.peers is not None:
             all_reduce(out, self.stream.counts, self.peers, add=add, pdl=self.pdl)
 

@@ -104,15 +104,15 @@ def launch_space(decoder: Any, shape: StepShape, layer: LayerWeights, index: int
 
 
 def by_blocks(decoder: Any, shape: StepShape) -> bool:
-    """Whether chunks of prompts are computed by blocks of tokens. A batch-invariant result must not depend on their borders, and
-    float32 serves comparisons.
+    """Whether chunks of prompts are computed by blocks of tokens. Not for batch-invariant results, which must not depend on block
+    borders, and not for float32, which serves as a reference.
     """
     return shape.mixed and not decoder.invariant and decoder.buffers.recurrent_mixed.dtype == torch.bfloat16
 
 
 def launch_copies(decoder: Any, shape: StepShape, *, save: bool) -> None:
     """Launch the copies of states from snapshots, before a step's layers, or with `save` to snapshots, after them. With drafts,
-    note then which tokens the states include.
+    then also record which tokens the states include.
     """
     states, requests = decoder.cache.states, decoder.requests
     if save and states.pool is not None and states.drafts:

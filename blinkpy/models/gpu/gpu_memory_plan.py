@@ -1,4 +1,4 @@
-"""The memory that an engine needs on a GPU, by part, computed before anything is loaded."""
+"""The memory that an engine needs on a GPU, by part, computed before loading."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class MemoryPlan:
         return self.usable - self.needed
 
     def describe(self) -> str:
-        """The needed bytes by part, without the KV cache."""
+        """A text with the required memory of each part, without the KV cache."""
         return ", ".join(f"{name} {gib(value)}" for name, value in self.parts.items() if value)
 
     def require(self, cache_bytes: int) -> None:
@@ -91,7 +91,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     width = streams * model.hidden_size + _attention_width(model) + gates + recurrent + 3 * model.mlp_size + expert_width
     width += (len(model.layers) + 1) * model.layer_inputs + _read_width(model)
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
-    of_row = 4 if model.inputs else 3 if model.drafting else 2  # residual streams and their norms
+    of_row = 4 if model.inputs else 3 if model.drafting else 2  # number of residual streams and their norms
     last = of_row * rows * model.hidden_size
     logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4

@@ -83,8 +83,8 @@ class GpuStep:
         self._grammars, self._sample = grammars, sample
         rows, vocab = decoder.buffers.logits.shape
         self._sampling = SamplingWorkspace.allocate(rows, vocab, str(decoder.weights.device))
-        self.graphs: list[StepGraph] = []  # of the uncut shapes, which come first
-        self.cut_graphs: list[list[StepGraph]] = []  # of the others, by group
+        self.graphs: list[StepGraph] = []  # graphs of uncut shapes, which come first
+        self.cut_graphs: list[list[StepGraph]] = []  # graphs of cut shapes, by group
 
     @torch.inference_mode()
     def launch(self, shape: StepShape) -> None:

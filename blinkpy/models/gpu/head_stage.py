@@ -31,7 +31,7 @@ class HeadStage:
         width, read = model.hidden_size, len(inputs.layers) * inputs.width
         self.own, self.tokens, self._run_mlp, self._layers = own, tokens, run_mlp, inputs.layers
         self.taken = zeros(most, read)  # residual streams of the step in launch
-        self.cut_taken = zeros(cut_tokens, read)  # those of a cut step
+        self.cut_taken = zeros(cut_tokens, read)  # residual streams of a cut step
         self.embedded = zeros(most, width)
         self.both = zeros(most, 2 * width)
         self.kept, self.normed = zeros(rows, width), zeros(rows, width)  # results at the rows' last correct tokens
@@ -97,8 +97,8 @@ class HeadStage:
         own._attention(shape, layer, 0, last_tokens_only=False)
 
     def _results(self) -> torch.Tensor:
-        """Launch the rest of the head's layer. Returns its normalised results, [tokens, hidden]; `hidden` of `_attend` has those
-        before the norm.
+        """Launch the rest of the head's layer. Returns its normalised results, [tokens, hidden]; `hidden` of `_attend` holds the
+        results before the norm.
         """
         own = self.own
         self._run_mlp(own, own.weights.layers[0], own.model.layers[0].mlp)

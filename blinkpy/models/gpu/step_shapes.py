@@ -61,15 +61,15 @@ def most_groups(layers: int, *, bare: bool = False) -> int:
     """Maximum groups of a step with this number of layers; a group has at least one block (see
     blocks_of_group).
 
-    bare: some layers have no MLP, so that one block may be empty; a group then has at least two.
+    bare: whether some layers have no MLP. A block may then be empty, so a group has at least two blocks.
     """
     blocks = 2 * layers - 1
     return max(1, blocks // 2) if bare else blocks
 
 
 def blocks_of_group(layers: int, groups: int, group: int) -> range:
-    """The blocks of a step's layer group. Block 2 i is layer i's attention, 2 i + 1 its MLP. The last layer's
-    two blocks are one, because their intermediate result may be in memory that all steps share.
+    """The blocks of a step's layer group. Block 2 i is layer i's attention, 2 i + 1 its MLP. The last layer's two blocks form one
+    block, because their intermediate result may be in memory that all steps share.
     """
     blocks = most_groups(layers)
     return range(blocks * group // groups, blocks * (group + 1) // groups)

@@ -46,7 +46,7 @@ def load_arrays(
     threads: int = THREADS,
     piece_items: int = PIECE_ITEMS,
 ) -> None:
-    """Load tensors, given by name and place, each into a contiguous array of its shape.
+    """Load tensors, given by name and location, each into a contiguous array of its shape.
 
     progress: called with the completed fraction, at each percent.
     piece_items: items of one read.
@@ -68,7 +68,7 @@ def load_arrays(
 
 
 def load_piece(file: FileIO, name: str, place: StoredTensor, position: int, target: NDArray[np.float32]) -> None:
-    """Fill a contiguous array from a stored tensor. position: bytes of it."""
+    """Fill a contiguous array from a stored tensor. position: start within the tensor, bytes."""
     dtype = place.dtype
     stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
     place.read(stored.view(np.uint8).data, file, position, name)
@@ -121,7 +121,7 @@ class _Reader:
         if place.path not in self._files:
             self._files[place.path] = self._closing.enter_context(open_weights(place.path))
         found = np.empty(place.shape, np.float32)
-        with np.errstate(over="ignore", under="ignore"):  # converting float64; the check below finds both
+        with np.errstate(over="ignore", under="ignore"):  # when converting float64; the check below finds overflow and underflow
             load_piece(self._files[place.path], name, place, 0, found.reshape(-1))
         wrong = found[~(np.isfinite(found) & (found > 0))]
         if wrong.size:

@@ -61,7 +61,7 @@ def stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, S
 
 
 def _renamed(model: DecoderDescription, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names of a model with its head; a checkpoint without a head may omit the first part of names."""
+    """The tensors, renamed as for a model with an output head. A checkpoint without a head may omit the first part of names."""
     result: dict[str, Tensor] = {}
     for stored, tensor in found.items():
         name = next((new + stored[len(old) :] for old, new in model.tensors.renamed if stored.startswith(old)), stored)
@@ -90,7 +90,7 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description with the changes that a checkpoint requires whatever config.json states: a head that differs from the
+    """The description, changed as the checkpoint requires regardless of config.json: a head that differs from the
     embedding, one tensor for all experts, and the order of its dimensions. Raises ConfigError.
     """
     tensors = model.tensors
@@ -185,7 +185,7 @@ def _is_empty(tensor: StoredTensor | None) -> bool:
 def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint by name, after a check that no tensor is missing or surplus.
 
-    Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
+    Each scale gets the first of its possible names. Only headers are read. Raises ConfigError, naming the tensor
     that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.
     """
     found, parts, expected = stored_tensors(model, folder), all_parts(model), expected_tensors(model)
