@@ -1,0 +1,102 @@
+"""Seconds from `blinkpy serve` to the first answer of the demonstration model on the CPU.
+
+    python -m benchmarks.parts.first_answer
+
+A first start has an empty cache of compiled code: it compiles the CPU's step, and interprets the scheduler until a background
+thread has compiled it. A second start loads both. Each round has one of each, in this order. The answer is a completion of one
+token over HTTP, from a client that asks every 50 ms.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmarks.common.distribution import describe
+from benchmarks.common.harness import ROOT, Flag, Run, check, run_benchmark
+from benchmarks.serving.systems import free_port
+
+FIRST_S, SECOND_S = 20.0, 3.0  # targets
+LIMIT_S, ASK_S, END_S = 600.0, 0.05, 30.0
+SCHEDULER = "*make_phases*turn*.nbc"  # the compiled scheduler in the cache
+BODY = {"model": "demo", "prompt": "The old house", "max_tokens": 1}
+
+
+class Served:
+    """A server that is starting. cache: folder of compiled code. log: file for its output."""
+
+    def __init__(self, cache: Path, log: Path):
+        self.cache = cache
+        self.log, self.url = log, f"http://127.0.0.1:{(port := free_port())}/v1/completions"
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "blinkpy", "serve", "--device", "cpu", "--port", str(port)]
+        self.began = time.monotonic()
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+
+    def wait(self, ready: Callable[[], bool], what: str) -> float:
+        """Seconds from the start until ready() holds. Raises WrongAnswer."""
+        while not ready():
+            alive, spent = self.process.poll() is None, time.monotonic() - self.began
+            check(alive and spent < LIMIT_S, f"{what} is missing after {spent:.0f} s: {self.log.read_text()[-2000:]}")
+            time.sleep(ASK_S)
+        return time.monotonic() - self.began
+
+    def answers(self) -> bool:
+        """Whether the server answers a completion."""
+        try:
+            answer = httpx.post(self.url, json=BODY, timeout=LIMIT_S)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 1
+
+    def has_compiled(self) -> bool:
+        """Whether the cache has the compiled scheduler."""
+        return any(self.cache.rglob(SCHEDULER))
+
+    def end(self) -> None:
+        """End the server and all of its processes."""
+        self.process.terminate()
+        try:
+            self.process.wait(END_S)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+def benchmark(run: Run) -> None:
+    times: dict[str, list[float]] = {"first_start_s": [], "scheduler_compiled_s": [], "second_start_s": []}
+    for number in range(run.options.rounds):
+        with tempfile.TemporaryDirectory(prefix="first-answer-") as made:
+            cache, log = Path(made), Path(made) / "server.log"
+            for start in ("first_start_s", "second_start_s"):
+                run.progress(f"{start.removesuffix('_s').replace('_', ' ')}s", number, run.options.rounds)
+                server = Served(cache, log)
+                try:
+                    times[start].append(server.wait(server.answers, "an answer"))
+                    compiled = server.wait(server.has_compiled, "the compiled scheduler")
+                    if start == "first_start_s":
+                        times["scheduler_compiled_s"].append(compiled)
+                finally:
+                    server.end()
+    results = {name: describe(np.array(found), "s") for name, found in times.items()}
+    for name, limit in (("first_start_s", FIRST_S), ("second_start_s", SECOND_S)):
+        run.target(f"first answer of a {name[:-8]} start, median", float(np.median(times[name])), limit, "s")
+    run.write(__doc__, {"rounds": run.options.rounds, **results})
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        "parts.first_answer",
+        "Seconds from the command to the first answer.",
+        benchmark,
+        rounds=Flag(5, "of a first and a second start", smoke=1),
+    )
