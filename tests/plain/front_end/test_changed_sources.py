@@ -21,7 +21,7 @@ import blinkpy
 LARGE = "sea " * 20_000
 CONTEXT = 1 << 17
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
-SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+USER = [{"role": "user", "content": "Hi"}]
 FACTS_OF_GRAMMARS = FACTS._replace(
     max_model_len=CONTEXT, num_pages=CONTEXT, grammar_share=2, grammar_words=1 << 14, grammar_arena=1 << 15
 )
@@ -77,6 +77,10 @@ def installed(tmp_path: Path) -> Iterator[Installed]:
         try:
             wait_for(one.ready)
             wait_for(lambda: len(one.children()) == 2)
+            # The compile process answers once it has imported all. It forks for each job, so later jobs import for themselves.
+            assert (
+                one.ask("/v1/chat/completions", messages=USER, response_format=answer_with("a"), max_tokens=2).status_code == 200
+            )
             yield one
         finally:
             one.client.close()
@@ -86,14 +90,19 @@ def installed(tmp_path: Path) -> Iterator[Installed]:
                 os.kill(child, signal.SIGKILL)
 
 
+def answer_with(key: str) -> dict[str, Any]:
+    """A response format with one integer."""
+    schema = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
 def requests(installed: Installed, text: str) -> list[int]:
-    user = [{"role": "user", "content": text}]
+    user = [USER[0] | {"content": text}]
     tool = {"name": "f", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
-    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
     return [
         installed.ask("/v1/completions", prompt=text, max_tokens=2).status_code,
         installed.ask("/v1/chat/completions", messages=user, tools=[TOOL], max_tokens=2).status_code,
-        installed.ask("/v1/chat/completions", messages=user, response_format=schema, max_tokens=2).status_code,
+        installed.ask("/v1/chat/completions", messages=user, response_format=answer_with("b"), max_tokens=2).status_code,
         installed.ask("/v1/responses", input=user, max_output_tokens=2).status_code,
         installed.ask("/v1/messages", messages=user, tools=[tool], max_tokens=2).status_code,
         installed.ask("/v1/messages/count_tokens", messages=user).status_code,
