@@ -1,6 +1,6 @@
 """Seconds from `blinkpy serve` to the first answer of the demonstration model on the CPU.
 
-    python -m benchmarks.parts.first_answer
+    python -m benchmarks.serving.first_answer
 
 A first start has an empty cache of compiled code: it compiles the CPU's step, and interprets the scheduler until a background
 thread has compiled it. A second start loads both. Each round has one of each, in this order. The answer is a completion of one
@@ -95,7 +95,7 @@ def benchmark(run: Run) -> None:
 
 if __name__ == "__main__":
     run_benchmark(
-        "parts.first_answer",
+        "serving.first_answer",
         "Seconds from the command to the first answer.",
         benchmark,
         rounds=Flag(5, "of a first and a second start", smoke=1),
