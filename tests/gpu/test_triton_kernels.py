@@ -246,7 +246,11 @@ def test_delta_recurrence(rng: np.random.Generator, dtype: torch.dtype, sizes: D
 
 
 @both_dtypes
-@pytest.mark.parametrize("sizes", [SpaceSizes(48, 1, 128, 64), SpaceSizes(128, 8, 128, 80), SpaceSizes(8, 2, 20, 16)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [SpaceSizes(48, 1, 128, 64), SpaceSizes(24, 1, 256, 64), SpaceSizes(128, 8, 128, 80), SpaceSizes(8, 2, 20, 16)],
+    ids=str,
+)
 @pytest.mark.parametrize("last_tokens_only", [False, True])
 def test_state_space(rng: np.random.Generator, dtype: torch.dtype, sizes: SpaceSizes, last_tokens_only: bool) -> None:
     for rows in (Rows([1] * 4, [True, False, True, False], [2, 0, 6, 3]), drawn_rows(rng, 40)):

@@ -14,6 +14,10 @@ from blinkpy.kernels.delta.drafted_rows import LONG, own_row
 
 SPACE_BLOCK = 64
 """Tokens of a block."""
+SPACE_PART = 64
+"""Elements of a value in a program. On sm_90, tiles of 16 or 32 gave wrong states and illegal addresses (Triton 3.6; its issues
+10486 and 11366 report such faults of narrow tiles). Tiles of 64 and 128 agree with the reference.
+"""
 
 
 @triton.jit

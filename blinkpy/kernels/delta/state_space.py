@@ -15,7 +15,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.delta.decays import softplus
 from blinkpy.kernels.delta.drafted_rows import ALL, SHORT, own_row
 from blinkpy.kernels.delta.recurrence import DraftedStates
-from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK, _scan_blocks
+from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK, SPACE_PART, _scan_blocks
 from blinkpy.kernels.launch import COUNT_TOKENS, BatchView
 
 
@@ -181,9 +181,8 @@ def scan(
         num_warps=max(1, min(8, block_k * block_v // 2048)),
     )  # fmt: skip
     if by_blocks:
-        part = min(block_v, 64 if value_dim % 64 == 0 and block_k <= 128 else 32)
-        _scan_blocks[(rows, heads, triton.cdiv(value_dim, part))](
-            *inputs, *others, **constants, BV=part, BLOCK=SPACE_BLOCK,
+        _scan_blocks[(rows, heads, triton.cdiv(value_dim, SPACE_PART))](
+            *inputs, *others, **constants, BV=SPACE_PART, BLOCK=SPACE_BLOCK,
             num_warps=8, num_stages=1,
         )  # fmt: skip
 
