@@ -46,6 +46,7 @@ SMALL: dict[str, DeltaSizes | SpaceSizes] = {"delta net": DeltaSizes(1, 2, 16, 1
 WAYS = {"tokens": False, "blocks": True}
 DTYPE = torch.bfloat16
 STEP_TOKENS, MOST_ROWS = 8192, 8
+WARM_S = 0.2
 LIMITS = 2e-2, 1e-3  # differences of results and of states, as shares of the largest number
 
 
@@ -94,8 +95,11 @@ def layer_of(
 
 
 def median_us(launch: Callable[[], None], repeats: int, device: str) -> float:
-    """Median time of some launches, after a first launch."""
-    times = []
+    """Median time of some launches, after the first ones: a GPU that rests takes some time to raise its clocks."""
+    times, began = list[float](), time.perf_counter()
+    while device != "cpu" and time.perf_counter() - began < WARM_S:
+        launch()
+        torch.cuda.synchronize()
     for _ in range(repeats + 1):
         if device == "cpu":
             began = time.perf_counter()

@@ -27,7 +27,7 @@ def draw_claim(cells: Cells) -> Any:
         ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5))
         ax.tick_params(axis="x", labelsize=7)
         ax.grid(alpha=0.3)
-    axes[0].set_yticks(range(len(found)), [f"{name.partition(', its')[0]}, {rate:g}/s" for rate, name, _ in found], fontsize=8)
+    axes[0].set_yticks(range(len(found)), [f"{name}, {rate:g}/s" for rate, name, _ in found], fontsize=8)
     axes[1].set_yticks(range(len(found)), [""] * len(found))
     beside = max((pair[1]["load"]["per_core"] for _, _, pair in found), default=0)
     figure.suptitle(f"{CLAIM_MODEL}: filled without neighbours, hollow with {beside} on each core", fontsize=10)

@@ -15,8 +15,8 @@ CLAIM_MODEL, CLAIM_CARD, CLAIM_RATE = "llama-3-8b", "nvidia-h200", 24.0
 CLAIMED = {  # the systems of the claim, in its order
     "blinkpy": "blinkpy, bfloat16",
     "vllm": "vLLM {version}, bfloat16",
-    "vllm-reserved": "vLLM {version}, bfloat16, its engine on cores of its own",
-    "vllm-realtime": "vLLM {version}, bfloat16, its engine with real-time priority on cores of its own",
+    "vllm-reserved": "vLLM {version}, bfloat16, reserved cores",
+    "vllm-realtime": "vLLM {version}, bfloat16, reserved cores, real-time priority",
     "blinkpy-fp8": "blinkpy, FP8",
     "vllm-fp8": "vLLM {version}, FP8",
 }

@@ -25,6 +25,7 @@ from benchmarks.report import (
     grid_summary,
     part_tables,
     rank_tables,
+    recurrent_tables,
     serving_tables,
     words,
 )
@@ -74,6 +75,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "drafts": draft_tables.drafts,
     "draft_heads": draft_tables.draft_heads,
     "ranks": rank_tables.ranks,
+    "recurrent_prompts": recurrent_tables.recurrent_prompts,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,
