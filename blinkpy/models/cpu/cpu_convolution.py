@@ -17,8 +17,8 @@ from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
 from blinkpy.models.cpu.cpu_delta import keep, silu
 from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import ShortConvolution
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import ShortConvolution
 from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 

@@ -18,8 +18,8 @@ from blinkpy.models.cpu.cpu_convolution import CpuConvolution
 from blinkpy.models.cpu.cpu_delta import clear, copy
 from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import StateSpace
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import StateSpace
 from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 

@@ -26,7 +26,6 @@ from blinkpy.models.description.blocks import (
     BlockType,
     Clamp,
     Experts,
-    GatedDelta,
     Latent,
     LayerPart,
     Mlp,
@@ -34,10 +33,9 @@ from blinkpy.models.description.blocks import (
     OutputGate,
     QkNorm,
     RouterKind,
-    ShortConvolution,
-    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution, StateSpace
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor, layer_embedding_factor
 

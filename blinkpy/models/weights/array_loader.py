@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.quantization import BLOCK, Scales
 from blinkpy.models.weights.part import Part, ScaleTensor
 from blinkpy.models.weights.stored_tensor import POWERS, StoredTensor, open_weights
 from blinkpy.models.weights.weight_parts import all_parts, cache_scales

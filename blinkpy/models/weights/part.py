@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from blinkpy.models.description.blocks import BLOCK, Quantization, Scales
 from blinkpy.models.description.packing import Packing
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
 
 SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
 Source = tuple[str, tuple[int, ...], int, int]

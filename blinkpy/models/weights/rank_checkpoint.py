@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import BLOCK, Experts, OutputGate, Scales
+from blinkpy.models.description.blocks import Experts, OutputGate
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import WORD, Layout
+from blinkpy.models.description.quantization import BLOCK, Scales
 from blinkpy.models.description.split import Share, split_model
 from blinkpy.models.weights.packed_loader import PackedReader
 from blinkpy.models.weights.part import Part

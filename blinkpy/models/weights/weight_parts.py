@@ -5,23 +5,12 @@ from dataclasses import replace
 from itertools import accumulate
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import (
-    BLOCK,
-    Experts,
-    GatedDelta,
-    Latent,
-    Mlp,
-    NormPlacement,
-    QkNorm,
-    Quantization,
-    RouterKind,
-    Scales,
-    ShortConvolution,
-    StateSpace,
-)
+from blinkpy.models.description.blocks import Experts, Latent, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.multipliers import NO_MULTIPLIERS
 from blinkpy.models.description.packing import Packing, StoredPart
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
+from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution, StateSpace
 from blinkpy.models.description.rope_tables import NONE
 from blinkpy.models.weights.part import SCALAR, Part, ScaleTensor, joined
 
