@@ -13,7 +13,7 @@ from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.quantization import QUANTISED_ON_LOADING
 from blinkpy.models.description.quantization_reader import read_quantization
 from blinkpy.models.families.refused_classes import MISSING
-from blinkpy.models.weights.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 from blinkpy.packages import modules_of
 
 LISTED = "docs/models.md lists the supported classes"

@@ -16,8 +16,8 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.weights.array_loader import load_arrays, read_scales
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 
 Float32 = NDArray[np.float32]
 LARGEST = 448.0

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.part import Part, ScaleTensor
+from blinkpy.models.weights.parts.part import Part, ScaleTensor
+from blinkpy.models.weights.parts.weight_parts import all_parts, cache_scales, expected_tensors, packed_tensors, unread_keys
 from blinkpy.models.weights.stored_tensor import (
     FP8,
     ITEM_BYTES,
@@ -21,7 +22,6 @@ from blinkpy.models.weights.stored_tensor import (
     read_header,
     weight_files,
 )
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales, expected_tensors, packed_tensors, unread_keys
 
 FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of the rotary embedding, which are not parameters
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")

@@ -10,7 +10,7 @@ from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
 from blinkpy.kernels.linear.packed_words import CHUNK, FP4_GROUP, PackedMatrix, fp4_scales, int4_scales, pack_words
 from blinkpy.models.description.packing import Layout
 from blinkpy.models.weights.packed_loader import PackedReader
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
 
 
 def dense(matrix: torch.Tensor | Fp8Matrix | PackedMatrix, dtype: torch.dtype) -> torch.Tensor:

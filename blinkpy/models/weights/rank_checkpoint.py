@@ -10,9 +10,9 @@ from blinkpy.models.description.packing import WORD, Layout
 from blinkpy.models.description.quantization import BLOCK, Scales
 from blinkpy.models.description.split import Share, split_model
 from blinkpy.models.weights.packed_loader import PackedReader
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 from blinkpy.models.weights.stored_tensor import StoredSlice, StoredTensor
-from blinkpy.models.weights.weight_parts import layer_parts
 
 Sections = Sequence[tuple[int, int]]  # (all rows, a rank's rows) of each matrix within a stored one
 

@@ -25,11 +25,11 @@ from blinkpy.models.weights.packed_matrix import (
     factors_of_rows,
     read_packed,
 )
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 from blinkpy.models.weights.rank_checkpoint import rank_checkpoint, rank_description
 from blinkpy.models.weights.stored_tensor import StoredTensor
 from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 LARGEST_FP4 = 6.0
 INTEGER_RANGE = 8.0
