@@ -15,7 +15,7 @@ from blinkpy.device.compile_cache import cached_cfunc
 from blinkpy.kv import state as S
 from blinkpy.kv.state import DRAFT, Batch
 from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
-from blinkpy.models.cpu.njit_math import FAST, exp2, larger, pointer_to, take_number
+from blinkpy.models.cpu.passes.njit_math import FAST, exp2, larger, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.recurrent_blocks import GatedDelta
@@ -50,7 +50,7 @@ inlined = njit(inline="always")
 @functools.lru_cache(maxsize=32)
 def compile_delta(key_dim: int, value_dim: int) -> Any:
     """Compile the pass for one size of keys and values. Returns Numba's CFunc; see
-    blinkpy.models.cpu.cpu_attention_pass.compile_pass.
+    blinkpy.models.cpu.passes.cpu_attention_pass.compile_pass.
     """
     DK, DV = key_dim, value_dim
 
