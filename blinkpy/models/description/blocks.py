@@ -1,6 +1,6 @@
 """The blocks of a decoder: named types, with their sizes in elements. Families choose blocks, and decoders compute them.
 
-recurrent_blocks.py has those that keep a state instead of keys and values. A new type needs a member or a class in one of the
+recurrent_blocks.py has the blocks with a state instead of keys and values. A new type needs a member or a class in one of the
 two files, and an implementation in the table of both decoders (`BLOCKS` in torch_decoder.py and gpu_decoder.py). A decoder whose
 table lacks a type refuses models that need it.
 """

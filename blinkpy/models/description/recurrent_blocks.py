@@ -1,5 +1,7 @@
-"""Recurrent blocks of a decoder, which replace attention or run parallel to it: gated delta nets, short convolutions and state
-spaces, with their sizes in elements, and the memory of their states.
+"""Recurrent blocks of a decoder: gated delta nets, short convolutions and state spaces, with their sizes in elements.
+
+A block keeps a state per request instead of keys and values. It replaces a layer's attention; a state space may also run
+parallel to it.
 """
 
 from typing import NamedTuple
