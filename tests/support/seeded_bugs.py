@@ -60,8 +60,6 @@ SCHEDULER_BUGS = _bugs({
          "requests.status[slot] == S.WAITING or requests.status[slot] == S.RUNNING", "requests.status[slot] == S.RUNNING"),
         ("queue pairs share grammars", "    first, found = pair * limits.grammar_share, -1\n", "    first, found = 0, -1\n"),
         ("a grammar of an earlier epoch is found", "grammars.epoch[slot] == epoch and", "grammars.epoch[slot] <= epoch and"),
-        ("an automaton leads out of its states", "if following >= states:", "if following > states:"),
-        ("an automaton leads out of its classes", "(words, slot, byte) >= classes:", "(words, slot, byte) > classes:"),
         ("the output may end anywhere", "& A.STATE_ACCEPTING != 0\n\n", "& A.STATE_ACCEPTING >= 0\n\n"),
         ("the output goes on behind its end", "elif following & ENDING != 0:", "elif following < 0:"),
         ("the last byte of a token is not looked at", "for i in range(length):", "for i in range(max(1, length - 1)):"),
@@ -81,6 +79,8 @@ SCHEDULER_BUGS = _bugs({
         ("an automaton is taken for token rules", " and holds_rules(grammars.words, slot) == rules:", ":"),
     ],
     "grammar_checks": [
+        ("an automaton leads out of its states", "if following >= states:", "if following > states:"),
+        ("an automaton leads out of its classes", "(words, slot, byte) >= classes:", "(words, slot, byte) > classes:"),
         ("a start with a wrong count is accepted", "bad |= 0 if is_position(", "bad |= 0 if True or is_position("),
         ("a wrong bound of distances is accepted",
          "words[slot, A.FARTHEST_WORD] == (farthest if distances > 0 else 0)", "words[slot, A.FARTHEST_WORD] >= 0"),
