@@ -23,7 +23,7 @@ from blinkpy.dpu.http.wire.exchange import PIPELINED, UNREAD_BODY, Exchange
 HIGH_WATER = 1 << 16  # bytes of a body that its request has not read yet, before reading from the client pauses
 SLICE = 1 << 12  # bytes that are read and parsed at a time: a head, or chunks, which may be many small parts
 BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
-CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
+CHUNK_BYTES = 256  # bytes of a body that permit one chunk more than max_body_chunks
 FRAMING = (b"content-length", b"transfer-encoding")
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -33,7 +33,7 @@ class RequestReader:
     """The half of a connection that parses what the client sends. The other half, Connection, answers.
 
     read_size: bytes of the transport's next read.
-    between: whether no request has begun since the last one.
+    between: whether no request has begun since the end of the last one.
     in_headers: whether the current request's headers, or the next request, are expected.
     header_bytes: bytes of these headers so far.
     headers: names in lower case and values of the current request.
@@ -61,7 +61,7 @@ class RequestReader:
         self._complete = 0  # requests that have arrived in full
         self._expects_continue = False
 
-    # ---- of the other half ------------------------------------------------------------------------------------------
+    # ---- implemented by Connection ------------------------------------------------------------------------------------------
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error, unless an answer has begun, and close."""
@@ -103,7 +103,7 @@ class RequestReader:
             if self._framing_bytes > most:
                 self.refuse(_too_large("trailers", most))
             return
-        # If a request ended in this read, the share of the next request is unknown; later reads are counted.
+        # If a request ended in this read, an unknown part of it belongs to the next request; only later reads are counted.
         if complete == self._complete:
             self.header_bytes += len(data)
         if self.header_bytes > most:
@@ -135,7 +135,7 @@ class RequestReader:
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:
-        """Whether the request may belong to another protocol; its start in the bytes may be unknown."""
+        """Whether the request may belong to another protocol, wherever in the bytes it starts."""
         if self._others is None:
             self._others = others_within(bytes(self._last_line) + self._data)
         return self._is_other or (self.parser.get_method(), self._url) in self._others
