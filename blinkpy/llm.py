@@ -147,7 +147,7 @@ class LLM:
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
         ids = [encode(p) if isinstance(p, str) else id_array(p) for p in given]
-        return self._run(texts, ids, self._each(sampling_params, len(ids)), use_tqdm)
+        return self._run(texts, ids, self._params_of_prompts(sampling_params, len(ids)), use_tqdm)
 
     def chat(
         self,
@@ -190,32 +190,33 @@ class LLM:
             raise ValueError(error.with_param("tools")[1]) from error
         except ChatError as error:
             raise ValueError(str(error)) from error
-        each = self._each(sampling_params, len(prompts))
+        params = self._params_of_prompts(sampling_params, len(prompts))
         for i, grammar in enumerate(grammars):
-            if grammar is not None and each[i].grammar is not None:
+            if grammar is not None and params[i].grammar is not None:
                 raise ValueError(f"prompt {i}: 'grammar' can't be used with tools, which have their own grammar")
-            each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
+            params[i] = params[i] if grammar is None else replace(params[i], grammar=grammar)
         ids = [self.tokenizer.encode(encodable(text), False, parse_special=True) for text, _ in prompts]
         texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
-        return self._run(texts, ids, each, use_tqdm, [expected for _, expected in prompts])
+        return self._run(texts, ids, params, use_tqdm, [expected for _, expected in prompts])
 
-    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params_of_prompts(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
         chosen: Any = self.default_sampling_params() if params is None else params
-        several = [chosen] if isinstance(chosen, SamplingParams) or not isinstance(chosen, Iterable) else list(chosen)
-        wrong = next((one for one in several if not isinstance(one, SamplingParams)), None)
-        if wrong is not None or None in several:
-            raise ValueError(f"sampling_params must be a SamplingParams, or a list with one per prompt, not {wrong!r}")
-        each = [chosen] * count if several[:1] == [chosen] else several
-        if len(each) != count:
-            raise ValueError(f"{count} prompts, but {len(each)} sampling parameters")
-        return each
+        is_list = isinstance(chosen, Iterable) and not isinstance(chosen, SamplingParams)
+        several = list(chosen) if is_list else [chosen]
+        wrong = [one for one in several if not isinstance(one, SamplingParams)]
+        if wrong:
+            raise ValueError(f"sampling_params must be a SamplingParams, or a list with one per prompt, not {wrong[0]!r}")
+        of_prompts = several if is_list else several * count
+        if len(of_prompts) != count:
+            raise ValueError(f"{count} prompts, but {len(of_prompts)} sampling parameters")
+        return of_prompts
 
     def _run(
         self,
         texts: Sequence[str | None],
         ids: Sequence[Int32],
-        each: Sequence[SamplingParams],
+        params: Sequence[SamplingParams],
         shown: Bar,
         expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
@@ -225,7 +226,7 @@ class LLM:
         expected: for chats, the permitted parts of each answer in addition to content.
         """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
-        works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
+        works = [self._works(i, ids[i], params[i], showing[i]) for i in range(len(ids))]
         with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)), logger)) as count:
 
             def tick(ended: int) -> None:

@@ -191,13 +191,13 @@ class Exchange:
 
     def head(self, status: int, headers: Headers) -> bytes:
         """Begin the answer and count it. Returns its head."""
-        every = self.connection.all
-        every.metrics.response(status)
+        connections = self.connection.all
+        connections.metrics.response(status)
         self.status, self.started = status, True
-        lines = [STATUS_LINES[status], every.date]
+        lines = [STATUS_LINES[status], connections.date]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
-        lines += [b"%b: %b\r\n" % header for header in every.cross_origin.headers(self.headers)]
+        lines += [b"%b: %b\r\n" % header for header in connections.cross_origin.headers(self.headers)]
         if CLOSE in headers:
             self.keep_alive = False
         elif not self.keep_alive:

@@ -39,8 +39,8 @@ class RequestReader:
     headers: names in lower case and values of the current request.
     """
 
-    def __init__(self, every: Connections):
-        self.all, self.options = every, every.options
+    def __init__(self, connections: Connections):
+        self.all, self.options = connections, connections.options
         self.transport: Any = None  # SocketTransport
         self.pending = deque[Exchange]()  # without a complete answer: the current request, and pipelined ones
         self.read_size = SLICE
@@ -115,7 +115,7 @@ class RequestReader:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._read_on_behind_headers()
+            self._ignore_upgrade_offer()
         except httptools.HttpParserError:
             self._refuse_invalid()
 
@@ -217,15 +217,15 @@ class RequestReader:
         self.read_size = SLICE
         self._complete += 1
 
-    def _read_on_behind_headers(self) -> None:
-        """Read the body of a request that offers an upgrade to another protocol, as some clients always do. The offer is ignored.
+    def _ignore_upgrade_offer(self) -> None:
+        """Ignore a request's offer to upgrade to another protocol, as some clients always send, and read its body.
 
         The parser leaves the bytes after the headers to the new protocol, so a second parser reads the body.
         """
         error = sys.exception()
         assert isinstance(error, httptools.HttpParserUpgrade)
         framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
-        self.parser = _parser(BehindHeaders(self))
+        self.parser = _parser(_BodyEvents(self))
         try:
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
         except httptools.HttpParserError:  # the first parser has not checked the framing
@@ -253,10 +253,10 @@ class RequestReader:
         self.refuse(refusal)
 
 
-class BehindHeaders:
-    """Reads the body of a request whose headers another parser has read.
+class _BodyEvents:
+    """Forwards events of a second parser, which reads the body of a request whose headers the first parser has read.
 
-    The second parser first gets a request with the same framing, whose events are not forwarded.
+    The second parser first gets a request with the same framing, whose own events are not forwarded.
     """
 
     def __init__(self, reader: RequestReader):
