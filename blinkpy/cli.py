@@ -83,7 +83,7 @@ def loaded(name: str) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line."""
+    """Raises ConfigError for wrong arguments, instead of printing the usage and exiting."""
 
     flags: dict[str, list[str]]  # the flags of each subcommand, to suggest the right spelling
 

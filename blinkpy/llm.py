@@ -8,21 +8,17 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.config import options as config_options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.generation import Generation, PromptScores, TokenLogprobs, TokenSpeller, excluding, scoring_parameters
+from blinkpy.dpu.generation import PromptScores
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -35,12 +31,13 @@ from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
+from blinkpy.output_work import OutputWork
+from blinkpy.outputs import RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import OutputCount, Progress
-from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
-from blinkpy.queues.token_rules import TokenRules
+from blinkpy.prompts import Conversation, Prompt, as_dict, as_dicts, encodable, id_array, prompt_list
+from blinkpy.queues.request_parameters import PARAMETERS
 from blinkpy.queues.words import Int32
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_loop import EngineLoop
@@ -53,86 +50,7 @@ LEASE_MS = 60_000  # long, because no other process waits for the slots, and a d
 
 logger = logging.getLogger("blinkpy.llm")
 
-Plain = str | Sequence[int]
-Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
-Conversation = Sequence[Mapping[str, Any]]
 Bar = bool | Callable[..., Any] | None  # as `shown` of OutputCount
-
-
-class _Work:
-    """One unfinished output of a prompt, and the sink of its text. Implements
-    blinkpy.serving.engine_loop.Work.
-
-    index: the prompt's index.
-    ids: the prompt's tokens, int32 [n].
-    leader: the generation of the prompt's first output; this output starts after its first token.
-    rules: token rules.
-    scores: the prompt's log probabilities, if this output provides them.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        ids: Int32,
-        sampling: RequestParameters,
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        leader: Generation | None,
-        showing: Shown,
-        rules: TokenRules | None,
-        scores: PromptScores | None,
-    ):
-        self.asked, self._leader = sampling.logprobs >= 0, leader
-        began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
-        generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs)
-        generation.grammar = params.grammar
-        generation.rules = rules
-        generation.min_tokens = params.min_tokens
-        generation.scores, generation.scoring = scores, scores is not None and not scores.complete
-        generation.excluding = excluding(rules, params.grammar, params.stop_token_ids or ())
-        self.generation = generation
-        self.submission = generation, ids, sampling if scores is None else scoring_parameters(sampling)
-        self._parts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-
-    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
-        self._parts.append(text)
-        self._logprobs += logprobs
-
-    def ended(self, generation: Generation) -> None:
-        """EngineLoop detects the end."""
-
-    def send(self) -> None:
-        """The text is kept until the end."""
-
-    @property
-    def may_start(self) -> bool:
-        """Whether the prompt's pages are cached, or no other output will cache them."""
-        return self._leader is None or self._leader.tokens > 0 or not self._leader.open
-
-    @property
-    def tokens(self) -> list[int]:
-        """Ids of the output, without tokens that the engine sent after a stop string."""
-        flight = self.generation.flight
-        return [] if flight is None else flight.output[: self.generation.tokens]
-
-    def prompt_logprobs(self, spell: TokenSpeller) -> list[dict[int, Logprob] | None] | None:
-        """Log probabilities of the prompt, for RequestOutput, if this output provides them."""
-        scores = self.generation.scores
-        if scores is None:
-            return None
-        return [None if entry.logprob is None else _table(entry, spell) for entry in scores.entries]
-
-    def output(self, index: int, spell: TokenSpeller) -> CompletionOutput:
-        """The result, after the end of the request. spell: the tokenizer's method."""
-        logprobs = [_table(entry, spell) for entry in self._logprobs] if self.asked else None
-        return CompletionOutput(index, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
-
-
-def _table(entry: TokenLogprobs, spell: TokenSpeller) -> dict[int, Logprob]:
-    """The log probabilities at one position, by token id."""
-    pairs = entry.top if entry.logprob is None else (*entry.top, (entry.token, entry.logprob))
-    return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
 
 
 class LLM:
@@ -221,14 +139,15 @@ class LLM:
             template.
         use_tqdm: show how many outputs have ended; None: a bar on a terminal, elsewhere a line every 10 s, as for
             `show_progress`. A callable such as tqdm is called with `total` and `desc`, and makes a bar with update(n) and
-            close(). Raises ValueError for a prompt or parameter that can't be served, before any generation, and RuntimeError if
-            the engine fails.
+            close().
+        Raises ValueError for a prompt or parameter that can't be served, before any generation, and RuntimeError if the engine
+        fails.
         """
-        given = _as_list(prompts)
+        given = prompt_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
-        ids = [encode(p) if isinstance(p, str) else np.array([_bounded(int(t)) for t in p], np.int32) for p in given]
-        return self._run(texts, ids, self._each(sampling_params, len(ids)), use_tqdm)
+        ids = [encode(p) if isinstance(p, str) else id_array(p) for p in given]
+        return self._run(texts, ids, self._params_of_prompts(sampling_params, len(ids)), use_tqdm)
 
     def chat(
         self,
@@ -253,13 +172,13 @@ class LLM:
         several: Any = [messages] if one or (messages and isinstance(messages[0], Mapping)) else messages
         try:
             fields = {
-                "tools": _as_dicts(tools),
-                "tool_choice": _as_dict(tool_choice),
-                "chat_template_kwargs": _as_dict(chat_template_kwargs),
+                "tools": as_dicts(tools),
+                "tool_choice": as_dict(tool_choice),
+                "chat_template_kwargs": as_dict(chat_template_kwargs),
                 "add_generation_prompt": add_generation_prompt,
                 "continue_final_message": continue_final_message,
             }
-            requests = [chat_request({"messages": _as_dicts(one), **fields}, self._default) for one in several]
+            requests = [chat_request({"messages": as_dicts(one), **fields}, self._default) for one in several]
             prompts = [self._dialect.prompt(request, self.tokenizer.specials) for request in requests]
             takes_grammars = self._pair.facts.grammar_share > 0
             fields_of = [r.grammar if r.grammar is not None and (r.grammar.needed or takes_grammars) else None for r in requests]
@@ -271,32 +190,33 @@ class LLM:
             raise ValueError(error.with_param("tools")[1]) from error
         except ChatError as error:
             raise ValueError(str(error)) from error
-        each = self._each(sampling_params, len(prompts))
+        params = self._params_of_prompts(sampling_params, len(prompts))
         for i, grammar in enumerate(grammars):
-            if grammar is not None and each[i].grammar is not None:
+            if grammar is not None and params[i].grammar is not None:
                 raise ValueError(f"prompt {i}: 'grammar' can't be used with tools, which have their own grammar")
-            each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
-        ids = [self.tokenizer.encode(_encodable(text), False, parse_special=True) for text, _ in prompts]
+            params[i] = params[i] if grammar is None else replace(params[i], grammar=grammar)
+        ids = [self.tokenizer.encode(encodable(text), False, parse_special=True) for text, _ in prompts]
         texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
-        return self._run(texts, ids, each, use_tqdm, [expected for _, expected in prompts])
+        return self._run(texts, ids, params, use_tqdm, [expected for _, expected in prompts])
 
-    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params_of_prompts(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
         chosen: Any = self.default_sampling_params() if params is None else params
-        several = [chosen] if isinstance(chosen, SamplingParams) or not isinstance(chosen, Iterable) else list(chosen)
-        wrong = next((one for one in several if not isinstance(one, SamplingParams)), None)
-        if wrong is not None or None in several:
-            raise ValueError(f"sampling_params must be a SamplingParams, or a list with one per prompt, not {wrong!r}")
-        each = [chosen] * count if several[:1] == [chosen] else several
-        if len(each) != count:
-            raise ValueError(f"{count} prompts, but {len(each)} sampling parameters")
-        return each
+        is_list = isinstance(chosen, Iterable) and not isinstance(chosen, SamplingParams)
+        several = list(chosen) if is_list else [chosen]
+        wrong = [one for one in several if not isinstance(one, SamplingParams)]
+        if wrong:
+            raise ValueError(f"sampling_params must be a SamplingParams, or a list with one per prompt, not {wrong[0]!r}")
+        of_prompts = several if is_list else several * count
+        if len(of_prompts) != count:
+            raise ValueError(f"{count} prompts, but {len(of_prompts)} sampling parameters")
+        return of_prompts
 
     def _run(
         self,
         texts: Sequence[str | None],
         ids: Sequence[Int32],
-        each: Sequence[SamplingParams],
+        params: Sequence[SamplingParams],
         shown: Bar,
         expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
@@ -306,7 +226,7 @@ class LLM:
         expected: for chats, the permitted parts of each answer in addition to content.
         """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
-        works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
+        works = [self._works(i, ids[i], params[i], showing[i]) for i in range(len(ids))]
         with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)), logger)) as count:
 
             def tick(ended: int) -> None:
@@ -341,9 +261,10 @@ class LLM:
             raise RuntimeError(f"the engine failed: {self._loop.engines.status() if code is None else describe_exit(code)}")
         return pair
 
-    def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[_Work]:
-        """All outputs of a prompt. If a page can be shared, the others follow the first. showing: special
-        tokens with text.
+    def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[OutputWork]:
+        """All outputs of a prompt. If they can share a page of it, the others start after the first one's first token.
+
+        showing: special tokens with text.
         """
         context = self._pair.context
         try:
@@ -361,15 +282,15 @@ class LLM:
             scores = None if params.prompt_logprobs is None else PromptScores(ids.tolist(), params.prompt_logprobs)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-        works: list[_Work] = []
+        works: list[OutputWork] = []
         for variant in sampling.variants(params.n):
             leader = works[0].generation if works and len(ids) > self._pair.facts.page_size else None
             shown = None if works else scores
-            works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing, rules, shown))
+            works.append(OutputWork(index, ids, variant, params, self.tokenizer, leader, showing, rules, shown))
         return works
 
 
-def _failure(error: ApiError, works: Sequence[Sequence[_Work]]) -> str:
+def _failure(error: ApiError, works: Sequence[Sequence[OutputWork]]) -> str:
     """An error of one prompt, or of the engine, as text for the user."""
     failed = next((work.generation for of_prompt in works for work in of_prompt if work.generation.error is error), None)
     if failed is None or error.status == 503:
@@ -382,58 +303,3 @@ def _end_engine(child: Child, segment: str, loops: list[EngineLoop]) -> None:
         loop.close()
     child.end(ENGINE_STOP_S)
     unlink_stale(segment)  # in case the engine was killed
-
-
-def _bounded(token: int) -> int:
-    """A token id limited to int32. Values outside int32 become ids that no model has."""
-    return min(max(token, -1), INT32_MAX)
-
-
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Plain]:
-    """One prompt or several, as a list. Raises ValueError for other values."""
-    if isinstance(prompts, (str, Mapping)):
-        return [_plain(prompts)]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
-        raise ValueError(f"prompts must be texts, token ids, dicts, or a list of these, not {type(prompts).__name__}")
-    several: list[Any] = list(prompts)
-    return [several] if several and all(map(_is_id, several)) else [_plain(prompt) for prompt in several]
-
-
-def _plain(prompt: Prompt) -> Plain:
-    """A text or token ids, possibly from a dict without further keys. Raises ValueError."""
-    kind = "a text or token ids"
-    if isinstance(prompt, Mapping):
-        if list(prompt) not in (["prompt"], ["prompt_token_ids"]):
-            raise ValueError(f"a prompt as a dict must have only 'prompt' or 'prompt_token_ids', not {[*prompt]}")
-        ((name, prompt),) = prompt.items()
-        kind = "a text" if name == "prompt" else "token ids"
-    if isinstance(prompt, str) and kind != "token ids":
-        return _encodable(prompt)
-    if kind == "a text" or not isinstance(prompt, Iterable) or isinstance(prompt, (str, bytes)):
-        raise ValueError(f"a prompt must be {kind}, not {type(prompt).__name__}")
-    ids: list[Any] = list(prompt)
-    wrong = next((token for token in ids if not _is_id(token)), None)
-    if wrong is not None:
-        raise ValueError(f"a prompt must have token ids, not {wrong!r}")
-    return ids
-
-
-def _is_id(token: Any) -> bool:
-    """Whether the value is an integer of Python or NumPy, but not a bool."""
-    return isinstance(token, Integral) and not isinstance(token, bool)
-
-
-def _as_dict(value: Any) -> Any:
-    """A mapping as a dict, like JSON's parser; other values unchanged, so that a check refuses them."""
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _as_dicts(values: Any) -> Any:
-    """A list of mappings as a list of dicts."""
-    return [_as_dict(value) for value in values] if isinstance(values, Sequence) and not isinstance(values, str) else values
-
-
-def _encodable(text: str) -> str:
-    """The text. Raises ValueError for lone surrogates, which no token can represent."""
-    text.encode()
-    return text

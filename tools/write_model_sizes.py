@@ -8,7 +8,7 @@ from published_models import MODELS
 
 from blinkpy.config import DEFAULT_SLOTS, Config
 from blinkpy.models.families.family import describe_config, families
-from blinkpy.models.weights.weight_parts import weight_bytes
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 from blinkpy.serving.model_facts import GPUS, GpuFit, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

@@ -33,8 +33,8 @@ from blinkpy.models.gpu.kernel_tables import KernelTables
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, own_dtype
-from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 from blinkpy.queues.words import LOGPROB_ENTRIES
 
 ROOT = Path(__file__).parents[2]

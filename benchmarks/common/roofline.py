@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.common.hand_batches import Rows
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.weight_parts import decode_weight_bytes
+from blinkpy.models.weights.parts.weight_sizes import decode_weight_bytes
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 

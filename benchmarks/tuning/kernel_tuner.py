@@ -35,7 +35,7 @@ from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 
 MEASURED_ROWS = {
     1: (1,),

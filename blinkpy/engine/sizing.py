@@ -2,8 +2,6 @@
 here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging
@@ -11,16 +9,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.model_files import open_file, read_bytes
 from blinkpy.models.weights.stored_tensor import weight_files
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import digest_of_bytes
-
-if TYPE_CHECKING:
-    from blinkpy.kv.grammars import TokenBytes  # here, because `blinkpy check-model` works without Numba
 
 ARENA_PROMPTS = 4  # capacity of an arena, in prompts of maximum length
 ARENA_MINIMUM = 1 << 16  # tokens
@@ -163,7 +158,6 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     from blinkpy.dpu.text.detokenizer import TokenTexts
     from blinkpy.dpu.text.tokenizer import token_pieces
     from blinkpy.dpu.text.tokenizer_files import read_encoder
-    from blinkpy.kv.grammars import TokenBytes
 
     try:
         encoder = read_encoder(folder)

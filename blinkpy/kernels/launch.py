@@ -112,8 +112,8 @@ def options(pdl: bool) -> dict[str, Any]:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is
-    exact in any case.
+    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores. Products of bfloat16 are exact in
+    any case.
     """
     return "tf32x3" if dtype == torch.float32 else "ieee"
 

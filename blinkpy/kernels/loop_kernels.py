@@ -231,7 +231,7 @@ def schedule_kernel(phases: EnginePhases, kind: Any, words: int) -> Callable[...
             if result != 0:
                 end_loop(repeat, while_handle, own, graph)
                 loop[LOOP_RESULT] = result
-                if result != RANK_FAULT:  # the host announces it
+                if result != RANK_FAULT:  # the host announces this fault
                     engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)

@@ -1,12 +1,11 @@
-"""The engine's grammars: byte automata that define the allowed outputs of a request, and the bytes of every
-token.
+"""The engine's grammars: byte automata that define the allowed outputs of a request, and token rules.
 
 A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_automaton.py) or token rules
-(blinkpy/kv/grammars.py). Each queue pair has a separate share of the slots, so front ends do not compete for slots. A request has
-a slot and a position in its automaton: a state, and the number of characters in the open counted string
-(blinkpy/queues/byte_automaton.py). commit advances the position by the bytes of each sampled token, and the samplers mask tokens
-with which no string of the language continues. The position after a token is a pure function of the previous position and the
-token, so each draft of a request also has a position (Requests.draft_states).
+(blinkpy/queues/token_rules.py). Each queue pair has a separate share of the slots, so front ends do not compete for slots. A
+request has a slot and a position in its automaton: a state, and the number of characters in the open counted string. commit
+advances the position by the bytes of each sampled token, and the samplers mask tokens with which no string of the language
+continues. The position after a token is a pure function of the previous position and the token, so each draft of a request also
+has a position (Requests.draft_states).
 
 Near max_tokens, the mask leads to an end: the remaining tokens must suffice to reach an accepting state from the position after
 a token (see most_distance).
@@ -15,19 +14,13 @@ A slot is in use while a waiting or running request refers to it. Slots have no 
 rare, the requests are scanned.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
-
-import numpy as np
-
-from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.device.portable import barrier, block_max, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import token_rules as R
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_RULES_WORDS, WORD_STOP_IDS
-from blinkpy.queues.words import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP, Int32
+from blinkpy.queues.words import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP
 
-_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 except the sign
 _BIT_MASK = (1 << R.BITS_SHIFT) - 1
 
 
@@ -44,76 +37,6 @@ def is_allowed(words, slot, token):
         return True
     first = R.FIRST_WORD + 2 * words[slot, R.BIASES_WORD] + R.SEQUENCE_TOKENS * words[slot, R.SEQUENCES_WORD]
     return (words[slot, first + (token >> R.BITS_SHIFT)] >> (token & _BIT_MASK)) & 1 != 0
-
-
-@device
-def are_token_rules(limits, words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are token rules of the model's vocabulary, in their canonical
-    form.
-    """
-    biases, sequences, mask = words[slot, R.BIASES_WORD], words[slot, R.SEQUENCES_WORD], words[slot, R.BITMASK_WORD]
-    mask_words = (limits.vocab_size + _BIT_MASK) >> R.BITS_SHIFT
-    fits = holds_rules(words, slot) and 0 <= biases <= R.MOST_BIASES and 0 <= sequences <= R.MOST_SEQUENCES
-    fits = fits and (mask == 0 or mask == mask_words)
-    fits = fits and count == R.FIRST_WORD + 2 * biases + R.SEQUENCE_TOKENS * sequences + mask
-    bad, allowed = 0, 0
-    if fits:
-        first, banned = R.FIRST_WORD, R.FIRST_WORD + 2 * biases
-        for i in strided(lane, biases, lanes):
-            token, before = words[slot, first + i], words[slot, first + i - 1] if i > 0 else -1
-            if token <= before or token >= limits.vocab_size:
-                bad = 1
-            if words[slot, first + biases + i] & _MAGNITUDE > R.HIGHEST_BIAS_BITS:
-                bad = 1
-        for i in strided(lane, sequences, lanes):
-            bad |= bad_sequence(limits, words, slot, banned + R.SEQUENCE_TOKENS * i)
-        first = banned + R.SEQUENCE_TOKENS * sequences
-        for i in strided(lane, mask, lanes):
-            allowed += 1 if words[slot, first + i] != 0 else 0
-            behind = ((i + 1) << R.BITS_SHIFT) - limits.vocab_size  # unused bits
-            if behind > 0 and (words[slot, first + i] & 0xFFFFFFFF) >> (_BIT_MASK + 1 - behind) != 0:
-                bad = 1
-    bad = block_max(bad, lane, lanes)
-    allowed = block_sum(allowed, lane, lanes)
-    return fits and bad == 0 and (mask == 0 or allowed > 0)
-
-
-@device
-def bad_sequence(limits, words, slot, first):
-    """1 unless the words from `first` are a valid banned sequence: ANY_TOKEN only at the start, then at least one token id."""
-    begun, bad = False, 0
-    for i in range(R.SEQUENCE_TOKENS):
-        token = words[slot, first + i]
-        if token < R.ANY_TOKEN or token >= limits.vocab_size or (begun and token == R.ANY_TOKEN):
-            bad = 1
-        begun = begun or token != R.ANY_TOKEN
-    return bad if begun else 1
-
-
-LONGEST = 1 << 10  # maximum bytes of a token; longer tokens are never legal
-
-
-class TokenBytes(NamedTuple):
-    """The bytes of V tokens. Each token's bytes start at a word boundary."""
-
-    place: Int32  # [V, 2] first word, number of bytes; 0 bytes: the token is never legal
-    words: Int32  # [n] four bytes a word, the first in the lowest bits
-
-    @classmethod
-    def of(cls, pieces: Sequence[bytes], vocab_size: int) -> Self:
-        """Pack the bytes of tokens. pieces: the bytes of the first tokens; the other tokens get no bytes."""
-        kept = [piece if len(piece) <= LONGEST else b"" for piece in pieces[:vocab_size]]
-        lengths = np.zeros(vocab_size, np.int64)
-        lengths[: len(kept)] = [len(piece) for piece in kept]
-        words = (lengths + 3) // 4
-        padded = b"".join(piece + bytes(-len(piece) % 4) for piece in kept)
-        place = np.stack([np.cumsum(words) - words, lengths], axis=1)
-        return cls(place.astype(np.int32), np.frombuffer(padded or bytes(4), "<i4").astype(np.int32))
-
-    def pieces(self) -> list[bytes]:
-        """The bytes of each token."""
-        memory = self.words.tobytes()
-        return [memory[4 * first : 4 * first + length] for first, length in self.place.tolist()]
 
 
 ILLEGAL = -1  # instead of a state: the grammar does not allow this token
@@ -374,85 +297,3 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
             oldest = max(oldest, (_LATEST - grammars.used[first + i]) << _INDEX_BITS | i)
     oldest = block_max(oldest, lane, lanes)
     return first + (oldest & _INDEX_MASK) if oldest >= 0 else -1
-
-
-@device
-def is_automaton(words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are a packed automaton with valid targets and loops, correct flags, and distances all
-    correct or all 0."""
-    states, classes, counted = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD], words[slot, A.COUNTED_WORD]
-    row, hubs = 1 + classes, words[slot, A.HUBS_WORD]
-    fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and 1 <= counted <= hubs <= states
-    fits = fits and count == end_of(words, slot)
-    bad, wrong, distances, farthest = 0, 0, 0, 0
-    if fits:
-        for byte in strided(lane, A.BYTES, lanes):
-            if class_of(words, slot, byte) >= classes:
-                bad = 1
-        for state in strided(lane, states, lanes):
-            flags, leads, nearest = cell_of(words, slot, state * row), 0, A.MOST_DISTANCE
-            for i in range(1, row):
-                following = cell_of(words, slot, state * row + i)
-                if following != A.DEAD_CELL:
-                    leads = 1
-                    if following >= states:
-                        bad = 1
-                    else:
-                        more = least_of_hub(words, slot, following) if state < counted else 0
-                        nearest = min(nearest, 1 + more + (cell_of(words, slot, following * row) >> A.DISTANCE_SHIFT))
-            accepts, distance = flags & A.STATE_ACCEPTING, flags >> A.DISTANCE_SHIFT
-            if flags & (1 << A.DISTANCE_SHIFT) - 1 != accepts | (A.STATE_ENDING if accepts != 0 and leads == 0 else 0):
-                bad = 1
-            if distance != (0 if accepts != 0 else nearest):
-                wrong = 1
-            bad |= bad_loop(words, slot, state)
-            distances = max(distances, distance)
-            farthest = max(farthest, distance + least_of_hub(words, slot, state))
-        if lane == 0 and states * row & 1 != 0 and cell_of(words, slot, states * row) != 0:
-            bad = 1  # padding
-        if words[slot, A.START_COUNT_WORD] < 0 or not 0 <= words[slot, A.START_WORD] < states:
-            bad = 1
-        else:
-            bad |= 0 if is_position(words, slot, start_of(words, slot)) else 1
-    bad, wrong, distances = block_max(bad, lane, lanes), block_max(wrong, lane, lanes), block_max(distances, lane, lanes)
-    farthest = block_max(farthest, lane, lanes)
-    fits = fits and words[slot, A.FARTHEST_WORD] == (farthest if distances > 0 else 0)
-    return fits and bad == 0 and (wrong == 0 or distances == 0)
-
-
-@device
-def least_of_hub(words, slot, state):
-    """Minimum characters of the counted string that begins in a state, or 0. `state` must be a valid number."""
-    return min(loop_word(words, slot, state, A.LOOP_LEAST), A.LONGEST_LEAST) if state >= words[slot, A.HUBS_WORD] else 0
-
-
-@device
-def bad_loop(words, slot, state):
-    """1 unless the edges of a state follow the rules of counted strings (blinkpy/queues/byte_automaton.py)."""
-    states, counted, hubs = words[slot, A.STATES_WORD], words[slot, A.COUNTED_WORD], words[slot, A.HUBS_WORD]
-    row, bad, again, exits, hub = 1 + words[slot, A.CLASSES_WORD], 0, 0, 0, -1
-    if counted == states:
-        return 0
-    if state >= counted:
-        hub = loop_word(words, slot, state, A.LOOP_HUB)
-        least, most = loop_word(words, slot, state, A.LOOP_LEAST), loop_word(words, slot, state, A.LOOP_MOST)
-        if not hubs <= hub < states or (state >= hubs and hub != state):
-            return 1
-        if least != loop_word(words, slot, hub, A.LOOP_LEAST) or most != loop_word(words, slot, hub, A.LOOP_MOST):
-            bad = 1
-        if not (0 <= least <= most and least <= A.LONGEST_LEAST and 1 <= most <= A.NO_MOST):
-            bad = 1
-        if cell_of(words, slot, state * row) & A.STATE_ACCEPTING != 0:
-            bad = 1
-    for i in range(1, row):
-        following = cell_of(words, slot, state * row + i)
-        if following < states:
-            if state < counted and counted <= following < hubs:
-                bad = 1  # a string begins within a character
-            if state >= counted and following >= counted and loop_word(words, slot, following, A.LOOP_HUB) != hub:
-                bad = 1
-            if counted <= state < hubs and following < counted:
-                bad = 1  # a string ends within a character
-            again = 1 if following == state else again
-            exits = 1 if following < counted else exits
-    return 1 if state >= hubs and (again == 0 or exits == 0) else bad

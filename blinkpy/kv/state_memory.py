@@ -14,8 +14,9 @@ from blinkpy.config import ConfigError
 from blinkpy.device.portable import device
 from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as kinds
-from blinkpy.kv.grammars import NO_LIMIT, TokenBytes, follow, is_allowed, most_distance, position_at
+from blinkpy.kv.grammars import NO_LIMIT, follow, is_allowed, most_distance, position_at
 from blinkpy.kv.limits import Limits, default_buckets
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.queues.words import COUNTER_NAMES, LOGPROB_ENTRIES
 

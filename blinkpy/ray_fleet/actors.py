@@ -29,7 +29,7 @@ from blinkpy.serving.kept_engine import PAUSES_S, KeptEngine
 from blinkpy.top.server_sample import ServerSample, look
 from blinkpy.transport.segment import unlink_stale
 
-EVERYWHERE = ("", "0.0.0.0", "::")  # hosts
+EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that stand for all addresses of a node
 PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor's process id, and a random text
 
 logger = logging.getLogger("blinkpy.ray")
@@ -65,7 +65,7 @@ class _Actor:
         self._called = called
         self._end_wait_s = end_wait_s
         self._kept: KeptProcess | KeptEngine | None = None
-        self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: a thread waits for the process
+        self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: held while a thread waits for the process
         start_logging(called, self._config.frontend.log_level, self._config.watch.log_format)
 
     def wait_end(self) -> str:

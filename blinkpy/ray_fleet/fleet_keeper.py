@@ -31,8 +31,8 @@ PLACE_S = 30.0  # time after which an actor without a node is logged
 START_S = 1800.0  # maximum duration of a start, including the wait for Ray's autoscaler
 END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # in addition to shutdown_s, before an actor that should end is killed
 HURRY_S = 3.0  # the same after a second signal
-SILENT_S = 5.0  # without an answer from any front end for this time and three samples, earlier samples are discarded
-LOST = 16  # recorded segments of lost engines
+SILENT_S = 5.0  # earlier samples are discarded if no front end answers for this time and that of three samples
+LOST = 16  # number of lost engines whose segments are remembered
 
 STARTING, SERVING, ENDING, PAUSING = "starting", "serving", "ending", "pausing"
 
@@ -59,7 +59,8 @@ class Member:
     address, segment: see Started.
     starts: number of starts; pause_s: pause before the last one.
     due: time of the next start, s.
-    logged: the log has reported that it has no node.
+    logged: whether the log has reported that its start takes long.
+    look: a front end's open call of look().
     """
 
     is_engine: bool
@@ -74,7 +75,7 @@ class Member:
     pause_s: float = 0.0
     due: float = 0.0
     logged: bool = False
-    look: Any = None  # a call, of a front end
+    look: Any = None
 
     def __str__(self) -> str:
         return f"{'engine' if self.is_engine else 'front end'} {self.number}"
@@ -114,10 +115,10 @@ class FleetKeeper:
         self.engines = [Member(True, number) for number in range(plan.engines.least)]
         self._history = ScaleHistory(plan.engines.least)
         self._lost: deque[str] = deque(maxlen=LOST)
-        self._telling: list[Any] = []  # calls of set_engines
+        self._list_calls: list[Any] = []  # open calls of set_engines
         self._looks = Looks()
-        self._look_at = 0.0
-        self._seen_at = 0.0
+        self._looked_at = 0.0  # time of the last samples, s
+        self._answered_at = 0.0  # time of the last sample that a front end answered, s
         self.restarts = 0
 
     # ---- the fleet ---------------------------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ class FleetKeeper:
         now = self._clock()
         for member in self._members():
             self._check_time(member, now)
-        if self._on_ready is None and now - self._look_at >= self._targets.interval_s:
-            self._look_at = now
+        if self._on_ready is None and now - self._looked_at >= self._targets.interval_s:
+            self._looked_at = now
             self._scale(now)
             self._look()
         ready = all(front_end.phase == SERVING for front_end in self.front_ends)
@@ -182,7 +183,7 @@ class FleetKeeper:
         """Wait for calls, and react to finished ones."""
         members = {member.call: member for member in self._members() if member.call is not None}
         looks = {member.look: member for member in self.front_ends if member.look is not None}
-        calls = [*members, *looks, *self._telling]
+        calls = [*members, *looks, *self._list_calls]
         if not calls:
             time.sleep(timeout_s)
             return
@@ -198,7 +199,7 @@ class FleetKeeper:
                 sample = result if problem == "" else ServerSample(self._clock(), problem=problem)
                 self._looks.now[looks[call].number] = sample
             else:
-                self._telling.remove(call)
+                self._list_calls.remove(call)
                 if problem:  # wait_end() also reports its end
                     logger.warning("a front end rejected its list of engines: %s", problem)
 
@@ -302,7 +303,7 @@ class FleetKeeper:
 
     def _notify_one(self, front_end: Member) -> None:
         if front_end.phase == SERVING:
-            self._telling.append(self._cluster.call(front_end.actor, "set_engines", self.addresses))
+            self._list_calls.append(self._cluster.call(front_end.actor, "set_engines", self.addresses))
 
     # ---- scale -------------------------------------------------------------------------------------------------------
 
@@ -323,10 +324,10 @@ class FleetKeeper:
         gauges = fleet_gauges(looks.now, looks.before)
         looks.before, looks.now = {**looks.before, **looks.now}, {}
         if gauges is None:
-            if now - self._seen_at > SILENT_S + 3 * self._targets.interval_s:
+            if now - self._answered_at > SILENT_S + 3 * self._targets.interval_s:
                 self._history = self._history.interrupted()
             return
-        self._seen_at = now
+        self._answered_at = now
         size = self.size
         wanted = wanted_engines(gauges, now, self._history, self._targets, self._bounds)
         self._history = self._history.after(gauges, now, wanted, self._targets)

@@ -3,8 +3,8 @@ Ray.
 
 Each target gives the number of engines that the load needs; the highest number counts. The fleet grows as
 soon as necessary, but at least `up_s` after the last change. It shrinks when the load has permitted it for
-`down_s` without interruption, to the number that the peak of that time needs. So no load reduces the number
-within `down_s` of any change, or raises it within `up_s`.
+`down_s` without interruption, to the number that the peak of that time needs. So whatever the load, the number
+falls at the earliest `down_s` after a change, and rises at the earliest `up_s` after one.
 """
 
 import math

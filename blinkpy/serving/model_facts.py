@@ -30,9 +30,9 @@ from blinkpy.models.paged_cache import RingSizes, cache_itemsize, page_bytes_of,
 from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
 from blinkpy.models.weights.head_loader import with_draft_head
 from blinkpy.models.weights.model_folder import find_head, names_on_hub
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import all_parts, layer_parts, outer_parts
 from blinkpy.models.weights.rank_checkpoint import rank_description
-from blinkpy.models.weights.weight_parts import all_parts, layer_parts, outer_parts
 
 FILE = Path(__file__).with_name("tried_widths.json")
 

@@ -87,7 +87,7 @@ def parse_metrics(text: str, at: float) -> ServerSample:
                 kind = f"{name}_{labels['status'][0]}xx"
                 sample.values[kind] = sample.values.get(kind, 0.0) + value
     if "engine_up" not in sample.values:
-        sample.problem = "no metrics of blinkpy there"
+        sample.problem = "no metrics of blinkpy at this URL"
     return sample
 
 

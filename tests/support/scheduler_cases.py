@@ -13,8 +13,8 @@ from blinkpy.device.lanes import in_lanes
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.invariants.check_state import check_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters

@@ -17,8 +17,8 @@ from blinkpy.device.compile_cache import cached_njit
 from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.kv import grammars as G
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.models.cpu.cpu_sampler import mask_illegal
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import ByteAutomaton

@@ -1,4 +1,4 @@
-"""The event loop's side of a process that forks for each job (blinkpy.dpu.fork_server.forked_jobs)."""
+"""The event loop's client of a process that forks for each job (blinkpy.dpu.fork_server.forked_jobs)."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ logger = logging.getLogger("blinkpy.frontend")
 
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
 PIECE = 1 << 16  # bytes per read
-DEATH_LOOKS, DEATH_LOOK_S = 5, 0.01
+DEATH_LOOKS, DEATH_LOOK_S = 5, 0.01  # checks for the end of the process, and s between two
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # OpenBLAS threads don't survive a fork
 
 
@@ -41,8 +41,9 @@ def sources_changed() -> bool:
 
 
 class ForkServer:
-    """Starts the process by start() or with the first job, and again if it dies. It never starts from installed files that have
-    changed since the start of this process, because the two versions may differ.
+    """A process that forks for each job. start() or the first job starts it; if it dies, the next job starts another.
+
+    It never starts from installed files that have changed since the start of this process, because the two versions may differ.
 
     module: the module to run.
     order: JSON for its standard input.
@@ -103,7 +104,7 @@ class ForkServer:
             server, loop, answer = self.process, asyncio.get_running_loop(), bytearray()
             try:
                 async with asyncio.timeout(self._limit_s):
-                    with contextlib.suppress(ConnectionError):  # a fork that was killed reads nothing; KILLED is its answer
+                    with contextlib.suppress(ConnectionError):  # a killed fork reads nothing, but its answer is KILLED
                         for part in parts:
                             await loop.sock_sendall(ours, part)
                         ours.shutdown(socket.SHUT_WR)

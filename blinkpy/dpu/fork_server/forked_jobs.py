@@ -4,7 +4,8 @@ It receives jobs from a socket: for each, one byte and the job's own socket. A f
 side closes the job's socket. When the parent ends, the socket of jobs closes, and this process ends.
 
 While no other fork runs, a fork has the normal priority for `brief_s` of CPU time, so that a short job is fast on a
-busy machine. Even many forks do not slow an event loop down, and clients gain nothing by disconnecting and asking again.
+busy machine. All other forks have a lower priority: even many of them do not slow an event loop down, and clients gain nothing
+by disconnecting and asking again.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 NICENESS = 10  # lower priority than event loops on the same cores
 PAGE = resource.getpagesize()
-PIECE = 4096  # bytes of wake-ups
+PIECE = 4096  # bytes per read of wake-ups
 SPARE_NAME, JOB_NAME = b"blinkpy-spare", b"blinkpy-job"
 KILLED = b"\0the kernel has killed this job\0"  # at the end of the output of a killed fork
 
@@ -74,9 +75,8 @@ class _Server:
         self.control, self.work, self.budget, self.warm = control, work, budget, warm
         self.jobs: dict[int, socket.socket] = {}  # socket of each running fork, by process id
         self.spare: _Spare | None = None
-        self.wants_spare = (
-            warm is not None
-        )  # once at the start and after each job, so a spare fork that dies has no successor until then
+        # Set at the start and after each job, so that a spare fork that dies is not replaced immediately.
+        self.wants_spare = warm is not None
         self.woken, waker = socket.socketpair()
         self.woken.setblocking(False)
         waker.setblocking(False)
@@ -117,7 +117,7 @@ class _Server:
                 pass
         try:
             pid = os.fork()
-        except OSError:  # no process or memory: report it as killed
+        except OSError:  # the machine lacks processes or memory: report the job as killed
             _end_killed(job)
             return
         if pid == 0:
@@ -129,7 +129,7 @@ class _Server:
         self.jobs[pid] = job
 
     def _make_spare(self) -> None:
-        """Fork ahead of the next job. Without a process or memory, the next job forks."""
+        """Fork ahead of the next job. If the machine lacks processes or memory, the next job forks."""
         self.wants_spare = False
         if self.spare is not None or self.warm is None:
             return

@@ -16,15 +16,18 @@ from blinkpy.queues.byte_automaton import NO_MOST, ByteAutomaton
 
 QUOTE = 0x22
 MOST_LEAD = 64  # maximum characters before the counted characters, if these have a loop
-CUT_UNIT = 2  # characters of a path around a loop that contains further loops
+CUT_UNIT = 2  # maximum characters of a path around a loop that contains further loops; longer paths are left out
 MOST_PLACES = 8000  # pairs of a state before the counted characters and its number of characters
-MOST_LIMITED = 256  # kept
+MOST_LIMITED = 256  # cached results of text_of
 CLOSED = -1  # instead of a state: the string has ended
 
 
 class _Loop(NamedTuple):
-    """A counted loop: its hub, its states, the maximum characters of a path around it, whether longer paths are left out, and
-    the minimum and maximum characters after it.
+    """A counted loop.
+
+    longest_unit: maximum characters of a path around it.
+    is_cut: whether longer paths are left out.
+    behind: minimum and maximum characters after it.
     """
 
     hub: int

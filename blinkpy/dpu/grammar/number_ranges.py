@@ -130,7 +130,7 @@ class NumberRange:
         return byte_nfa.choice(positive.piece(), byte_nfa.sequence(byte_nfa.literal(b"-"), negative.piece()))
 
     def _places(self) -> int | None:
-        """The maximum digits after the point; None for any number."""
+        """The maximum digits after the point; None: no maximum."""
         bounds = ((self.low, self.exclusive_low), (self.high, self.exclusive_high))
         whole = [bound.adjusted() + 1 if bound else 0 for bound, exclusive in bounds if exclusive and bound is not None]
         return min(SURE_DIGITS, max(0, SURE_DIGITS - max(whole))) if whole else None
@@ -142,8 +142,10 @@ def _between(numbers: NumberRange, digits: int) -> Piece:
 
 
 class _Bound(NamedTuple):
-    """A bound of magnitudes, and the result of a comparison that it excludes. whole, fraction: its digits, without trailing
-    zeros.
+    """A bound of magnitudes.
+
+    whole, fraction: its digits before and after the point, without trailing zeros of the fraction.
+    refused: a number is out of bounds if its comparison with the bound has one of these results.
     """
 
     whole: str

@@ -71,7 +71,7 @@ def parse_regex(text: str) -> Regex:
     if regex.before is not None:
         others = NO_ANCHORS.sub("", text[1:])
         if not text.startswith("^") or "^" in others:
-            raise reader.error("lookahead is only supported in an expression that begins with '^', and has no other")
+            raise reader.error("lookahead is only supported in an expression whose only '^' is its first character")
         return replace(regex, looks=looks)
     return Regex(lambda character: byte_nfa.sequence(byte_nfa.begin, regex.build(character)), looks)
 

@@ -25,7 +25,7 @@ from blinkpy.dpu.grammar.string_rules import StringRules, WrittenOut, pattern_au
 FREE_DEPTH = 2  # of containers inside an unconstrained value
 LIMITED_DEPTH = 3  # of such containers, up to which numbers have a limit of digits: each level doubles the states
 MOST_DEPTH = 40  # of nested containers
-MOST_PATTERNS = 4  # of one object's members
+MOST_PATTERNS = 4  # patterns of one object's members
 LITERALS = {None: b"null", True: b"true", False: b"false"}
 
 
@@ -168,7 +168,7 @@ class SchemaCompiler:
         schemas = {name: self._member(shape, name) for name in names}
         key_rules = self._key_rules(shape)
         values: dict[str, Piece] = {}
-        # Required members first, and constants before others: alternatives contradict each other there.
+        # Required members first, and constants before others: alternatives that contradict each other end there.
         for name in sorted(names, key=lambda name: (name not in shape.required, not _is_constant(schemas[name]))):
             fits = all(rule is not None and rule.accepts(json_text(name)) for rule in key_rules)
             values[name] = self.piece(schemas[name], free, depth) if fits else byte_nfa.nothing
@@ -241,7 +241,7 @@ class SchemaCompiler:
 
     def _key_rules(self, shape: Shape) -> list[Any]:
         strings, kept = Place({"type": "string"}, "#"), self.written_out
-        self.written_out = None  # the rules are combined
+        self.written_out = None  # no counted strings: the rules are intersected
         rules = [automaton_of(self.piece((place, strings), 0, 0)) for place in shape.names]
         self.written_out = kept
         return rules

@@ -29,7 +29,7 @@ from blinkpy.dpu.grammar.string_rules import FORMATS
 from blinkpy.queues.byte_automaton import LONGEST_LEAST
 
 MOST_LENGTH = LONGEST_LEAST  # of a string
-MOST_WRITABLE = 2**53  # as a length in a schema
+MOST_WRITABLE = 2**53  # highest maxLength of a schema
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as in the specification
@@ -134,7 +134,7 @@ def _bound(keyword: str) -> Demand:
 
     def apply(shape: Shape, value: Any, place: Place) -> None:
         if exclusive and type(value) is bool:
-            return  # of draft 4: it belongs to minimum or maximum
+            return  # a boolean of draft 4 makes minimum or maximum exclusive
         bound = exact(typed(place, keyword, value, int, float))
         without = exclusive or place.schema.get(other) is True
         shape.numbers = shape.numbers.below(bound, without) if upper else shape.numbers.above(bound, without)
@@ -327,7 +327,7 @@ KEYWORDS = {
     "additionalProperties": Keyword(_members, f"after the other members; {_CLOSED}"),
     "required": Keyword(_required),
     "propertyNames": Keyword(_property_names),
-    "minProperties": Keyword(_min_properties, "members that only a pattern or `additionalProperties` allows count as one"),
+    "minProperties": Keyword(_min_properties, "if unnamed members are allowed, at most 1 above the number of required members"),
     "maxProperties": Keyword(_max_properties),
     "dependentRequired": Keyword(_dependent("dependentRequired")),
     "dependentSchemas": Keyword(_dependent("dependentSchemas")),

@@ -23,12 +23,14 @@ COUNTED = common(ALL, union([(0x08, 0x0A), (0x0C, 0x0D), (0x20, 0xFFFFF)]))
 COUNTED_CHARACTER_ALONE = automaton_of(json_character(COUNTED))
 COUNTED_CHARACTER = byte_nfa.embedded(COUNTED_CHARACTER_ALONE)
 FEW_CHARACTERS = 1  # strings up to this length are written out: that takes no more states
-FEWEST_WRITTEN_OUT = 64  # characters, however many states
-MOST_LEAST_WRITTEN_OUT = 2000  # characters that such a string may have to have
+FEWEST_WRITTEN_OUT = 64  # a maximum length up to this is written out, however many states it needs
+MOST_LEAST_WRITTEN_OUT = 2000  # highest minimum length of a string that is written out
+
+# The ends of an error about a string that must be written out.
 OVERLAP = "if another schema allows a string of another length, or with other rules, at the same place"
 NAMES = "for names of members"
 OTHERS = "with this 'pattern', 'format' or 'not', whose characters the engine can't count"
-MOST_PATTERNS = 256  # kept as automata
+MOST_PATTERNS = 256  # cached automata
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
@@ -90,12 +92,15 @@ WrittenOut = Set[tuple[int, int]] | None
 
 @dataclass(frozen=True)
 class StringRules:
-    """least, most: the number of characters; None: no limit.
+    """The rules of a JSON string.
+
+    least, most: the number of characters; None: no limit.
     patterns: each must match somewhere.
     formats: names of FORMATS.
     taken: excluded strings.
     avoided: patterns that must not match.
-    form: 0: formats as in FORMATS; n: the n-th form for the formats of SHORT_FORMATS."""
+    form: 0: formats as in FORMATS; n: the n-th form for the formats of SHORT_FORMATS.
+    """
 
     least: int = 0
     most: int | None = None

@@ -91,9 +91,9 @@ class RequestHandler:
         for hidden in set(request.hidden_tools) - self._logged_tools:
             self._logged_tools.add(hidden)
             logger.warning("clients list tools of type %s, which are not functions: they are hidden from the model", hidden)
-        if exchange.own_id and request.request_id is None:
+        if exchange.chosen_id and request.request_id is None:
             request.request_id = exchange.request_id
-        elif not exchange.own_id:
+        elif not exchange.chosen_id:
             request.request_id = exchange.request_id = request.request_id or exchange.request_id
         if service.needs_automaton(request):
             await exchange.unless_disconnected(service.compile_grammar(request, exchange.asker))

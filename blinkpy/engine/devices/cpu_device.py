@@ -10,7 +10,7 @@ from blinkpy.config import STEP_TOKENS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_weights import unknown_parts
-from blinkpy.models.weights.weight_parts import dtype_name
+from blinkpy.models.weights.compute_dtype import dtype_name
 from blinkpy.packages import installed
 
 if TYPE_CHECKING:

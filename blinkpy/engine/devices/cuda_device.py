@@ -92,7 +92,7 @@ def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: i
     itemsize: bytes of a weight.
     bandwidth: bytes per second.
     """
-    from blinkpy.models.weights.weight_parts import decode_weight_bytes
+    from blinkpy.models.weights.parts.weight_sizes import decode_weight_bytes
 
     read = decode_weight_bytes(model, itemsize, 1)
     if bandwidth and read / bandwidth * 1e3 > target_ms:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from blinkpy.engine.flight_recorder import FlightRecorder
     from blinkpy.engine.sizing import EngineSizes
-    from blinkpy.kv.grammars import TokenBytes
     from blinkpy.kv.limits import Limits
     from blinkpy.kv.state import State
+    from blinkpy.kv.token_bytes import TokenBytes
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.description.split import Share
     from blinkpy.models.weights.array_weights import ArrayWeights

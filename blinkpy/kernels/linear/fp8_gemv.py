@@ -142,8 +142,7 @@ def supports(shape: LinearShape) -> bool:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """The registers of a program: the row, packed to float16 or as float32, and one and a half tiles of
-    weights.
+    """The registers of a program: the row, packed to float16 or as float32, and one and a half tiles of weights.
 
     While half of a tile is multiplied, the next tile takes the registers of the other half. A float32 row
     also needs half an unpacked tile.

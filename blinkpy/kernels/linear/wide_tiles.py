@@ -3,7 +3,7 @@ the GPU.
 
 The accelerator computes addresses for the programs, which pays from 64 rows on. The width of a tile may
 be a sum of up to three powers of two. For example, 14,336 columns, with gate and up for each, make 128
-tiles of 112 = 64 + 32 + 16 columns, one for nearly each of 132 SMs. With 64 columns there would be 224
+tiles of 112 = 64 + 32 + 16 columns, so that nearly all of 132 SMs have one. With 64 columns there would be 224
 tiles, and a third of the GPU would be idle in the last wave. The strips of a tile are separate products
 with the same rows.
 """

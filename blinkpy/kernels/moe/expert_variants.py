@@ -290,7 +290,7 @@ SILU, GELU = Clamp(0.0, 0.0), Clamp(0.0, -1.0)
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first
-    counts[TOKENS] tokens. Experts whose first matrix has only `width` rows have no gate, but max(up(x), 0)^2.
+    counts[TOKENS] tokens. Experts whose first matrix has only `width` rows have no gate: down(max(up(x), 0)^2).
 
     The experts of a token have the top_k largest logits, the lower id first among equals. Their weights are a
     softmax, unless the selection differs. If the selection scales inputs, an expert's weight multiplies its

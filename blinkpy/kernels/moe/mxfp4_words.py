@@ -1,8 +1,8 @@
 """Products of a few rows with MXFP4 weights in packed float16. A 32-bit word has eight weights.
 
 E2M1 has a sign, two bits of exponent and one of mantissa. Moved to the sign and the lowest exponent bits of a
-float16, these bits give the number times 2 ** -14, also for subnormals. Two weights at a distance of four
-have the same position in both halves of a word, so one operation converts both. A row is scaled by a power of
+float16, these bits give the number times 2 ** -14, also for subnormals. Weight i and weight i + 4 have the same
+position in the two halves of a word, so one operation converts both. A row is scaled by a power of
 two, so that its largest number is from 8,192 to 16,384 and no sum of four products exceeds float16. Four
 products are accumulated in each half of a register. The sum of a word is added in float32. The sum of four
 words, a group, is multiplied by its scale.

@@ -93,7 +93,7 @@ def _packed_down(
     BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    M: tl.constexpr = BLOCK_N * BLOCK_TOP  # rows of the weights: of each output those of all choices
+    M: tl.constexpr = BLOCK_N * BLOCK_TOP  # rows of the weights: one for each output and choice
     token = tl.program_id(1)
     # _packed_gate_up releases this kernel after its own wait, so the logits are complete.
     ids, shares = pick_experts(

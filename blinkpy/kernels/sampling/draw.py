@@ -28,8 +28,8 @@ def draw_from_head(
     each,  # float32 [MAX_CANDIDATES] their weights
     inside,  # their number
     head_distance,  # float32, the largest in the head
-    candidates,  # of finite logit, in the whole row
-    kept_weight,  # of all candidates
+    candidates,  # number in the whole row, with a finite logit
+    kept_weight,  # weight of all candidates
     top_k, top_p, min_p, uniform, token, stage, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """(token, stage): the sampled token's key and DRAW if the head is sufficient; otherwise unchanged."""

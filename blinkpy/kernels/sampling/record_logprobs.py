@@ -97,8 +97,7 @@ def _write_logprobs(
     program, programs = tl.program_id(0), tl.num_programs(0)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    # In nearly every step, no row requests them, and this is the whole work: three parallel loads, then
-    # one.
+    # In nearly every step, no row requests log probabilities, and this is the whole work: three parallel loads, then one.
     index = tl.arange(0, EACH)
     own = program + index * programs
     inside = own < rows

@@ -1,16 +1,15 @@
 """Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of the vocabulary: it masks tokens that a grammar forbids, applies
-token rules and penalties, masks the stop ids before min_tokens, and finds their maxima. The second takes
-one row per program: greedy rows end there with the best chunk; the others collect the head of the
-distribution, sort it, filter it and draw. If the head is not enough (a flat distribution without
+Two kernels. The first works on chunks of the vocabulary. It masks tokens that a grammar forbids, applies
+token rules and penalties, masks the stop ids before min_tokens, and finds the maximum of each chunk. The
+second takes one row per program. A greedy row ends there with the best chunk; other rows collect the head of
+the distribution, sort it, filter it and draw. If the head is not enough (a flat distribution without
 filters), the boundaries are searched in the whole row (candidates.py).
 
 A row's token depends only on its own logits, history, grammar, rules, seed and position. Order of the
 filters: grammar, token rules, repetition, presence and frequency penalty, stop ids, temperature, top_k,
 top_p (of the tokens kept by top_k), min_p (relative to the largest probability). If the rules allow no token,
-it is
--1. A row whose prompt is scored gets the prompt's next token.
+the row's token is -1. A row whose prompt is scored gets the prompt's next token.
 """
 
 from collections.abc import Callable
@@ -224,9 +223,7 @@ def _adjust(
     inside = ids < vocabulary
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     launch.wait_for_predecessor(PDL)
-    # Load the logits before it is known whether grammar or rules change them. Most rows use them, and no load
-    # waits
-    # for the entry.
+    # Load the logits before it is known whether grammar or rules change them: most rows use them, and no load waits for entries.
     logit = tl.load(row_ptr + ids, mask=inside & emitting, other=float("-inf"))
     if emitting:
         first_id = chunk * VOCAB_CHUNK

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.layer_tables import LayerTables
+from blinkpy.models.cpu.passes.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.blocks import QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription

@@ -15,10 +15,10 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import DRAFT, Batch
 from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
 from blinkpy.models.cpu.cpu_delta import keep, silu
-from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
+from blinkpy.models.cpu.passes.njit_math import FAST, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import ShortConvolution
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import ShortConvolution
 from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
@@ -90,7 +90,7 @@ def _convolution_pass(arguments):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def compiled_convolution() -> Any:
-    """Numba's CFunc void(ARGUMENTS *); see blinkpy.models.cpu.cpu_attention_pass.compile_pass."""
+    """Numba's CFunc void(ARGUMENTS *); see blinkpy.models.cpu.passes.cpu_attention_pass.compile_pass."""
     return cached_cfunc(_convolution_pass, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST)
 
 

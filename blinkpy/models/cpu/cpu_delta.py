@@ -15,10 +15,10 @@ from blinkpy.device.compile_cache import cached_cfunc
 from blinkpy.kv import state as S
 from blinkpy.kv.state import DRAFT, Batch
 from blinkpy.models.cpu.cpu_attention import run_on_threads, team_size
-from blinkpy.models.cpu.njit_math import FAST, exp2, larger, pointer_to, take_number
+from blinkpy.models.cpu.passes.njit_math import FAST, exp2, larger, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import GatedDelta
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import GatedDelta
 from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
@@ -50,7 +50,7 @@ inlined = njit(inline="always")
 @functools.lru_cache(maxsize=32)
 def compile_delta(key_dim: int, value_dim: int) -> Any:
     """Compile the pass for one size of keys and values. Returns Numba's CFunc; see
-    blinkpy.models.cpu.cpu_attention_pass.compile_pass.
+    blinkpy.models.cpu.passes.cpu_attention_pass.compile_pass.
     """
     DK, DV = key_dim, value_dim
 
@@ -197,7 +197,7 @@ def normalise(x, factor):  # type: ignore[no-untyped-def]
 
 @inlined
 def advance(q, k, v, decay, strength, matrix, sums, out):  # type: ignore[no-untyped-def]
-    """Advance a head's matrix by one token, and compute its result. See blinkpy.models.description.blocks.GatedDelta.
+    """Advance a head's matrix by one token, and compute its result. See blinkpy.models.description.recurrent_blocks.GatedDelta.
 
     q, k: float32 [DK]; v, sums (scratch), out: [DV]; matrix: [DK, DV], changed in place.
     """

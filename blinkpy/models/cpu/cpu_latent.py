@@ -13,7 +13,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import check_page_size, norm, run_on_threads, team_size
-from blinkpy.models.cpu.cpu_latent_pass import ARGUMENTS, compile_pass
+from blinkpy.models.cpu.passes.cpu_latent_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache

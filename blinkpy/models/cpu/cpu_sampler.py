@@ -33,7 +33,7 @@ from blinkpy.kv.grammars import (
     plain_state_after,
 )
 from blinkpy.kv.state import Grammars
-from blinkpy.models.cpu.njit_math import bits_of, exp2
+from blinkpy.models.cpu.passes.njit_math import bits_of, exp2
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.submission import SQ_ENTRY, STOP_IDS
 from blinkpy.queues.token_rules import ANY_TOKEN, BIASES_WORD, FIRST_WORD, SEQUENCE_TOKENS

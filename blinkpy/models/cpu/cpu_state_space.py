@@ -16,10 +16,10 @@ from blinkpy.kv.state import DRAFT, Batch
 from blinkpy.models.cpu.cpu_attention import run_on_threads
 from blinkpy.models.cpu.cpu_convolution import CpuConvolution
 from blinkpy.models.cpu.cpu_delta import clear, copy
-from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
+from blinkpy.models.cpu.passes.njit_math import FAST, pointer_to, take_number
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import StateSpace
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import StateSpace
 from blinkpy.models.recurrent_states import RecurrentStates
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
@@ -42,7 +42,7 @@ ARGUMENTS = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SIZES)], alig
 @functools.lru_cache(maxsize=32)
 def compile_space(key_dim: int, value_dim: int) -> Any:
     """Compile the pass for one size of keys and values. Returns Numba's CFunc; see
-    blinkpy.models.cpu.cpu_attention_pass.compile_pass.
+    blinkpy.models.cpu.passes.cpu_attention_pass.compile_pass.
     """
     DK, DV = key_dim, value_dim
 

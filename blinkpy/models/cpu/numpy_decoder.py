@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.layer_tables import LayerTables
 from blinkpy.models.cpu.numpy_products import NumpyProgress, RowPasses, address, function_of
+from blinkpy.models.cpu.passes.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import FP8_NUMBERS, ArrayCache, with_inverses

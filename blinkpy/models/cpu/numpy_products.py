@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from blinkpy.models.cpu.compiled_passes import ARGUMENTS, PASS_ARGUMENTS, UNIT_ITEMS, compiled_passes, compiled_product
+from blinkpy.models.cpu.passes.compiled_passes import ARGUMENTS, PASS_ARGUMENTS, UNIT_ITEMS, compiled_passes, compiled_product
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
-from blinkpy.models.description.blocks import BLOCK
+from blinkpy.models.description.quantization import BLOCK
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32, quantised_rows
 
 # Norms, gated activations and softmax of rows, on a team's threads.

@@ -10,7 +10,7 @@ import numpy as np
 
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 
 PIECE = 1 << 30  # multiply-adds
 FEWEST_TOKENS = 16  # minimum tokens of a piece, because each piece reads all weights

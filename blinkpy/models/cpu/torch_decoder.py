@@ -20,29 +20,26 @@ from blinkpy.models.cpu.cpu_convolution import CpuShortConvolution
 from blinkpy.models.cpu.cpu_delta import CpuDelta
 from blinkpy.models.cpu.cpu_latent import CpuLatent
 from blinkpy.models.cpu.cpu_state_space import CpuStateSpace
+from blinkpy.models.cpu.expert_routers import ROUTERS
 from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import (
     Activation,
     BlockType,
     Clamp,
     Experts,
-    GatedDelta,
     Latent,
     LayerPart,
     Mlp,
     NormPlacement,
     OutputGate,
     QkNorm,
-    RouterKind,
-    ShortConvolution,
-    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution, StateSpace
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor, layer_embedding_factor
 
 MIXING = 2.0**-0.5  # factor of the sum of a token's two vectors for a layer
-SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may be rounded to 0
 
 
 class TorchDecoder:
@@ -283,7 +280,7 @@ class TorchDecoder:
             raise ValueError("an expert layer needs a router, and the experts' matrices")
         router_bias = None if layer.router_bias is None else layer.router_bias.float()
         scores = self.progress.linear(scored.float(), layer.router.float(), router_bias)
-        shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
+        shares, chosen = ROUTERS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
         if layer.expert_factors is not None:
             shares = shares * layer.expert_factors[chosen]
         shares = (shares * experts.factor).to(normed.dtype)
@@ -340,59 +337,6 @@ def _clamped_swish(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.
     return (gate * torch.sigmoid(clamp.alpha * gate)).mul_(up.clamp(-clamp.limit, clamp.limit) + 1)
 
 
-def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(shares, float32; numbers of each token's experts), [tokens, top_k] each.
-
-    scores: [tokens, number].
-    bias: [number], for routers that choose by biased scores.
-    """
-    shares = scores.softmax(dim=-1, dtype=torch.float32)
-    if experts.kept_groups < experts.groups:
-        shares = _of_best_groups(shares, experts, 1, 0.0)
-    shares, chosen = shares.topk(experts.top_k, dim=-1)
-    return (shares / shares.sum(dim=-1, keepdim=True) if experts.normalize else shares), chosen
-
-
-def _top_k_softmax(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like _softmax_top_k, for RouterKind.TOP_K_SOFTMAX."""
-    scores, chosen = scores.topk(experts.top_k, dim=-1)
-    return scores.softmax(dim=-1, dtype=torch.float32), chosen
-
-
-def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like _softmax_top_k, for RouterKind.SIGMOID_TOP_K."""
-    shares = scores.float().sigmoid()
-    ranks = shares if bias is None else shares + bias
-    if experts.kept_groups < experts.groups:
-        ranks = _of_best_groups(ranks, experts, 2, -torch.inf)
-    chosen = ranks.topk(experts.top_k, dim=-1).indices
-    shares = shares.gather(1, chosen)
-    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
-
-
-def _biased_softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like _softmax_top_k, for RouterKind.BIASED_SOFTMAX_TOP_K."""
-    shares = scores.softmax(dim=-1, dtype=torch.float32)
-    chosen = (shares if bias is None else shares + bias).topk(experts.top_k, dim=-1).indices
-    shares = shares.gather(1, chosen)
-    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
-
-
-def _of_best_groups(ranks: torch.Tensor, experts: Experts, counted: int, other: float) -> torch.Tensor:
-    """The ranks [tokens, number], with `other` outside the best groups. A group is worth the sum of its `counted` best."""
-    grouped = ranks.view(len(ranks), experts.groups, -1)
-    sums = grouped.topk(counted, dim=-1).values.sum(-1)
-    dropped = sums.topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices
-    return grouped.scatter(1, dropped[..., None].expand(-1, -1, grouped.shape[2]), other).view(len(ranks), -1)
-
-
-def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like _softmax_top_k, for RouterKind.TOP_K_SIGMOID."""
-    scores, chosen = scores.topk(experts.top_k, dim=-1)
-    shares = scores.float().sigmoid()
-    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
-
-
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # cpu_attention.py
@@ -408,10 +352,6 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.CLAMPED_SWISH: _clamped_swish,
     Activation.SQUARED_RELU: lambda up: F.relu(up, inplace=True).square_(),
-    RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
-    RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
-    RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,
-    RouterKind.TOP_K_SIGMOID: _top_k_sigmoid,
-    RouterKind.BIASED_SOFTMAX_TOP_K: _biased_softmax_top_k,
+    **dict.fromkeys(ROUTERS),  # _routed
 }
 """The function for each type of block. Other types are refused."""

@@ -19,12 +19,11 @@ from blinkpy.models.description.blocks import (
     Mlp,
     Norm,
     NormPlacement,
-    Quantization,
-    Recurrence,
-    state_bytes,
 )
 from blinkpy.models.description.multipliers import NO_MULTIPLIERS, Multipliers
 from blinkpy.models.description.packing import Packing
+from blinkpy.models.description.quantization import Quantization
+from blinkpy.models.description.recurrent_blocks import Recurrence, state_bytes
 from blinkpy.models.description.rope_tables import Rope
 
 

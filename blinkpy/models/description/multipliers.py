@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from blinkpy.models.description.blocks import Layer, Mlp, StateSpace
+from blinkpy.models.description.blocks import Layer, Mlp
+from blinkpy.models.description.recurrent_blocks import StateSpace
 
 Runs = tuple[tuple[int, float], ...]
 """(rows, factor) of each run of rows of a matrix."""

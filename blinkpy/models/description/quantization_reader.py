@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.models.description.blocks import BLOCK, Quantization, Scales, joined
 from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.description.packing_reader import read_packing
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales, any_of
 from blinkpy.models.description.quantization_section import BOUNDARY, INERT_NUMBERS, NONE_AT_ALL, Section
 
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: one 8-bit number per weight
@@ -55,7 +55,7 @@ def read_quantization(c: HfConfig) -> Quantization | Packing | None:
 
 def _check_patterns(section: Section, patterns: tuple[str, ...]) -> None:
     """Raise ConfigError unless each pattern, and their union, is a regular expression."""
-    for pattern in (*patterns, joined(patterns)):
+    for pattern in (*patterns, any_of(patterns)):
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:

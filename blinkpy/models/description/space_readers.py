@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import StateSpace
 from blinkpy.models.description.decoder_description import TensorNames
 from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.recurrent_blocks import StateSpace
 
 MOST_TAPS = 8
 INFINITY = {"__float__": "Infinity"}  # as transformers writes it in JSON

@@ -5,10 +5,11 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
-from blinkpy.models.description.blocks import Factors, StateSpace
+from blinkpy.models.description.blocks import Factors
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.hf_config import LARGEST, HfConfig
 from blinkpy.models.description.multipliers import Multipliers
+from blinkpy.models.description.recurrent_blocks import StateSpace
 from blinkpy.models.description.space_readers import MAMBA_DEFAULTS, MAMBA_UNUSED, mamba_space
 from blinkpy.models.families.bamba import FEED_FORWARD
 from blinkpy.models.families.family import family

@@ -7,13 +7,13 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.model_files import read_json
-from blinkpy.models.description.blocks import QUANTISED_ON_LOADING
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.description.packing import Packing
+from blinkpy.models.description.quantization import QUANTISED_ON_LOADING
 from blinkpy.models.description.quantization_reader import read_quantization
 from blinkpy.models.families.refused_classes import MISSING
-from blinkpy.models.weights.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 from blinkpy.packages import modules_of
 
 LISTED = "docs/models.md lists the supported classes"

@@ -6,10 +6,11 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.block_readers import activation, grouped_attention, pre_norm_decoder
-from blinkpy.models.description.blocks import Experts, Mlp, Norm, RouterKind, ShortConvolution
+from blinkpy.models.description.blocks import Experts, Mlp, Norm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import routed_experts
 from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.recurrent_blocks import ShortConvolution
 from blinkpy.models.families.family import family
 
 FULL, CONV = "full_attention", "conv"

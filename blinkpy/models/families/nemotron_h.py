@@ -7,10 +7,11 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.block_readers import pre_norm_decoder
-from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, Norm, StateSpace
+from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, Norm
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import biased_sigmoid_experts
 from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.recurrent_blocks import StateSpace
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.description.space_readers import MOST_TAPS, require_free_time_steps
 from blinkpy.models.families.family import family

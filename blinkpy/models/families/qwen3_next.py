@@ -14,10 +14,11 @@ from blinkpy.models.description.block_readers import (
     grouped_attention,
     pre_norm_decoder,
 )
-from blinkpy.models.description.blocks import Experts, GatedDelta, Layer, Mlp, OutputGate, RouterKind
+from blinkpy.models.description.blocks import Experts, Layer, Mlp, OutputGate, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.expert_readers import routed_experts, strided_experts
 from blinkpy.models.description.hf_config import HfConfig
+from blinkpy.models.description.recurrent_blocks import GatedDelta
 from blinkpy.models.families.family import family
 
 FULL, LINEAR = "full_attention", "linear_attention"

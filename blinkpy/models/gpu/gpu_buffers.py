@@ -12,8 +12,9 @@ from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
-from blinkpy.models.description.blocks import GatedDelta, NormPlacement, ShortConvolution
+from blinkpy.models.description.blocks import NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution
 from blinkpy.models.weights.decoder_weights import Weights
 
 

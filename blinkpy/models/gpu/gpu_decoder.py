@@ -29,7 +29,6 @@ from blinkpy.models.description.blocks import (
     Activation,
     BlockType,
     Experts,
-    GatedDelta,
     Latent,
     LayerPart,
     Mlp,
@@ -37,10 +36,9 @@ from blinkpy.models.description.blocks import (
     OutputGate,
     QkNorm,
     RouterKind,
-    ShortConvolution,
-    StateSpace,
 )
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution, StateSpace
 from blinkpy.models.gpu.attention_stage import AttentionStage, part
 from blinkpy.models.gpu.draft_stage import DraftStage
 from blinkpy.models.gpu.expert_stage import launch_experts

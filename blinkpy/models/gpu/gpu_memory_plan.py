@@ -22,8 +22,9 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Packing
 from blinkpy.models.paged_cache import cache_itemsize, ring_bytes, ring_sizes
 from blinkpy.models.recurrent_states import pool_bytes, settled_slots, settled_snapshots, snapshot_bytes
-from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and fragmentation, bytes."""

@@ -18,7 +18,7 @@ from blinkpy.kernels.linear.linear_variants import WORDS, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_memory_plan import first_layers
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 
 
 @dataclass(frozen=True)

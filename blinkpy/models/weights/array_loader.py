@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import BLOCK, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.part import Part, ScaleTensor
+from blinkpy.models.description.quantization import BLOCK, Scales
+from blinkpy.models.weights.parts.part import Part, ScaleTensor
+from blinkpy.models.weights.parts.weight_parts import all_parts, cache_scales
 from blinkpy.models.weights.stored_tensor import POWERS, StoredTensor, open_weights
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales
 from blinkpy.progress import finish_pieces
 
 THREADS = 4

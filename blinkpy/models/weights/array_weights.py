@@ -1,5 +1,6 @@
-"""A decoder's weights as float32 NumPy arrays: decoder_weights.py and weight_loader.py without torch, and the reasons for
-unsupported models.
+"""A decoder's weights as float32 NumPy arrays, which need no torch: the counterpart of decoder_weights.py and weight_loader.py.
+
+unknown_parts() says why a model is not supported.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,12 +17,15 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.weights.array_loader import load_arrays, read_scales
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 
 Float32 = NDArray[np.float32]
-LARGEST = 448.0
+LARGEST = 448.0  # FP8 number (E4M3)
 MANTISSA_BITS, SMALLEST_EXPONENT = 3, -6
+DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as in weight_loader.py
+QUANTISED_ROWS = 1024  # rows that are quantised at a time
+DRAWN = 1 << 20  # random numbers that are drawn at a time
 
 
 def round_to_fp8(x: Float32) -> Float32:
@@ -44,11 +48,6 @@ def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Flo
         scales = np.full(x.shape[:-1], scale, np.float32)
     with np.errstate(invalid="ignore"):  # non-finite numbers stay non-finite
         return round_to_fp8(x / scales[..., None]), scales
-
-
-DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as in weight_loader.py
-QUANTISED_ROWS = 1024  # at a time
-DRAWN = 1 << 20  # random numbers at a time
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.part import Part, ScaleTensor
+from blinkpy.models.weights.parts.part import Part, ScaleTensor
+from blinkpy.models.weights.parts.weight_parts import all_parts, cache_scales, expected_tensors, packed_tensors, unread_keys
 from blinkpy.models.weights.stored_tensor import (
     FP8,
     ITEM_BYTES,
@@ -21,12 +22,13 @@ from blinkpy.models.weights.stored_tensor import (
     read_header,
     weight_files,
 )
-from blinkpy.models.weights.weight_parts import all_parts, cache_scales, expected_tensors, packed_tensors, unread_keys
 
 FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints store the frequencies of the rotary embedding, which are not parameters
+
+# Prefixes of unused tensors: heads for values and scores, and layers that predict further tokens.
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
 UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of 8-bit attention
-COMPARED_BYTES = 16 << 20  # at a time
+COMPARED_BYTES = 16 << 20  # bytes that are compared at a time
 VOCABULARY_MAPS = {"d2t", "t2d"}
 """Tensors of a draft head in addition to its weights."""
 logger = logging.getLogger("blinkpy.engine")
@@ -36,8 +38,8 @@ Tensor = TypeVar("Tensor")
 def _spare(name: str, model: DecoderDescription) -> bool:
     """Whether a tensor has no effect with this config.json.
 
-    Such tensors: a value head, a layer that predicts further tokens, a part for other inputs than text; a disabled bias; the
-    keys and values of a layer that reads those of another layer.
+    Such tensors belong to a value head, to a layer that predicts further tokens, to inputs other than text, or to a disabled
+    bias. They may also be the keys and values of a layer that reads those of another layer.
     """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
@@ -90,8 +92,9 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def as_stored(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description, changed as the checkpoint requires regardless of config.json: a head that differs from the
-    embedding, one tensor for all experts, and the order of its dimensions. Raises ConfigError.
+    """The description with three facts that only the checkpoint shows. Raises ConfigError.
+
+    They are: an output head that differs from the embedding; one tensor for all experts; and the order of its dimensions.
     """
     tensors = model.tensors
     if not (model.tied_embeddings or tensors.either_order or tensors.one_for_experts):
@@ -137,7 +140,7 @@ def _with_stored_head(model: DecoderDescription, folder: str | Path, found: dict
 
 
 def check_names(model: DecoderDescription, names: Iterable[str], where: str | Path) -> None:
-    """Raise ConfigError if tensors of these names lack a tensor of the model, or have a foreign tensor. Shapes are not known."""
+    """Raise ConfigError if a tensor of the model is not among these names, or if a name is foreign. Shapes are not checked."""
     found = _renamed(model, dict.fromkeys(names))
     model = _with_shared_tensors(model, found)
     scales = {tensor.names[0]: next((name for name in tensor.names if name in found), "") for tensor in _needed_scales(model)}

@@ -7,8 +7,8 @@ import torch
 from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.part import Part
-from blinkpy.models.weights.weight_parts import dtype_name
+from blinkpy.models.weights.compute_dtype import dtype_name
+from blinkpy.models.weights.parts.part import Part
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -11,7 +11,7 @@ from blinkpy.progress import ProgressCallback
 
 logger = logging.getLogger("blinkpy.engine")
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-# Only needed files: weights in safetensors with transformers' names, no other copies of a repository.
+# Files to download: weights in safetensors under transformers' names. A repository may have further copies of its weights.
 PATTERNS = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.json", "additional_chat_templates/*.jinja"),

@@ -10,8 +10,8 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import Layout, Packing, StoredPart
 from blinkpy.models.weights.array_loader import FP8_NUMBERS
+from blinkpy.models.weights.parts.weight_parts import all_parts
 from blinkpy.models.weights.stored_tensor import StoredTensor, open_weights
-from blinkpy.models.weights.weight_parts import all_parts
 
 DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": np.uint8, "F32": np.float32, "F16": np.float16}
 NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of a word

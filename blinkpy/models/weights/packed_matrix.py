@@ -10,7 +10,7 @@ from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
 from blinkpy.kernels.linear.packed_words import CHUNK, FP4_GROUP, PackedMatrix, fp4_scales, int4_scales, pack_words
 from blinkpy.models.description.packing import Layout
 from blinkpy.models.weights.packed_loader import PackedReader
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
 
 
 def dense(matrix: torch.Tensor | Fp8Matrix | PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
@@ -116,8 +116,9 @@ def arrange_runs(weight: torch.Tensor, runs: Sequence[tuple[int, int]], unit: in
 
 
 def arrange_heads(weight: torch.Tensor, rows: int, head: int, rotated: int) -> None:
-    """Reorder heads whose neighbouring rows are rotated together, so that row i is rotated with row i + rotated // 2, in place.
-    weight: of any shape; its first rows are heads of `head` rows, of which the first `rotated` are rotated.
+    """Reorder the rows of heads, in place. Stored neighbours are rotated together; then row i is, with row i + rotated // 2.
+
+    weight: of any shape. Its first `rows` rows are heads of `head` rows each, of which the first `rotated` are rotated.
     """
     turned = weight[:rows].unflatten(0, (rows // head, head))[:, :rotated]
     turned.copy_(turned.unflatten(1, (rotated // 2, 2)).transpose(1, 2).flatten(1, 2))

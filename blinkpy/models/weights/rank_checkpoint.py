@@ -1,17 +1,18 @@
-"""A checkpoint as one of several ranks sees it: each tensor cut to the rows or columns that the rank has."""
+"""A rank's view of a checkpoint: each tensor cut to the rows or columns of this rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import BLOCK, Experts, OutputGate, Scales
+from blinkpy.models.description.blocks import Experts, OutputGate
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.packing import WORD, Layout
+from blinkpy.models.description.quantization import BLOCK, Scales
 from blinkpy.models.description.split import Share, split_model
 from blinkpy.models.weights.packed_loader import PackedReader
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 from blinkpy.models.weights.stored_tensor import StoredSlice, StoredTensor
-from blinkpy.models.weights.weight_parts import layer_parts
 
 Sections = Sequence[tuple[int, int]]  # (all rows, a rank's rows) of each matrix within a stored one
 
@@ -31,7 +32,7 @@ def rank_description(model: DecoderDescription, share: Share) -> DecoderDescript
 
 
 def _misfit(whole: Part, part: Part, sections: Sections) -> str:
-    """Why a rank's part of a matrix would divide numbers that share a scale or a word, or ""."""
+    """Why a matrix can't be split, because numbers that share a scale or a word would be on two ranks; "" if it can."""
     rows = [own for all_rows, own in sections if own != all_rows]
     columns = [part.shape[-1]] if whole.shape[-1] != part.shape[-1] and not rows else []
     packing = whole.packing
@@ -118,7 +119,7 @@ def _cut(tensor: StoredTensor, axis: int, runs: Sequence[tuple[int, int]]) -> St
 
 
 def _tensors(whole: Part, part: Part, stored: dict[str, StoredTensor]) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
-    """For each source: name and shape of each of its tensors, of the rank's part."""
+    """For each source of a part: the names of its tensors, and their shapes on the rank."""
     scales, own_scales = whole.stored_scales, part.stored_scales
     for number, (name, shape, _, _) in enumerate(part.sources):
         if part.packing is not None:
@@ -134,7 +135,9 @@ def _tensors(whole: Part, part: Part, stored: dict[str, StoredTensor]) -> Iterat
 
 
 def _drop_orders(whole: Part, part: Part, stored: dict[str, StoredTensor], found: dict[str, StoredTensor]) -> None:
-    """Remove the groups of inputs of a matrix whose columns are split. Raises ConfigError if the inputs are reordered."""
+    """Remove the tensors with the inputs' order from matrices whose columns are split. Raises ConfigError if such a tensor
+    reorders the inputs.
+    """
     packing = whole.packing
     if packing is None or whole.shape[-1] == part.shape[-1]:
         return

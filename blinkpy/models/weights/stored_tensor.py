@@ -20,13 +20,13 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 NUMBERS = tuple(ITEM_BYTES)
 INTEGER_BYTES = {"I32": 4, "I64": 8}  # of 4-bit weights, their zero points and groups
 PACKED = "U8"  # dtype of MXFP4's blocks and scales
-FP8, POWERS = "F8_E4M3", "F8_E8M0"  # the second one, of scales: powers of two (OCP MX 1.0)
+FP8, POWERS = "F8_E4M3", "F8_E8M0"  # POWERS: scales that are powers of two (OCP MX 1.0)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 class StoredSlice(NamedTuple):
-    """The same runs of bytes from each of a tensor's equal stretches, in this order.
+    """A part of a tensor: the tensor's bytes are divided into equal stretches, and the same runs are taken from each, in order.
 
     runs: (first byte, bytes) of each run within a stretch.
     pitch: bytes of a stretch.

@@ -91,7 +91,7 @@ def load_tensors(
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and place, each into a contiguous target with as many elements, of any
+    """Load tensors, given by name and place, each into a contiguous target with as many elements. The target's dtype may be any
     float dtype.
 
     progress: called with the completed fraction, at each percent.

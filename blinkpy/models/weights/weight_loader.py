@@ -25,11 +25,11 @@ from blinkpy.models.weights.packed_matrix import (
     factors_of_rows,
     read_packed,
 )
-from blinkpy.models.weights.part import Part
+from blinkpy.models.weights.parts.part import Part
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 from blinkpy.models.weights.rank_checkpoint import rank_checkpoint, rank_description
 from blinkpy.models.weights.stored_tensor import StoredTensor
 from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 LARGEST_FP4 = 6.0
 INTEGER_RANGE = 8.0
@@ -165,6 +165,7 @@ def load_weights(
 
 
 def _biased_once(weights: Weights, share: Share) -> Weights:
+    """Zero the biases of results that are summed over ranks, on all ranks but the first."""
     for layer in weights.layers if share.rank else ():
         for bias in (layer.o_bias, layer.down_bias):
             if bias is not None:
@@ -173,6 +174,7 @@ def _biased_once(weights: Weights, share: Share) -> Weights:
 
 
 def _dequantised(model: DecoderDescription, weights: Weights) -> Weights:
+    """Replace quantised matrices by plain tensors where the model needs these (Part.dequantised)."""
     for number, layer in enumerate(weights.layers):
         for part in layer_parts(model, number):
             if part.dequantised:
@@ -208,8 +210,9 @@ def dummy_weights(
     share: Share = WHOLE,
     embedding: torch.Tensor | None = None,
 ) -> Weights:
-    """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1;
-    equal for equal seeds. With a share, they have the sizes of a rank; weights that are whole on all ranks are equal there.
+    """Random weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1; equal for equal seeds.
+
+    With a share, they have the sizes of a rank. Weights that are not split are equal on all ranks.
 
     MXFP4: random bits, with a scale that keeps values within the spread. FP8: uniform values and equal scales.
     """

@@ -6,7 +6,8 @@ Each entry is copied once, and the copy is checked. So a front end that writes w
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import are_token_rules, find_grammar, is_automaton, start_of, unused_grammar
+from blinkpy.kv.grammar_checks import are_token_rules, is_automaton
+from blinkpy.kv.grammars import find_grammar, start_of, unused_grammar
 from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.limits import takes_predictions
 from blinkpy.queues import submission as E

@@ -9,9 +9,9 @@ import numpy as np
 
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.token_rules import MARK, MARK_WORD

@@ -9,8 +9,9 @@ from blinkpy.device.portable import device
 from blinkpy.queues import words
 from blinkpy.queues import words as completion
 from blinkpy.queues.words import FRONT_CQ_HEAD, LOGPROB_ENTRIES
+from blinkpy.verify.sim.front_end_words import beat, claim_pair, forget, owns, settle, stamp
 from blinkpy.verify.sim.hostile import WIRE_WORD, deliver, hostile_turn, is_hostile, send, wire_space
-from blinkpy.verify.sim.submissions import REASON_SHIFT, beat, cancel, claim_pair, forget, owns, settle, stamp, submit
+from blinkpy.verify.sim.submissions import REASON_SHIFT, cancel, submit
 from blinkpy.verify.sim.synthetic_model import (
     EVENT_BREAK,
     EVENT_CRASH,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kv.grammars import TokenBytes
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import (
     BYTES,
     CELL_BITS,

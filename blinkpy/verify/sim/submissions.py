@@ -1,17 +1,18 @@
-"""Requests of a simulated front end: drawn at random with their expected output, submitted, and cancelled."""
+"""Requests of a simulated front end: drawn at random, submitted, and cancelled."""
 
 from blinkpy.device.portable import device
 from blinkpy.kv.limits import takes_predictions
 from blinkpy.kv.prefix_cache import extend_hash
-from blinkpy.queues import submission, words
+from blinkpy.queues import submission
 from blinkpy.queues import words as completion
 from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD, TOP_LOGPROBS
+from blinkpy.verify.sim.expected_output import expected_end
+from blinkpy.verify.sim.front_end_words import ring
 from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE, RULE_DAMAGES, RULES
 from blinkpy.verify.sim.hostile import (
     WIRE_CANCEL,
     WIRE_ENTRY,
     WIRE_PROMPT,
-    WIRE_WORD,
     hashes_per_entry,
     prompt_place,
     send,
@@ -19,77 +20,14 @@ from blinkpy.verify.sim.hostile import (
 )
 from blinkpy.verify.sim.synthetic_model import (
     EVENT_CANCEL,
-    EVENT_CLAIM,
     EVENT_SUBMIT,
     EVENT_SUBMIT_BAD,
     chance,
     draw,
     note,
     scramble,
-    token_after,
-    value_of,
 )
 from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
-
-
-@device
-def owns(queues, pair, epoch):
-    """Whether the engine's words grant the pair to `epoch`."""
-    return epoch > 0 and queues.pair[pair, words.PAIR_EPOCH] == epoch and queues.pair[pair, words.PAIR_ATTACHED] == 1
-
-
-@device
-def forget(limits, fronts, pair):
-    """Release the pair and drop all its requests."""
-    first = pair * limits.slots_per_pair
-    for slot in range(first, first + limits.slots_per_pair):
-        fronts.request_id[slot] = 0
-    fronts.epoch[pair], fronts.claim[pair] = 0, 0
-
-
-@device
-def claim_pair(limits, queues, sim, turn, pair):
-    """Claim the next epoch."""
-    fronts = sim.fronts
-    forget(limits, fronts, pair)
-    fronts.claim[pair] = queues.pair[pair, words.PAIR_EPOCH] + 1
-    note(sim, turn, pair, EVENT_CLAIM, fronts.claim[pair], 0)
-    send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
-
-
-@device
-def settle(limits, queues, sim, turn, pair):
-    """Take a granted pair; claim again if another epoch was granted."""
-    fronts = sim.fronts
-    claim = fronts.claim[pair]
-    if owns(queues, pair, claim):
-        fronts.epoch[pair], fronts.counter[pair], fronts.broke[pair] = claim, 0, 0
-        fronts.sq_tail[pair], fronts.cq_head[pair] = queues.pair[pair, words.PAIR_SQ_HEAD], queues.pair[pair, words.PAIR_CQ_TAIL]
-    elif claim == 0 or queues.pair[pair, words.PAIR_EPOCH] >= claim:
-        claim_pair(limits, queues, sim, turn, pair)
-
-
-@device
-def beat(fronts, pair):
-    """Write the heartbeat. Repeat doorbell and completion head (or the claim), which a late write may have overwritten."""
-    fronts.beat[pair] += 1
-    send(fronts, pair, WIRE_WORD, words.FRONT_HEARTBEAT, fronts.beat[pair])
-    if fronts.epoch[pair] > 0:
-        ring(fronts, pair)
-        send(fronts, pair, WIRE_WORD, words.FRONT_CQ_HEAD, stamp(fronts, pair, fronts.cq_head[pair]))
-    else:
-        send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
-
-
-@device
-def stamp(fronts, pair, position):
-    return fronts.epoch[pair] << words.EPOCH_SHIFT | (position & words.POSITION_MASK)
-
-
-@device
-def ring(fronts, pair):
-    send(fronts, pair, WIRE_WORD, words.FRONT_DOORBELL, stamp(fronts, pair, fronts.sq_tail[pair]))
-
 
 # Kinds of bad entries. The engine answers kinds before BAD_SILENT with FINISH_REJECTED, and skips the others.
 BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_RULES = range(8)
@@ -191,74 +129,6 @@ def draw_grammar(limits, sim, pair, slot):
         damaged, left = draw_one(limits, sim, pair, slot, fronts.rules, RULES, RULE_DAMAGES, left)
         refused = completion.REJECT_RULES if damaged and refused == 0 else refused
     return refused
-
-
-@device
-def leads_to_an_end(sim, slot, entry, state, generated):
-    """Whether the token after `generated` tokens must lead to a position at which the output may end."""
-    own, left, stops = sim.fronts.grammar[slot], entry[submission.WORD_MAX_TOKENS] - generated, False
-    for i in range(submission.STOP_IDS):
-        stops = stops or (entry[submission.WORD_STOP_IDS + i] >= 0 and generated >= entry[submission.WORD_MIN_TOKENS])
-    may_continue = sim.grammars.accepting[own, state] != 0 and not stops
-    return sim.fronts.rules[slot] < 0 and sim.grammars.distance[own, state] <= left and not may_continue
-
-
-@device
-def allowed(sim, slot, entry, state, token, generated):
-    """Whether the grammar of a slot's request allows a token in `state`; without a grammar, whether its token rules do.
-    generated: number of earlier output tokens.
-    """
-    stops = is_stop(entry, token, generated + 1)
-    own, rules = sim.fronts.grammar[slot], sim.fronts.rules[slot]
-    if own < 0:
-        return rules < 0 or sim.rules.allowed[rules, token] != 0
-    if stops:
-        return sim.grammars.accepting[own, state] != 0
-    after = sim.grammars.following[own, state, token]
-    near = after >= 0 and sim.grammars.distance[own, after] < entry[submission.WORD_MAX_TOKENS] - generated
-    return after >= 0 and (near or not leads_to_an_end(sim, slot, entry, state, generated))
-
-
-@device
-def is_stop(entry, token, generated):
-    """Whether a token is an active stop id. generated: its number in the output, from 1."""
-    stops = False
-    for i in range(submission.STOP_IDS):
-        stops = stops or entry[submission.WORD_STOP_IDS + i] == token
-    return stops and generated > entry[submission.WORD_MIN_TOKENS]
-
-
-@device
-def expected_end(limits, sim, slot, entry):
-    """Compute the request's expected output: tokens (after the prompt in Fronts.tokens), their number, and the finish reason."""
-    fronts, grammars, own, state = sim.fronts, sim.grammars, sim.fronts.grammar[slot], 0
-    length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
-    most = min(entry[submission.WORD_MAX_TOKENS], limits.max_model_len - length)
-    total, value, generated, finish = 0, 0, 0, completion.FINISH_NONE
-    for i in range(length):
-        value = value_of(value, fronts.tokens[slot, i], i, salt)
-        total += value * (i + 1)
-    while finish == completion.FINISH_NONE:
-        token, tried = token_after(total, fronts.seed[slot], limits.vocab_size), 0
-        while tried < limits.vocab_size and not allowed(sim, slot, entry, state, token, generated):
-            token, tried = (token + 1) % limits.vocab_size, tried + 1
-        if tried == limits.vocab_size:
-            finish = completion.FINISH_ERROR
-            break
-        position = length + generated
-        fronts.tokens[slot, position] = token
-        generated += 1
-        value = value_of(value, token, position, salt)
-        total += value * (position + 1)
-        if generated == most:
-            finish = completion.FINISH_LENGTH
-        if is_stop(entry, token, generated):
-            finish = completion.FINISH_STOP
-        elif own >= 0:
-            state = grammars.following[own, state, token]
-            if grammars.ending[own, state] != 0:
-                finish = completion.FINISH_COMPLETE
-    fronts.expected[slot], fronts.finish[slot] = fronts.scored[slot] + generated, finish
 
 
 @device

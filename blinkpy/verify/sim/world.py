@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import Limits, make_limits_by_name, takes_predictions
 from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.layout import EngineFacts, EngineViews, QueueLayout, QueueSizes, engine_views, write_header
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
 from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key

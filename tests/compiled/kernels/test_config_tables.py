@@ -20,7 +20,7 @@ from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTabl
 from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
 from blinkpy.models.families.family import describe_config
-from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts
 
 ROOT = Path(__file__).parents[3]
 MODELS: list[Any] = list(runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"])

@@ -12,8 +12,8 @@ from support.scheduler_cases import VOCAB, Case, make_case
 
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state_memory import differences, make_state, snapshot
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton, position_of
 from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT, WORD_MAX_TOKENS, WORD_OUTPUT_TOKENS, WORD_PREDICTED_TOKENS

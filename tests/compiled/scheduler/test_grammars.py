@@ -15,21 +15,12 @@ from blinkpy.device.lanes import in_lanes
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.dpu.link.queue_pair import NoSpaceError
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import (
-    ENDING,
-    ILLEGAL,
-    LONGEST,
-    NO_LIMIT,
-    TokenBytes,
-    distance_of,
-    follow,
-    is_automaton,
-    state_after,
-    unused_grammar,
-)
+from blinkpy.kv.grammar_checks import is_automaton
+from blinkpy.kv.grammars import ENDING, ILLEGAL, NO_LIMIT, distance_of, follow, state_after, unused_grammar
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import Grammars
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import LONGEST, TokenBytes
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton

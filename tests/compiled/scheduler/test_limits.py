@@ -13,10 +13,10 @@ from support.scheduler_cases import case_sizes
 from blinkpy.config import MOST_GROUPS, ConfigError
 from blinkpy.device.tables import named_arrays
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, groups_of_step, make_limits_by_name
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.words import LOGPROB_ENTRIES
 from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS

@@ -13,7 +13,8 @@ from support.scheduler_cases import make_case, tokens
 from blinkpy.device.lanes import Team
 from blinkpy.device.tables import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import NO_LIMIT, is_automaton
+from blinkpy.kv.grammar_checks import is_automaton
+from blinkpy.kv.grammars import NO_LIMIT
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.state_memory import differences, snapshot, synthetic_choice
 from blinkpy.queues import submission as E

@@ -17,7 +17,7 @@ from benchmarks.parts import whole_steps as program  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.families.family import describe_config  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
-from blinkpy.models.weights.weight_parts import expected_tensors  # noqa: E402
+from blinkpy.models.weights.parts.weight_parts import expected_tensors  # noqa: E402
 
 PAGE = 16
 TINY = {"vocab_size": 53, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 3, "max_position_embeddings": 512}

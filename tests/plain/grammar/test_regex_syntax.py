@@ -209,7 +209,7 @@ REFUSED = (
     ("(?=a)", "lookahead"),
     ("^a(b(?=c))*", "within a repetition"),
     ("^(a(?=b(?=c)))", "within lookahead"),
-    ("^a(?=b)(c|^d)", "has no other"),
+    ("^a(?=b)(c|^d)", "is its first character"),
     ("a^(?=a)", "lookahead"),
     ("^(?=a)b|c", "together with '|'"),
     ("^(?=a", "missing"),

@@ -9,7 +9,7 @@ import pytest
 from blinkpy.dpu.link import connectors
 from blinkpy.dpu.link.grammar_arena import Arena
 from blinkpy.dpu.link.queue_pair import InFlightRequest
-from blinkpy.kv.grammars import TokenBytes
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import BYTES, MOST_STATES, ByteAutomaton
 from blinkpy.queues.layout import ALIGNMENT, QueueLayout, QueueSizes
 from blinkpy.queues.token_rules import MARK, TokenRules

@@ -8,7 +8,8 @@ import pytest
 from support.automata import WordsOfSlot
 from support.models.random_grammars import random_rules
 
-from blinkpy.kv.grammars import are_token_rules, is_allowed
+from blinkpy.kv.grammar_checks import are_token_rules
+from blinkpy.kv.grammars import is_allowed
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import token_rules as R
 from blinkpy.queues.token_rules import TokenRules

@@ -15,7 +15,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.devices.cuda_device import fp8_problem
 from blinkpy.engine.devices.null_device import NullDevice
 from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
-from blinkpy.models.cpu.njit_math import float_of_fp8, fp8_of
+from blinkpy.models.cpu.passes.njit_math import float_of_fp8, fp8_of
 from blinkpy.models.families.family import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.paged_cache import (

@@ -18,8 +18,9 @@ from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.paged_cache import PagedCache, page_bytes_of
 from blinkpy.models.weights.head_loader import load_head, with_draft_head
+from blinkpy.models.weights.parts.weight_parts import all_parts
+from blinkpy.models.weights.parts.weight_sizes import decode_weight_bytes, weight_bytes
 from blinkpy.models.weights.weight_loader import load_weights
-from blinkpy.models.weights.weight_parts import all_parts, decode_weight_bytes, weight_bytes
 
 TRIES = 8
 HEAD, LOADER, CHAIN, READER = "draft_head", "head_loader", "draft_chain", "draft_heads"

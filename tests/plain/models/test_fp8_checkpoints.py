@@ -27,8 +27,8 @@ from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights import array_weights, weight_loader
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 from blinkpy.models.weights.weight_loader import load_weights
-from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import model_facts
 
 Q = "model.layers.1.self_attn.q_proj"

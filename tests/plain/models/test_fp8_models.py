@@ -35,9 +35,10 @@ from blinkpy.models.weights import array_weights as fp8_arrays
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayWeights, dummy_array_weights, load_array_weights
 from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights
+from blinkpy.models.weights.parts.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 from blinkpy.models.weights.tensor_loader import QuantisedRows, load_tensors
 from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
-from blinkpy.models.weights.weight_parts import layer_parts, weight_bytes
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images

@@ -21,8 +21,9 @@ from blinkpy.models.gpu.gpu_memory_plan import require_kernels
 from blinkpy.models.paged_cache import PagedCache, choose_scales, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import unknown_parts
 from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.parts.weight_parts import all_parts
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 from blinkpy.models.weights.weight_loader import load_weights
-from blinkpy.models.weights.weight_parts import all_parts, weight_bytes
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
 SIZES |= {"intermediate_size": 96, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1}

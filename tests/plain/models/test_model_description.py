@@ -30,7 +30,7 @@ from blinkpy.models.description.blocks import (
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.family import describe_config, describe_model, families
-from blinkpy.models.weights.weight_parts import weight_elements
+from blinkpy.models.weights.parts.weight_sizes import weight_elements
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",

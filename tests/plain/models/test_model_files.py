@@ -24,9 +24,10 @@ from blinkpy.models.weights import checkpoint
 from blinkpy.models.weights.checkpoint import as_stored, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
+from blinkpy.models.weights.parts.weight_parts import expected_tensors
+from blinkpy.models.weights.parts.weight_sizes import weight_elements
 from blinkpy.models.weights.tensor_loader import load_tensors
 from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
-from blinkpy.models.weights.weight_parts import expected_tensors, weight_elements
 
 
 @pytest.fixture(scope="module")

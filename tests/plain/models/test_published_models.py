@@ -11,7 +11,7 @@ import pytest
 
 from blinkpy.config import ConfigError
 from blinkpy.models.families.family import describe_config
-from blinkpy.models.weights.weight_parts import weight_elements
+from blinkpy.models.weights.parts.weight_sizes import weight_elements
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = runpy.run_path(str(ROOT / "tools" / "published_models.py"))

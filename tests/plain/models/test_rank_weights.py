@@ -29,10 +29,11 @@ from blinkpy.models.description.split import Share, split_model
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.weights.checkpoint import as_stored, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights
+from blinkpy.models.weights.parts.weight_parts import all_parts, expected_tensors, packed_tensors
+from blinkpy.models.weights.parts.weight_sizes import weight_bytes
 from blinkpy.models.weights.rank_checkpoint import rank_checkpoint, rank_description
 from blinkpy.models.weights.stored_tensor import StoredTensor
 from blinkpy.models.weights.weight_loader import dummy_weights, load_weights
-from blinkpy.models.weights.weight_parts import all_parts, expected_tensors, packed_tensors, weight_bytes
 
 PUBLISHED = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "published_models.py"))
 MODELS: list[Any] = [model for model in (*PUBLISHED["MODELS"], *PUBLISHED["ON_CPU"]) if not model.refusal]

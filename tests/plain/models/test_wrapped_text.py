@@ -23,8 +23,8 @@ from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.families.wrapped_text import WRAPPERS
 from blinkpy.models.gpu.gpu_memory_plan import first_layers
 from blinkpy.models.weights.checkpoint import as_stored, check_names, open_checkpoint
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 from blinkpy.models.weights.weight_loader import load_weights
-from blinkpy.models.weights.weight_parts import layer_parts
 
 PREFIXES = (("vision_tower.", "vision_model."), ("multi_modal_projector.", "mlp1."))
 QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}

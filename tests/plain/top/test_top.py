@@ -195,7 +195,7 @@ def test_tenants_have_rows_by_what_they_take(rng) -> None:
 
 
 def test_other_servers_and_wrong_urls(folder) -> None:
-    assert parse_metrics('vllm:num_requests_running{engine="0"} 1\n', 0.0).problem == "no metrics of blinkpy there"
+    assert parse_metrics('vllm:num_requests_running{engine="0"} 1\n', 0.0).problem == "no metrics of blinkpy at this URL"
     with FakeEngine() as engine, serving(engine, folder) as server:
         assert look(server.url + "/nowhere", False).problem == "status 404"
         engine.state(W.STATE_DRAINING)

@@ -15,7 +15,7 @@ from support.models.step_cases import OnDevice
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.weights.decoder_weights import Weights
-from blinkpy.models.weights.weight_parts import layer_parts
+from blinkpy.models.weights.parts.weight_parts import layer_parts
 
 
 class ForcedSteps(OnDevice):

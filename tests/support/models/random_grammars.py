@@ -7,8 +7,9 @@ from support.automata import random_automaton, random_counted_automaton, random_
 from support.expected_request import bytes_to_an_end
 
 from blinkpy.kernels.sampling.candidates import GrammarView
-from blinkpy.kv.grammars import NO_LIMIT, TokenBytes
+from blinkpy.kv.grammars import NO_LIMIT
 from blinkpy.kv.state import DRAFT_PLACES, Grammars
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import DEAD, FARTHEST_WORD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules

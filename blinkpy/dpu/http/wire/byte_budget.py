@@ -15,7 +15,7 @@ class _Holding(NamedTuple):
 
 
 class ByteBudget:
-    """A limit of bytes for all holders. Above it, a holder of the owner with the most bytes releases its bytes."""
+    """A limit on the bytes of all holders. Above it, a holder of the owner with the most bytes must release its bytes."""
 
     def __init__(
         self,
@@ -24,12 +24,13 @@ class ByteBudget:
         largest: bool = False,  # the owner's largest holder releases its bytes; otherwise the oldest
     ):
         self.limit, self.error, self._largest = limit, error, largest
-        self.used = self.given_up = 0  # bytes; holders that released theirs for lack of memory
+        self.used = 0  # bytes
+        self.given_up = 0  # number of holders that had to release their bytes, because of the limit
         self._holdings: dict[object, _Holding] = {}  # the oldest first
         self._owners: dict[str, list[int]] = {}  # bytes and holders of each
 
     def hold(self, holder: object, size: int, give_up: GiveUp, owner: str = "") -> None:
-        """Set the holder's number of bytes. give_up: called, also from here, when the holder must release them."""
+        """Set the holder's number of bytes. give_up: called when the holder must release them, possibly within this call."""
         before = self._holdings.get(holder)
         if before is not None:
             self._count(before.owner, -before.size, -1)
@@ -46,7 +47,7 @@ class ByteBudget:
             self._count(holding.owner, -holding.size, -1)
 
     def clear(self, error: Callable[[], ApiError]) -> None:
-        """Make all holders release their bytes, for this reason instead of lack of memory."""
+        """Make all holders release their bytes, with this error instead of the usual one."""
         for holder in list(self._holdings):
             self._evict(holder, error())
 

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection.
 
-The transport reads when the gate has time. The connection parses, within limits, and answers requests in order. A stream's events
+The gate schedules the transport's reads. The connection parses, within limits, and answers requests in order. A stream's events
 go from the poll of the engine's link to the socket without a task in between, which halves the cost of a token.
 """
 
@@ -25,15 +25,16 @@ class Connection(RequestReader):
         self.address = self.client = ""  # without and with the port
         self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
         self.disconnected = False
-        self.since = time.monotonic()  # when it came, or the last step of its handshake, s
+        self.since = time.monotonic()  # time of its acceptance, or of the last step of its handshake, s
         self.write_paused = False
         self._served: Exchange | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._asked = False  # asked the gate for a turn, to answer the next request
+        self._asked = False  # whether it has asked the gate for a turn, to answer the next request
         self._read_pauses = 0
-        self._unread, self._unread_since = 0, 0.0  # unread bytes, and the time since when the client read none of them, s
+        self._unread = 0  # bytes that the client has not read, at the last check
+        self._unread_since = 0.0  # the loop's time since which the client has read none of them, s
         self._timer: asyncio.TimerHandle | None = None  # the deadline for headers, or for the next request
-        self._idle = False  # the latter
+        self._idle = False  # whether the timer is for the next request
 
     # ---- the transport ----------------------------------------------------------------------------------------------
 
@@ -41,14 +42,15 @@ class Connection(RequestReader):
         self.transport = transport
         name = transport.peer
         self.address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
-        self.asker = Asker(self.address, 1.0, STRANGERS)  # whose work the next request is
+        self.asker = Asker(self.address, 1.0, STRANGERS)  # the owner of the next request's work
         self._unread_since = self.loop.time()
         self.all.enter(self)
         self._set_timer(self.options.header_timeout_s, self._give_up_headers)
 
     def client_ended(self) -> None:
-        """Handle the end of the client's data. If a request is open, the client has disconnected; otherwise unread bytes may be a
-        request whose answer it still reads, and are read after all others."""
+        """Handle the end of the client's data. If a request waits for its answer, the client has disconnected. Otherwise the
+        unread bytes may be a last request, whose answer the client still reads. They are read after all other connections' bytes.
+        """
         if self.pending:
             self.transport.abort()
         else:
@@ -60,7 +62,7 @@ class Connection(RequestReader):
         self._stop_timer()
         self._disconnect()
         self.resume_writing()
-        self.pending.clear()  # they refer to the connection: no garbage collection is needed
+        self.pending.clear()  # breaks a cycle of references, so that no garbage collection is needed
         self.parser = self.exchange = self._served = None
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
@@ -137,7 +139,7 @@ class Connection(RequestReader):
             self.all.app.begin(self._served)
 
     def answered(self, exchange: Exchange) -> None:
-        """The answer of the request that is served has been written."""
+        """Continue after the answer to the current request, which has been written."""
         self.all.answered += 1
         if self.disconnected or self._served is not exchange:
             return
@@ -186,7 +188,7 @@ class Connection(RequestReader):
         return any(exchange.started for exchange in self.pending)
 
     def retire(self) -> None:
-        """Close after the next answer, unless it has begun, since its client may expect to send another request."""
+        """Close after the last pending answer. If it has begun, do not: its headers have permitted another request."""
         if self.pending and not self.pending[-1].started:
             self.pending[-1].keep_alive = False
 
@@ -232,7 +234,7 @@ class Connection(RequestReader):
             self._timer = None
 
     def _give_up_headers(self) -> None:
-        """Close after headers that did not arrive in time; a client that has sent a part of them gets an answer."""
+        """Close, because headers did not arrive in time. A client that has sent a part of them gets an answer."""
         self.all.metrics.refused("header_timeout_s")
         if self.in_headers and self.header_bytes:
             seconds = self.options.header_timeout_s

@@ -18,9 +18,9 @@ from blinkpy.dpu.metrics import Metrics
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
-MOST_LOOKED_AT = 16  # connections of a group, in the search for one to close
+MOST_LOOKED_AT = 16  # connections of a group that a search for one to close examines
 GRACE_S = 0.4  # for the next bytes of a new connection, before it may be closed for another
-TURN_S = 0.05  # and if there is no other to close, whether or not they wait for a turn
+TURN_S = 0.05  # the same for a TLS handshake if no other connection can be closed, even if its bytes wait for a turn
 
 
 class Application(Protocol):
@@ -68,20 +68,19 @@ class Connections:
         self.options, self.metrics = options, metrics
         self.open: dict[Connection, None] = {}  # the oldest first
         self.tasks: set[asyncio.Task[None]] = set()  # of requests
-        # Connections without a request, oldest first: whose clients have ended them; of which nothing has been read; in the
-        # handshake or first headers; before the next headers; with an unread last answer.
-        self.left: dict[Connection, None] = {}
-        self.fresh: dict[Connection, None] = {}
-        self.begun: dict[Connection, None] = {}
-        self.waiting: dict[Connection, None] = {}
-        self.lingering: dict[Connection, None] = {}
+        # Connections without a request, oldest first.
+        self.left: dict[Connection, None] = {}  # the client has ended its side
+        self.fresh: dict[Connection, None] = {}  # nothing has been read yet
+        self.begun: dict[Connection, None] = {}  # in the TLS handshake, or in the first headers
+        self.waiting: dict[Connection, None] = {}  # between two requests
+        self.lingering: dict[Connection, None] = {}  # after the last answer, which the client may not have read
         self._owned = Counter[str]()  # connections of each owner
         self._admitted = dict[str, dict[Connection, Asker]]()  # connections of each address that have been admitted, with owners
         self.bodies = ByteBudget(body_bytes, too_many_bodies)
         self.unread = ByteBudget(options.unread_budget_mib << 20, too_much_unread)
         self.answers = ByteBudget(options.answer_budget_mib << 20, too_many_answers, largest=True)
         self.retiring = False  # each connection closes after its next answer
-        self.answered = 0  # requests
+        self.answered = 0  # number of requests
         self.set_date()
 
     def set_date(self) -> None:
@@ -109,8 +108,9 @@ class Connections:
         return len(self.open) - without > self.options.max_connections
 
     def _close_one(self) -> bool:
-        """Close a connection without a request: the oldest whose client has ended it. Otherwise it must have no unread bytes: the
-        oldest of the largest group of new, begun and idle ones, then with an unread last answer. Returns False without any."""
+        """Close a connection without a request, preferably the oldest that its client has ended. The next choices have no bytes
+        that wait to be read: the oldest of the largest of the groups fresh, begun and waiting, and at last of lingering. Returns
+        False if none can be closed."""
         now = time.monotonic()
         latest = now - GRACE_S
         groups = sorted(((self.fresh, latest), (self.begun, latest), (self.waiting, now)), key=lambda group: -len(group[0]))
@@ -119,8 +119,9 @@ class Connections:
         return self._drop(next(chain(self.left, silent), None))
 
     def _close_late(self) -> bool:
-        """Close a TLS handshake of the larger group of new and begun ones, since newcomers must not wait for a crowd that stalls.
-        Of the oldest, it is a stranger's, or of the tenant with most connections. Returns False if all are too young."""
+        """Close an unfinished TLS handshake, so that newcomers do not wait for many clients that stall. Of the oldest in the
+        larger of the groups fresh and begun, a stranger's comes first, then one of the owner with the most connections. Returns
+        False if all are too young."""
         latest, larger = time.monotonic() - TURN_S, max(self.begun, self.fresh, key=len)
         late = [one for one in islice(larger, MOST_LOOKED_AT) if one.since <= latest and one.transport.handshaking]
         owners = {one: self.asker_of(one) for one in late}
@@ -134,8 +135,9 @@ class Connections:
         return connection is not None
 
     def close_another(self, connection: Connection) -> bool:
-        """Close another connection with a 503, so that this one, which has a request, may stay: the newest of the owner with most
-        connections. Returns False if that is this connection's owner, or if all its answers have begun."""
+        """Close another connection with a 503, so that this one, which has a request, may stay. It is the newest of the owner
+        with the most connections. Returns False if that owner has at most one connection more than this one's, or if all its
+        answers have begun."""
         largest, count = self._owned.most_common(1)[0]
         if largest == connection.asker.name or count <= self._owned[connection.asker.name] + 1:
             return False
@@ -184,7 +186,7 @@ class Connections:
         connection.asker = asker
 
     def asker_of(self, connection: Connection) -> Asker:
-        """Whose work the next bytes of a TLS connection are."""
+        """The owner of the work that the next bytes of a TLS connection cause."""
         admitted = self._admitted.get(connection.address)
         if admitted and (connection in self.fresh or connection in self.begun):
             return next(reversed(admitted.values()))

@@ -3,7 +3,7 @@
 from blinkpy.config import AccessOptions, listed
 
 Headers = list[tuple[bytes, bytes]]
-MAX_AGE_S = 600
+MAX_AGE_S = 600  # for which browsers may keep the answer to a preflight request
 # `*` does not cover this header: browsers require it by name.
 ALWAYS_NAMED = "authorization"
 

@@ -18,7 +18,7 @@ LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't continue
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 CLOSE = (b"connection", b"close")
-ANTHROPIC_PATH, ANTHROPIC_VERSION = "/v1/messages", b"anthropic-version"  # the marks of clients of Anthropic's API
+ANTHROPIC_PATH, ANTHROPIC_VERSION = "/v1/messages", b"anthropic-version"  # either shows a client of Anthropic's API
 WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # bytes after which the request's task is woken, instead of at each read
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -45,15 +45,15 @@ class Exchange:
         self.method, self.path, self.http_version = method.decode("ascii"), path, http_version
         self.headers = headers
         self.query = ""  # of the request target, not decoded
-        self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
-        self.status = 0  # of the answer; 0 before
+        self.request_id, self.chosen_id = request_id_of(headers)  # chosen_id: whether the client chose it
+        self.status = 0  # of the answer; 0 before it begins
         self.tenant = ANONYMOUS  # tenant of the request's key
-        self.asker = connection.asker  # whose work it is
+        self.asker = connection.asker  # the owner of its work
         self.logged = True  # in the access log
         self.generations: list[Generation] = []  # the requested content
         self.keep_alive = True  # whether the connection stays open after the answer
         self.expects_continue = False
-        self.started = self.complete = False  # the answer
+        self.started = self.complete = False  # whether the answer has begun, and whether it is written
         self.body_arrived = False
         self.size = 0  # of the whole body, bytes
         self._disconnected = False
@@ -191,13 +191,13 @@ class Exchange:
 
     def head(self, status: int, headers: Headers) -> bytes:
         """Begin the answer and count it. Returns its head."""
-        every = self.connection.all
-        every.metrics.response(status)
+        connections = self.connection.all
+        connections.metrics.response(status)
         self.status, self.started = status, True
-        lines = [STATUS_LINES[status], every.date]
+        lines = [STATUS_LINES[status], connections.date]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
-        lines += [b"%b: %b\r\n" % header for header in every.cross_origin.headers(self.headers)]
+        lines += [b"%b: %b\r\n" % header for header in connections.cross_origin.headers(self.headers)]
         if CLOSE in headers:
             self.keep_alive = False
         elif not self.keep_alive:

@@ -1,4 +1,4 @@
-"""Accepts connections, as work of the gate, which keeps a share of its turns for that."""
+"""Accepts connections. This is work of the gate, which reserves a share of its turns for it."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from blinkpy.dpu.admission.gate import ACCEPTED, Gate
 from blinkpy.dpu.descriptors import BACKLOG
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 
-AT_ONCE = 4  # connections in a piece of work
+AT_ONCE = 4  # connections accepted in a turn
 LATER_S = 0.02  # until the next attempt, if no connection may enter
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 

@@ -23,7 +23,7 @@ from blinkpy.dpu.http.wire.exchange import PIPELINED, UNREAD_BODY, Exchange
 HIGH_WATER = 1 << 16  # bytes of a body that its request has not read yet, before reading from the client pauses
 SLICE = 1 << 12  # bytes that are read and parsed at a time: a head, or chunks, which may be many small parts
 BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
-CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
+CHUNK_BYTES = 256  # bytes of a body that permit one chunk more than max_body_chunks
 FRAMING = (b"content-length", b"transfer-encoding")
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -33,14 +33,14 @@ class RequestReader:
     """The half of a connection that parses what the client sends. The other half, Connection, answers.
 
     read_size: bytes of the transport's next read.
-    between: whether no request has begun since the last one.
+    between: whether no request has begun since the end of the last one.
     in_headers: whether the current request's headers, or the next request, are expected.
     header_bytes: bytes of these headers so far.
     headers: names in lower case and values of the current request.
     """
 
-    def __init__(self, every: Connections):
-        self.all, self.options = every, every.options
+    def __init__(self, connections: Connections):
+        self.all, self.options = connections, connections.options
         self.transport: Any = None  # SocketTransport
         self.pending = deque[Exchange]()  # without a complete answer: the current request, and pipelined ones
         self.read_size = SLICE
@@ -61,7 +61,7 @@ class RequestReader:
         self._complete = 0  # requests that have arrived in full
         self._expects_continue = False
 
-    # ---- of the other half ------------------------------------------------------------------------------------------
+    # ---- implemented by Connection ------------------------------------------------------------------------------------------
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error, unless an answer has begun, and close."""
@@ -103,7 +103,7 @@ class RequestReader:
             if self._framing_bytes > most:
                 self.refuse(_too_large("trailers", most))
             return
-        # If a request ended in this read, the share of the next request is unknown; later reads are counted.
+        # If a request ended in this read, an unknown part of it belongs to the next request; only later reads are counted.
         if complete == self._complete:
             self.header_bytes += len(data)
         if self.header_bytes > most:
@@ -115,7 +115,7 @@ class RequestReader:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._read_on_behind_headers()
+            self._ignore_upgrade_offer()
         except httptools.HttpParserError:
             self._refuse_invalid()
 
@@ -135,7 +135,7 @@ class RequestReader:
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:
-        """Whether the request may belong to another protocol; its start in the bytes may be unknown."""
+        """Whether the request may belong to another protocol, wherever in the bytes it starts."""
         if self._others is None:
             self._others = others_within(bytes(self._last_line) + self._data)
         return self._is_other or (self.parser.get_method(), self._url) in self._others
@@ -217,15 +217,15 @@ class RequestReader:
         self.read_size = SLICE
         self._complete += 1
 
-    def _read_on_behind_headers(self) -> None:
-        """Read the body of a request that offers an upgrade to another protocol, as some clients always do. The offer is ignored.
+    def _ignore_upgrade_offer(self) -> None:
+        """Ignore a request's offer to upgrade to another protocol, as some clients always send, and read its body.
 
         The parser leaves the bytes after the headers to the new protocol, so a second parser reads the body.
         """
         error = sys.exception()
         assert isinstance(error, httptools.HttpParserUpgrade)
         framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
-        self.parser = _parser(BehindHeaders(self))
+        self.parser = _parser(_BodyEvents(self))
         try:
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
         except httptools.HttpParserError:  # the first parser has not checked the framing
@@ -253,10 +253,10 @@ class RequestReader:
         self.refuse(refusal)
 
 
-class BehindHeaders:
-    """Reads the body of a request whose headers another parser has read.
+class _BodyEvents:
+    """Forwards events of a second parser, which reads the body of a request whose headers the first parser has read.
 
-    The second parser first gets a request with the same framing, whose events are not forwarded.
+    The second parser first gets a request with the same framing, whose own events are not forwarded.
     """
 
     def __init__(self, reader: RequestReader):

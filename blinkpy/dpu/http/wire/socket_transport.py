@@ -68,7 +68,7 @@ class SocketTransport:
             if mask & select.EPOLLRDHUP and not self.ended:
                 self.ended = True
                 self._connection.client_ended()
-                self._take_back()  # and ask again, as a client that has left
+                self._take_back()  # to ask again, in the group of clients that have left
             self._ask()
 
     def _ask(self) -> None:
@@ -87,7 +87,7 @@ class SocketTransport:
         return self._readable
 
     def _asker(self) -> Asker:
-        """Whose work the next read is."""
+        """The owner of the next read's work."""
         return self._connection.asker
 
     def _turn(self) -> None:

@@ -9,7 +9,7 @@ from blinkpy.dpu.admission.gate import HANDSHAKES, STRANGERS, Asker, Gate
 from blinkpy.dpu.http.wire.socket_events import SocketEvents
 from blinkpy.dpu.http.wire.socket_transport import SocketTransport
 
-RECORD_BYTES = 1 << 14  # of a read of the socket, at least: the largest record
+RECORD_BYTES = 1 << 14  # at least, of a read of the socket: the size of the largest record
 
 
 class TlsTransport(SocketTransport):
@@ -21,7 +21,8 @@ class TlsTransport(SocketTransport):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._context = context
         self._tls: ssl.SSLObject | None = None  # from the first bytes on
-        self._open = self._decrypted = False  # the handshake is complete; there may be more bytes in the records read so far
+        self._open = False  # whether the handshake is complete
+        self._decrypted = False  # whether the records read so far may hold more bytes
         super().__init__(sock, peer, events, gate, connection)
 
     @property
@@ -33,8 +34,9 @@ class TlsTransport(SocketTransport):
 
     def _asker(self) -> Asker:
         asker = self._connection.all.asker_of(self._connection)
-        first = asker.group == STRANGERS and self._connection in self._connection.all.fresh  # message, which takes most time
-        return asker._replace(group=HANDSHAKES) if first else asker
+        # The answer to the first message takes most time of a handshake.
+        is_first = asker.group == STRANGERS and self._connection in self._connection.all.fresh
+        return asker._replace(group=HANDSHAKES) if is_first else asker
 
     def _receive(self, size: int) -> bytes | None:
         """Continue the handshake, or decrypt."""

@@ -11,8 +11,8 @@ import numpy as np
 from numba import carray, types
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.cpu_attention_pass import fetch, inlined, load, score_page, softmax, store
-from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
+from blinkpy.models.cpu.passes.cpu_attention_pass import fetch, inlined, load, score_page, softmax, store
+from blinkpy.models.cpu.passes.njit_math import FAST, pointer_to, take_number
 
 _ADDRESSES = (
     "queries",  # items [tokens, heads, W]

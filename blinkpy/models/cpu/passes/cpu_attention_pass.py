@@ -18,7 +18,7 @@ from numba import carray, njit, types
 from numba.extending import overload
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import (
+from blinkpy.models.cpu.passes.njit_math import (
     FAST,
     bits_of,
     exp2,

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import FAST, exp2, exponentials, pointer_to, rescale, take_number, wide_vectors
+from blinkpy.models.cpu.passes.njit_math import FAST, exp2, exponentials, pointer_to, rescale, take_number, wide_vectors
 
 ARGUMENTS = np.dtype(
     [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "pitch", "size")],

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from blinkpy.models.description.blocks import BLOCK, Quantization, Scales
 from blinkpy.models.description.packing import Packing
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
 
 SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
 Source = tuple[str, tuple[int, ...], int, int]
@@ -132,3 +132,16 @@ def joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
     first_rows = accumulate((rows for _, rows in tensors), initial=0)
     sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
     return Part(field, (sum(rows for _, rows in tensors), *width), sources)
+
+
+def vector(field: str, name: str, size: int) -> Part:
+    return joined(field, [(f"{name}.weight", size)])
+
+
+def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+    """A projection and its bias. rows: rows of each tensor; the checkpoint may also store them as one tensor."""
+    sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
+    parts = [joined(field, [(f"{name}.weight", count) for name, count in sizes], width)]
+    if bias:
+        parts.append(joined(f"{field}_bias", [(f"{name}.bias", count) for name, count in sizes]))
+    return parts

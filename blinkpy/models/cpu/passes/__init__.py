@@ -1,0 +1,1 @@
+"""Loops of the CPU decoders, compiled by Numba."""
