@@ -317,6 +317,25 @@ def test_special_tokens_that_are_shown(made) -> None:
     assert Detokenizer(table).push(ids[0]) == ""
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+def test_tokens_that_the_config_makes_special_are_hidden_as_in_the_library(tmp_path, normalized: bool, special: bool) -> None:
+    """added_tokens_decoder redefines tokens that are plain in tokenizer.json, under a normalizer that changes their spelling."""
+    encoder = Encoder.from_str(byte_fallback_json())
+    names = ["two words", "[ONE]"]
+    encoder.add_tokens([AddedToken(name, normalized=True) for name in names])
+    redefined = {
+        str(encoder.token_to_id(name)): {"content": name, "normalized": normalized, "special": special} for name in names
+    }
+    more: dict = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": redefined}
+    ours = Tokenizer(write_model(tmp_path, encoder.to_str(), **more))
+    words = ours.encoder.encode("the king", add_special_tokens=False).ids
+    table = TokenTexts(ours.encoder)
+    for token in map(int, redefined):
+        ids = [*words, token, *words]
+        assert stream(table, ids)[0].strip() == ours.encoder.decode(ids, skip_special_tokens=True).strip()
+
+
 def test_marks_stand_for_tokens_in_every_kind_of_tokenizer() -> None:
     """With a table of texts, and if neighbours count; an incomplete text before a mark is finished."""
     for source, begun in ((byte_level_json(), True), (word_piece_json(), False)):
