@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import os
 import resource
 import runpy
@@ -47,6 +48,7 @@ def _run(
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         asyncio._set_running_loop(None)
+        logging.getLogger().handlers.clear()  # whose threads are the parent's
         if new_session:
             os.setsid()
         for number, source in enumerate(standard):
