@@ -34,9 +34,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "2" if TWO_THREADS else "1")
 # policy's scheduler; tests of servers begin after it, and load the compiled code.
 LONGEST = (
     "simulator triton_interpreted triton_aot seeded_bugs draft_layers serve models_against_transformers serving_benchmarks "
-    "fp8_models rank_weights handover attacks shortages every_format_comes_back evaluation restart loop_kernel benchmarks "
+    "fp8_models rank_weights handover attacks shortages call_format_round_trips evaluation restart loop_kernel benchmarks "
     "constrained_calls request_preparation connections fleet counted_strings ranked_decoder config_defaults bounded_end "
-    "frontend_engine conversations_come_back grammar_outputs small_worlds batch_invariant drain attack_minute "
+    "frontend_engine conversation_round_trips grammar_outputs small_worlds batch_invariant drain attack_minute "
     "grammar_compiler fleet_check standing_loop budgets properties fp8_cache fleet_serving memory_model llm order_bugs"
 )
 

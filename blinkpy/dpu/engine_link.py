@@ -105,7 +105,7 @@ class EngineLink:
     def vacate(self) -> None:
         """Release the engine, which must be idle."""
         self.removed = self.vacant = True
-        self._connect = _nowhere
+        self._connect = _no_engine_attached
         self._release()
 
     def _release(self) -> None:
@@ -439,5 +439,5 @@ def usable_prediction(prediction: Int32 | None, prompt_length: int, pair: QueueP
     return prediction[max(0, len(prediction) - space) :] if space > 0 else None
 
 
-def _nowhere() -> QueuePair:
+def _no_engine_attached() -> QueuePair:
     raise EngineLostError("no engine is attached")

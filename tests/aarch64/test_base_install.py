@@ -18,11 +18,11 @@ if platform.machine() != "aarch64":
 
 
 @pytest.mark.parametrize("name", ["torch", "numba", "triton"])
-def test_it_has_nothing_of_an_engine(name: str) -> None:
+def test_base_install_lacks_engine_packages(name: str) -> None:
     assert importlib.util.find_spec(name) is None
 
 
-def test_what_it_starts_is_aarch64_as_well() -> None:
+def test_child_processes_are_aarch64() -> None:
     asked = [sys.executable, "-c", "import platform; print(platform.machine())"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "aarch64\n"
 
@@ -37,12 +37,12 @@ def test_the_distributions_pyverbs_can_be_loaded(name: str) -> None:
     assert importlib.import_module(f"pyverbs.{name}").__file__.endswith(("aarch64-linux-gnu.so", ".py"))
 
 
-def test_a_machine_without_rdma_is_told_so() -> None:
+def test_a_machine_without_rdma_gets_a_transport_error() -> None:
     with pytest.raises(TransportError, match="RDMA"):
         verbs.Port()
 
 
-def test_an_engine_says_what_it_lacks() -> None:
+def test_an_engine_names_its_missing_packages() -> None:
     engine = [sys.executable, "-m", "blinkpy", "engine", "demo", "--device", "cpu"]
     done = subprocess.run(engine, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -37,7 +37,7 @@ def answers_of(python: str, name: str, bodies: list[dict]) -> list[list[object]]
 
 # After a prefix hit, the model's numbers are rounded differently; synthetic tokens are not.
 @pytest.mark.parametrize(("device", "prefixes"), [("null", True), ("cpu", False)])
-def test_answers_are_those_of_a_front_end_on_this_processor(device, prefixes, rng) -> None:
+def test_answers_equal_those_of_a_native_front_end(device, prefixes, rng) -> None:
     assert PYTHON is not None
     name, bodies = f"test-{secrets.token_hex(4)}", requests(rng, 24, 120, 24)
     options = ["--max-model-len", "512", "--lease-ms", "60000", "--threads", "1"]

@@ -74,7 +74,7 @@ def answers(page: Page) -> Any:
     return page.locator("article.assistant > .text")
 
 
-def test_a_chat_goes_on_with_its_settings(served, open_page) -> None:
+def test_later_messages_use_the_changed_settings(served, open_page) -> None:
     page = opened(served, open_page)
     served.says("First.")
     ask(page, "Hello")
@@ -126,7 +126,7 @@ def test_markdown_becomes_elements(served, open_page) -> None:
     expect(text.locator("del")).to_have_text("gone")
 
 
-def test_markdown_that_comes_piece_by_piece_ends_as_the_whole(served, open_page) -> None:
+def test_streamed_markdown_equals_whole_markdown(served, open_page) -> None:
     page = opened(served, open_page)
     script = """text => {
         const [whole, grown] = [0, 1].map(() => document.createElement("div"));
@@ -142,7 +142,7 @@ def test_markdown_that_comes_piece_by_piece_ends_as_the_whole(served, open_page)
     assert kinds == ["strong", " 2 * 3 *x* ", "code", " **open"]
 
 
-def test_nothing_that_a_model_writes_becomes_markup(served, open_page) -> None:
+def test_model_output_is_never_markup(served, open_page) -> None:
     """In an answer and its reasoning: all is text, no link leads to a script, and nothing is loaded (open_page checks that)."""
     page = opened(served, open_page)
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
@@ -193,7 +193,7 @@ def test_reasoning_is_folded(served, open_page) -> None:
     expect(thoughts.nth(1)).to_be_hidden()
 
 
-def test_an_answer_that_is_cut_off_says_so_and_goes_on(served, open_page) -> None:
+def test_a_truncated_answer_is_marked_and_can_be_continued(served, open_page) -> None:
     page = opened(served, open_page)
     page.locator("#settings summary").click()
     page.get_by_label("Max tokens").fill("6")

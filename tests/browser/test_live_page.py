@@ -112,7 +112,7 @@ def test_without_tenants_there_is_no_table_of_them(server, open_page) -> None:
     expect(page.locator("#tenants")).to_be_hidden()
 
 
-def test_lines_have_neither_a_first_spike_nor_values_for_nothing(server, engine, open_page) -> None:
+def test_plots_omit_the_first_interval_and_idle_intervals(server, engine, open_page) -> None:
     """Requests of the time before the page are in no line; without requests, times and rates draw nothing."""
     server.complete([7, 8, 9], max_tokens=20)
     page = open_page(server.url + "/")
@@ -127,7 +127,7 @@ def test_lines_have_neither_a_first_spike_nor_values_for_nothing(server, engine,
     expect(tile(page, "Requests running").locator("svg")).to_be_visible(timeout=10_000)
 
 
-def test_the_page_of_fields_has_a_way_back(server, open_page) -> None:
+def test_the_fields_page_links_back(server, open_page) -> None:
     page = open_page(server.url + "/")
     page.get_by_role("link", name="API", exact=True).click()
     for heading in ("Field", "Meaning and values", "Default"):
@@ -154,7 +154,7 @@ def test_a_key_is_asked_for(engine, folder, open_page) -> None:
     assert forget_401(open_page)
 
 
-def test_a_server_that_is_gone_is_said_so(engine, folder, open_page) -> None:
+def test_an_unreachable_server_is_reported(engine, folder, open_page) -> None:
     with serving(engine, folder) as server:
         page = open_page(server.url + "/")
         expect(page.get_by_role("status").first).to_have_text("ready")

@@ -56,7 +56,9 @@ class CpuSteps:
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=["numpy", "torch", "torch-bfloat16"])
 @pytest.mark.parametrize("name", ["mistral-window", "qwen3-moe-mixed"])
-def test_logits_owe_nothing_to_the_batch(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype | None) -> None:
+def test_logits_do_not_depend_on_the_batch(
+    rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype | None
+) -> None:
     save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype or torch.float32)
     steps = CpuSteps(rng, tmp_path, dtype, invariant=True)
     assert in_all_batches(steps, rng, steps.vocab) > 20

@@ -60,7 +60,7 @@ def change(folder: Path, **keys: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | keys))
 
 
-def test_what_can_be_served(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_supported_model_is_described(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, facts = look(capsys, str(model))
     stored = safetensors.torch.load_file(model / "model.safetensors")
     assert code == 0 and facts["command"] == f"blinkpy serve {model}"
@@ -139,7 +139,7 @@ def test_defaults_of_requests_are_checked(model: Path, capsys: pytest.CaptureFix
         assert code == 1 and words in facts["problems"][0]
 
 
-def test_all_that_lacks_is_told_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_missing_tensors_are_reported_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = safetensors.torch.load_file(model / "model.safetensors")
     del tensors[NEEDED]
     tensors["model.layers.3.eh_proj.weight"] = tensors["model.norm.weight"].clone()  # a layer that predicts further tokens
@@ -153,7 +153,7 @@ def test_all_that_lacks_is_told_at_once(model: Path, capsys: pytest.CaptureFixtu
     assert "has no weights" in look(capsys, str(model))[1]["problems"][0]
 
 
-def test_what_is_left_out_is_noted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_tensors_are_noted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = safetensors.torch.load_file(model / "model.safetensors")
     tensors["model.layers.3.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     safetensors.torch.save_file(tensors, model / "model.safetensors")

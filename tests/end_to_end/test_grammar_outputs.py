@@ -118,7 +118,7 @@ def test_log_probabilities_are_of_what_the_grammar_allows(llm: LLM) -> None:
         assert sum(np.exp(entry.logprob) for entry in table.values()) == pytest.approx(1, abs=1e-4)
 
 
-def test_a_grammar_that_is_too_large_is_told(llm: LLM, rng: np.random.Generator) -> None:
+def test_a_grammar_above_the_limit_is_reported(llm: LLM, rng: np.random.Generator) -> None:
     large = random_automaton(rng, states=20_000, classes=50)
     with pytest.raises(ValueError, match=r"prompt 0: the grammar takes .* bytes as an automaton"):
         llm.generate("x", SamplingParams(grammar=large))

@@ -173,12 +173,14 @@ def test_token_ids_end_at_the_vocabulary(null: LLM) -> None:
         (["x\ud800"], {}, "surrogates not allowed"),
     ],
 )
-def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any], options: dict[str, Any], reason: str) -> None:
+def test_an_invalid_prompt_is_refused_before_any_request_runs(
+    null: LLM, prompt: list[Any], options: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         null.generate(prompt, SamplingParams(**options))
 
 
-def test_an_error_blames_only_what_the_request_has(demo: LLM) -> None:
+def test_an_error_names_only_fields_of_the_request(demo: LLM) -> None:
     """Each combination of the parameters that may leave no token."""
     given: dict[str, Any] = {"grammar": automaton_of_regex("[a-z]+"), "stop_token_ids": [5], "bad_words": ["x"]}
     given["allowed_token_ids"] = [3, 4, 5]
@@ -238,7 +240,7 @@ def test_prompts_may_come_from_anything_that_gives_them(null: LLM) -> None:
         ([{"role": "user", "content": "x"}], {"continue_final_message": 1}, "'continue_final_message' must be a boolean"),
     ],
 )
-def test_what_is_no_chat_is_told(null: LLM, messages: Any, options: dict[str, Any], reason: str) -> None:
+def test_invalid_messages_are_refused_with_a_reason(null: LLM, messages: Any, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         null.chat(messages, SamplingParams(max_tokens=1), **options)
 

@@ -106,7 +106,7 @@ def counted(server: Server) -> int:
     return int(found[1])
 
 
-def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_ends(tmp_path: Path) -> None:
+def test_killed_and_hung_engines_restart_and_connections_stay(tmp_path: Path) -> None:
     """Streams end with an error. Connections, sockets and workers stay. A request immediately gets a 503 with the time of a start
     as Retry-After. The next engine serves on the same connections."""
     with contextlib.ExitStack() as stack:

@@ -59,7 +59,7 @@ def test_tokens_preemptions_and_replay(
     assert sum(len(turn.planned) for turn in replay.turns) > 50
 
 
-def test_what_can_not_be_had_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unsupported_options_are_refused_in_one_line(tmp_path: Path) -> None:
     save_model("llama2", tmp_path / "plain", 1)
     for device in ("cpu", "null"):
         with pytest.raises(ConfigError, match="no layer of LlamaForCausalLM has a sliding window"):

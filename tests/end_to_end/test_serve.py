@@ -83,7 +83,7 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
     assert null_server.chat()
 
 
-def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_keys(tmp_path: Path) -> None:
+def test_tenants_share_no_cached_tokens_and_sighup_reloads_keys(tmp_path: Path) -> None:
     """With the same prompt, a key finds its own cached tokens, but no other key's; SIGHUP loads new keys.
 
     Supports claim front-ends/keys.
@@ -286,7 +286,7 @@ def test_until_the_engine_is_ready_requests_get_503_with_the_reason(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ended", ["engine", "frontend", "serve"])
-def test_a_start_that_ends_early_leaves_nothing(tmp_path: Path, ended: str) -> None:
+def test_an_aborted_start_leaves_no_process_and_no_segment(tmp_path: Path, ended: str) -> None:
     """Only a line with the reason, unless a signal ended it."""
     with held_start(tmp_path) as (server, client, _):
         assert client.get("/health").status_code == 503
@@ -358,7 +358,7 @@ def test_threads_of_the_engine_do_not_spin_for_long(chosen: dict[str, str], expe
     assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
 
 
-def test_a_taken_port_is_noticed_before_anything_is_loaded(null_server: Server) -> None:
+def test_an_occupied_port_is_reported_before_loading(null_server: Server) -> None:
     port = null_server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "blinkpy", "serve", "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, cwd=ROOT)

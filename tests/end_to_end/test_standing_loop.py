@@ -90,7 +90,7 @@ def test_streams_outlive_a_loop_that_is_blocked_for_longer_than_the_lease(engine
         assert pair.transport.read_engine()[COUNTER["leases_expired"]] == expired
 
 
-def test_an_engine_that_dies_during_a_block_is_noticed_in_it(engine: Config) -> None:
+def test_the_death_of_an_engine_is_detected_while_the_loop_is_blocked(engine: Config) -> None:
     """Its streams end when the loop runs again; the link thread notices before."""
     with serving(engine.engine.name, Path(engine.model.model), lease_ms=LEASE_MS) as server, ThreadPoolExecutor(2) as pool:
         pair = server.engine_client.pair

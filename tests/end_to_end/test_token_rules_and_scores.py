@@ -140,6 +140,6 @@ def test_rules_that_leave_no_token_end_the_request_alone(demo: LLM) -> None:
         ({"bad_words": "word"}, "bad_words must be"),
     ],
 )
-def test_what_is_out_of_range_is_told(demo: LLM, options: dict[str, Any], reason: str) -> None:
+def test_out_of_range_rules_are_refused_with_a_reason(demo: LLM, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         demo.generate("The", SamplingParams(**options))

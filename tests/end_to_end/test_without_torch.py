@@ -43,7 +43,7 @@ def test_chat_and_completions(env: dict[str, str]) -> None:
         assert server.end(60) == 0
 
 
-def test_what_needs_torch_says_so(env: dict[str, str]) -> None:
+def test_options_that_need_torch_name_it(env: dict[str, str]) -> None:
     engine = Command("engine", "demo", "--device", "cpu", "--dtype", "bfloat16", env=env)
     assert engine.wait(300) == 2
     assert "dtype bfloat16 on the CPU needs torch (pip install 'blinkpy-serve[torch]')" in "".join(engine.said)

@@ -42,7 +42,7 @@ class Client(threading.Thread):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("control", ["gpu", "host"])
-def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: str) -> None:
+def test_a_gpu_fault_ends_every_stream_and_is_logged(tmp_path: Path, control: str) -> None:
     for path in DEMO_FOLDER.glob("*.json*"):
         shutil.copy(path, tmp_path)
     facts = json.loads((DEMO_FOLDER / "config.json").read_text())

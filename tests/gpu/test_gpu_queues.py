@@ -89,9 +89,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, queue_memory, m
     ("queue_memory", "attribute", "value"),
     [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "WRITES_ORDERED", 1 << 30)],
 )
-def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(
-    folder, queue_memory, attribute, value, monkeypatch
-) -> None:
+def test_unsupported_machines_are_refused_before_the_model_is_read(folder, queue_memory, attribute, value, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, attribute, value)
     with pytest.raises(ConfigError, match=f"--queue-memory {queue_memory} does not work on this machine .*use host"):
         make_engine(config_for(folder / "nothing", transport="rdma", queue_memory=queue_memory))

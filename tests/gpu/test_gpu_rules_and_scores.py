@@ -40,7 +40,7 @@ def requests(rng: np.random.Generator, vocab_size: int) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("control", ["gpu", "host"])
-def test_the_gpu_does_what_the_cpu_does(control: str, rng: np.random.Generator) -> None:
+def test_the_gpu_matches_the_cpu(control: str, rng: np.random.Generator) -> None:
     texts = [TEXT[: int(n)] for n in rng.integers(2, len(TEXT), 40)]
     with LLM("demo", device="cuda", control=control, check_integrity="idle", **SIZES) as llm:
         params = requests(rng, llm._pair.facts.vocab_size)

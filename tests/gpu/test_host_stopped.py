@@ -27,7 +27,7 @@ MODEL: dict[str, Any] = SHAPES["llama-3-8b"] | {"vocab_size": 32000, "num_hidden
 
 
 @pytest.mark.timeout(400)
-def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_streams_continue_while_the_engine_process_is_stopped(rng: np.random.Generator, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     (tmp_path / "tokenizer.json").write_text("{}")
     sizes = {"max_num_seqs": STREAMS, "slots": 2 * STREAMS, "num_pages": 0, "max_model_len": 4096}

@@ -18,7 +18,7 @@ from blinkpy.models.weights.weight_loader import load_weights
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral", "glm4-moe", "qwen2-moe"])
-def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_outputs_are_equal_within_a_bucket(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     model = as_stored(describe_model(tmp_path), tmp_path)
     forced = model_logits.ForcedSteps(rng, model, load_weights(model, tmp_path, dtype, "cuda"), slots=20)
@@ -27,7 +27,9 @@ def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral", "gemma2", "gpt-oss"])
-def test_batch_invariant_nothing_at_all(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_batch_invariant_outputs_are_equal_across_buckets(
+    rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     model = as_stored(describe_model(tmp_path), tmp_path)
     weights = load_weights(model, tmp_path, dtype, "cuda")
@@ -37,7 +39,7 @@ def test_batch_invariant_nothing_at_all(rng: np.random.Generator, tmp_path: Path
         assert model_logits.in_all_batches(forced, rng, model.vocab_size, length=110) > 20
 
 
-def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
+def test_few_tokens_differ_between_buckets(rng: np.random.Generator) -> None:
     """A trained model on English text: prints the number of greedy tokens that differ from those of a request alone, which must
     be few."""
     model = describe_model(DEMO_FOLDER)

@@ -123,6 +123,6 @@ def test_a_state_that_differs_is_named(rng: np.random.Generator, folder: Path) -
     assert error.startswith("rank 1 is not in the scheduler's state of rank 0: counters[3]: ")
 
 
-def test_a_rank_that_stops_is_noticed(rng: np.random.Generator, folder: Path) -> None:
+def test_a_stopped_rank_is_detected(rng: np.random.Generator, folder: Path) -> None:
     error = fault_after(rng, folder, lambda rank: rank.own[X.FAULT :], X.RANK_LATE)
     assert error.startswith("rank 1 did not answer rank 0 in time")

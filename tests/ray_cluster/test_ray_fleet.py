@@ -68,7 +68,7 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
         assert len(server.actors("engine")) == 1
 
 
-def test_a_front_end_whose_actor_is_killed_comes_back(cluster: str, tmp_path: Path) -> None:
+def test_a_front_end_with_a_killed_actor_is_restarted(cluster: str, tmp_path: Path) -> None:
     """On its port, while the other one serves on."""
     with fleet(tmp_path / "fleet.toml", cluster, {"least": 1}, front_ends=2) as server:
         assert int(server.urls[1].rpartition(":")[2]) == int(server.url.rpartition(":")[2]) + 1
@@ -145,7 +145,7 @@ def test_a_cluster_of_its_own_ends_with_control_c(tmp_path: Path) -> None:
         ({"least": 1}, {"num_pages": 1}, "pages"),
     ],
 )
-def test_what_can_not_start_is_refused(
+def test_plans_that_can_not_start_are_refused(
     cluster: str, tmp_path: Path, engines: dict[str, int], options: dict[str, object], problem: str
 ) -> None:
     write_plan(tmp_path / "fleet.toml", engines, {}, **{"port": free_port(), **options})

@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from rdma.forked_commands import ForkedCommand
 from rdma.limits import NIGHTLY, TEST_S
 from rdma.processes import counter, engine, free_address, frontends, health, serving
-from support.commands import START_S, Command
+from support.commands import START_S
 from support.front_end.completion_requests import requests, said
 from support.waiting import wait_for
 
@@ -102,7 +103,7 @@ def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
 
 
 def test_doctor_finds_this_machine_ready() -> None:
-    command = Command("doctor")
+    command = ForkedCommand("doctor")
     assert command.wait(START_S) == 0
     said = "".join(command.said)
     assert "RDMA port" in said

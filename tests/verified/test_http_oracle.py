@@ -39,7 +39,7 @@ def found_by_oracle(bug: Bug | None, folder: Path, cases: int, seed: int) -> str
 
 @pytest.mark.timeout(1800 if NIGHTLY else 300)
 @pytest.mark.parametrize("plain", [False, True], ids=["with calls and reasoning", "plain"])
-def test_random_requests_get_what_the_model_says(plain: bool, tmp_path: Path, seed: int) -> None:
+def test_random_requests_get_the_answers_of_the_model(plain: bool, tmp_path: Path, seed: int) -> None:
     with oracle_server(tmp_path, plain) as oracle:
         oracle.run(seed, CASES if not plain else CASES // 2)
 

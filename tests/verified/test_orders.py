@@ -17,7 +17,7 @@ MACHINES = {"x86": (X86, X86), "x86 and a GPU": (X86, WEAK), "Arm": (WEAK, WEAK)
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-def test_tokens_and_records_come_whole_on_machines_that_reorder(seed: int, machines: str) -> None:
+def test_tokens_and_records_are_complete_under_reordering(seed: int, machines: str) -> None:
     link = weak_storms(seed, *MACHINES[machines])
     assert link.storm.case.counter("requests_finished") > 10
 

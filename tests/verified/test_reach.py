@@ -121,7 +121,7 @@ def case() -> Case:
     return make_case(pairs=1)
 
 
-def test_a_lost_engine_is_noticed_wherever_it_shows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_engine_is_detected_by_every_sign(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     client = case.clients[0]
     with monkeypatch.context() as lost:
         lost.setattr(client.transport, "lost", lambda: True)
@@ -191,7 +191,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> None:
+def test_closing_a_segment_keeps_a_reused_name(folder: Path) -> None:
     first = segment.create_segment("one", SIZES, FACTS)
     path = segment.segment_path("one")
     path.unlink()

@@ -103,7 +103,7 @@ def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) 
     ],
     ids=["a barrier is missing", "free pages are in another order, which breaks no rule"],
 )
-def test_what_goes_wrong_in_several_lanes_alone_is_found(before: str, after: str, fault: str) -> None:
+def test_bugs_of_several_lanes_only_are_found(before: str, after: str, fault: str) -> None:
     with planted(Bug("", "page_allocator", before, after)):
         schedule = importlib.import_module("blinkpy.scheduler.cycle").make_turn(SHIPPED["fcfs"])
     assert not any(simulate(seed, 100, scheduler=schedule, oracle=True).failure for seed in range(1, 8))
@@ -192,7 +192,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
 # ---- several processes --------------------------------------------------------------------------------------------------
 
 
-def test_several_processes_simulate_what_one_does(seed: int) -> None:
+def test_several_processes_match_one_process(seed: int) -> None:
     policies = list(SHIPPED.values())
     report = run(policies, seed, steps=6000, turns=200, oracle=True, processes=2)
     alone = Storm(policies, 200, 1, 1, {"oracle": True}).block(seed, report.worlds)[1]

@@ -42,14 +42,14 @@ PARTS = {
     "fleet": Part(("dpu/fleet",), ("tests/plain/fleet", *_front("fleet", "engines_file"))),
     "text": Part(
         ("dpu/text",),
-        _front("detokenizer", "special_tokens", "request_preparation", "chat_content", "tool_chats", "conversations_come_back",
-               "every_format_comes_back"),
+        _front("detokenizer", "special_tokens", "request_preparation", "chat_content", "tool_chats", "conversation_round_trips",
+               "call_format_round_trips"),
     ),
     "tools": Part(
         ("dpu/tools",),
         ("tests/verified/test_http_oracle.py",
          *_front("tool_calls", "tool_chats", "harmony", "harmony_chats", "constrained_calls", "allowed_tools", "call_grammar",
-                 "tagged_calls", "every_format_comes_back", "custom_tools")),
+                 "tagged_calls", "call_format_round_trips", "custom_tools")),
     ),
     "grammar": Part(("dpu/grammar",), ("tests/plain/grammar",)),
     "readers": Part(

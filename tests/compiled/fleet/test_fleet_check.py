@@ -56,7 +56,7 @@ def test_hits_are_what_prompts_have_in_common(rng: np.random.Generator) -> None:
     assert outcome.hit_rate == pytest.approx(found / sum(map(len, workload.prompts)))
 
 
-def test_a_chat_goes_on_where_it_was_and_finds_its_answers(rng: np.random.Generator) -> None:
+def test_chats_return_to_their_engine_and_hit_its_cache(rng: np.random.Generator) -> None:
     workload = FLEET_WORKLOADS["chats"](60, 2.0, 3, rng)
     outcome = FleetSimulation(fcfs, MACHINE, workload, 3, Placement(3, 16)).run()
     assert (outcome.ttft_ns > 0).all()

@@ -35,7 +35,7 @@ def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.ra
         [(0, 1), (1, 2), (2, 3), (0, 3)],  # a detour
     ],
 )
-def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
+def test_a_graph_that_is_no_chain_is_refused(edges: list[tuple[int, int]]) -> None:
     with pytest.raises(RuntimeError, match="is not a single chain"):
         cuda_graphs.in_order([0, 1, 2, 3], edges)
 
@@ -56,7 +56,7 @@ def test_overlap_begins_before_or_behind_the_last_kernel_of_a_group_that_has_no_
 
 
 @pytest.mark.parametrize("second", [cuda_graphs.FULL, cuda_graphs.PROGRAMMATIC])
-def test_who_waits_for_an_end_is_known_by_all_edges(monkeypatch: pytest.MonkeyPatch, second: object) -> None:
+def test_a_kernel_begins_behind_the_end_of_another_by_any_full_edge(monkeypatch: pytest.MonkeyPatch, second: object) -> None:
     kinds = cuda_graphs.FULL, second, cuda_graphs.PROGRAMMATIC
     edges = [1, 2, 3], [5, 5, 6], [SimpleNamespace(type=kind) for kind in kinds]
     succeeded = runtime.cudaError_t.cudaSuccess
@@ -65,7 +65,7 @@ def test_who_waits_for_an_end_is_known_by_all_edges(monkeypatch: pytest.MonkeyPa
     assert not cuda_graphs.begins_behind(object(), 6) and cuda_graphs.begins_behind(object(), 7)
 
 
-def test_it_is_known_where_the_longest_wait_follows(rng: np.random.Generator) -> None:
+def test_the_longest_wait_is_located(rng: np.random.Generator) -> None:
     layers = int(rng.integers(2, 60))
     groups = int(rng.integers(2, most_groups(layers) + 1))
     firsts = [blocks_of_group(layers, groups, group)[0] for group in range(1, groups)]  # even: attention
@@ -80,6 +80,6 @@ def test_no_group_is_empty_if_layers_lack_an_mlp(layers: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
-def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
+def test_an_unusable_capture_is_refused(layers: int) -> None:
     with pytest.raises(ValueError, match="of 20 nodes can't contain"):
         loop_graph.overlap_anchors(list(range(20)), layers)

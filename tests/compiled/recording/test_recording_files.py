@@ -90,7 +90,7 @@ def one_byte(dump: Path) -> int:
         (lambda dump: dump.unlink(), "No such file"),
     ],
 )
-def test_damaged_files_are_told_in_one_line(
+def test_damaged_files_are_reported_in_one_line(
     damage: Callable[[Path], Any], message: str, dump: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(dump)

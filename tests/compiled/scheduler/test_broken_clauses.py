@@ -643,7 +643,7 @@ def test_each_fault_has_a_clause() -> None:
 
 
 # A test for each group of clauses: a single test is quick, and shows the place of the fault.
-def test_states_in_which_all_is_well() -> None:
+def test_valid_states_violate_no_clause() -> None:
     check_clauses(ALL_IS_WELL, sizes())
 
 

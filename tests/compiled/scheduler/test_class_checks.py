@@ -38,7 +38,7 @@ def test_what_the_class_alone_is_worth(policy: Policy, best_effort_s: float, sen
         assert len({one._replace(**dict.fromkeys(fields, 0)) for one in (found.waits, found.overtakes)}) == 1
 
 
-def test_a_policy_that_starves_a_class_and_turns_service_around_is_told() -> None:
+def test_a_policy_that_starves_a_class_or_inverts_service_is_reported() -> None:
     options, rank_many = CheckOptions(policy="greedy"), compile_ranks(greedy)
     starves, sensitive, yields = class_findings(greedy, rank_many, options)
     assert (starves.level, starves.part) == ("error", "classes")
@@ -54,13 +54,13 @@ def test_a_policy_that_starves_a_class_and_turns_service_around_is_told() -> Non
     assert "service does not follow the weights" in unfair.text
 
 
-def test_who_passes_best_effort_is_told() -> None:
+def test_the_overtaking_bound_of_best_effort_is_reported() -> None:
     found = class_findings(fcfs, compile_ranks(fcfs), CheckOptions(policy="fcfs"))
     assert [f"{YIELD_STEPS} of them may pass it" in one.text for one in found] == [True, False, False]
     assert [one.level for one in found] == ["fine"] * 3
 
 
-def test_fair_passes_and_others_are_told_what_they_do() -> None:
+def test_a_fair_policy_passes_and_fcfs_gets_a_note() -> None:
     requests = sample_requests(50, 1)
     good, other = (tenant_finding(policy, compile_ranks(policy), requests) for policy in (fair, fcfs))
     assert (good.level, other.level) == ("fine", "note"), (good, other)

@@ -70,14 +70,14 @@ def test_processes_that_compile_at_once_and_damaged_files(tmp_path: Path) -> Non
     assert load_all() == loaded
 
 
-def test_of_processes_that_need_the_same_code_one_compiles_it(tmp_path: Path) -> None:
+def test_concurrent_processes_compile_shared_code_once(tmp_path: Path) -> None:
     script = tmp_path / "compile.py"
     script.write_text(COMPILE)
     found = sorted(results(script, tmp_path, [3] * 3))
     assert found == [f"{1 + CALLS * 3} 0\n", *[f"{1 + CALLS * 3} 1\n"] * 2]
 
 
-def test_a_process_that_holds_on_to_what_it_compiles_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_waiting_for_a_compiling_process_is_bounded(tmp_path: Path) -> None:
     script = tmp_path / "compile.py"
     script.write_text(f"import blinkpy.device.compile_cache as c\nc.WAIT_S = 0.5\n{COMPILE}")
     fresh = [f"{1 + CALLS * 3} 0\n"]

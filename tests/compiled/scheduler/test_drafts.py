@@ -307,7 +307,7 @@ def test_a_prediction_is_no_part_of_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 20])
-def test_a_new_request_of_a_slot_has_nothing_of_the_last_prediction(tokens: int) -> None:
+def test_a_reused_slot_drops_the_previous_prediction(tokens: int) -> None:
     """Its own prediction, if any, is wrong everywhere."""
     case = make_case(lanes=1, **PREDICTING | {"slots": 1})
     case.submit([3, 1, 4], 40, predicting=lambda expected: expected)
@@ -352,7 +352,7 @@ def drafts_of(case: Case, turns: int = 60) -> int:
 
 
 @BOTH
-def test_scored_prompts_get_none(drafts: dict[str, Any]) -> None:
+def test_scored_prompts_get_no_drafts(drafts: dict[str, Any]) -> None:
     """Their requests get drafts after the scored prompt."""
     case = make_case(lanes=1, **drafts)
     for seed in range(4):

@@ -179,7 +179,7 @@ def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
     assert fast > 10
 
 
-def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
+def test_the_budget_follows_from_decoding_requests_and_waiting_tokens(seed: int) -> None:
     """Compared with the same rule in NumPy, in states of random storms. Waiting requests count, with a rank, or without if
     preempted.
 

@@ -40,7 +40,7 @@ def test_python_raises() -> None:
     assert raised.value.fault == fault_at(BROKEN, 7) and not is_faulted(state)
 
 
-def test_codes_are_told_apart_and_a_clash_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_codes_are_distinct_and_a_clash_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fault_code("slot {} is broken by a test") == BROKEN != OTHER
     assert describe_fault(fault_at(OTHER, 3)) == "something else is broken by a test"
     monkeypatch.setitem(FAULT_TEXTS, BROKEN, "another text")

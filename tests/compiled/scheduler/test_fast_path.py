@@ -14,7 +14,7 @@ from blinkpy.scheduler.phases.fast_path import NOT_FAST, judge_token, take_fast_
 from blinkpy.scheduler.phases.forecast import forecast_rows
 
 
-def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_is_left_only_if_a_request_ended_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither ends nor waiting requests without a row leave it."""
     seen = list[tuple[bool, bool, bool]]()
 
@@ -36,7 +36,7 @@ def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeyp
     assert {(ended, waiting) for _, ended, waiting in seen} == {(a, b) for a in (False, True) for b in (False, True)}
 
 
-def test_it_is_not_taken_while_the_next_admission_may_count_who_passed_from_0_again() -> None:
+def test_fast_path_is_barred_while_admission_may_reset_the_overtake_count() -> None:
     """Even without a free row: best effort that waits for its class is still passed over (R12, R16)."""
     case = make_case(lanes=1, pairs=1, slots=8, rows=2, pages=60)
     for n in range(3):
@@ -67,7 +67,7 @@ def test_rows_that_go_on_are_kept_in_their_places_in_one_tile_of_lanes() -> None
 
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB])
-def test_a_token_that_is_none_has_no_place_in_its_completion_and_is_not_counted(wrong: int) -> None:
+def test_an_absent_token_is_neither_completed_nor_counted(wrong: int) -> None:
     case = make_case(lanes=1, pairs=1, rows=2, pages=40)
     for n in range(2):
         case.submit(tokens(4, n), 9)

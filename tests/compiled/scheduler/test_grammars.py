@@ -85,7 +85,7 @@ def test_the_grammar_that_was_not_used_for_longest_makes_room() -> None:
         assert held(case) == {one.digest for one in left}
 
 
-def test_a_slot_whose_words_were_refused_makes_room_first() -> None:
+def test_a_slot_with_a_refused_automaton_is_evicted_first() -> None:
     case = make_case(share=2)
     a, b, broken, c = automata(case, 4)
     long, short = case.submit(tokens(3), 20, grammar=a), case.submit(tokens(4), 2, grammar=b)
@@ -167,7 +167,7 @@ def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
     assert min(hits, written, full, preemptions) > 0, (hits, written, full, preemptions)
 
 
-def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
+def test_later_changes_of_an_automaton_affect_only_its_front_end() -> None:
     """The engine continues with its checked copies. Only a request that rereads the words, and finds other words, is refused."""
     case = make_case(share=1, slots=2)
     first, second = automata(case, 2)
@@ -181,7 +181,7 @@ def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
     assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_GRAMMAR
 
 
-def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
+def test_shared_grammars_give_the_outputs_of_private_ones() -> None:
     """The same requests, first with a separate name for each automaton."""
     outputs, bytes_written = list[list[tuple[list[int], int]]](), list[int]()
     for shared in (False, True):
@@ -202,7 +202,7 @@ def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
     assert bytes_written == [8 * size, 3 * size]
 
 
-def test_a_preempted_request_goes_on_in_its_state() -> None:
+def test_a_preempted_request_resumes_in_its_grammar_state() -> None:
     """With few pages: the expected output of each request, under its grammar, is known in advance."""
     case = make_case(pairs=1, slots=6, rows=3, pages=9, max_model_len=32, share=3)
     made = [case.submit(tokens(5, i), 20, grammar=grammar, min_tokens=20) for i, grammar in enumerate(automata(case, 3))]
@@ -376,7 +376,7 @@ def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
     assert b"" in pieces and all(bytes([byte]) in pieces for byte in ALPHABET)
 
 
-def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> None:
+def test_a_transition_to_a_dead_start_state_ends_the_output() -> None:
     """No automaton should have such a transition, but an engine must accept it."""
     automaton = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.array([[DEAD], [0]], np.int16), np.ones(2, bool))
     none = np.zeros(1, np.int64)

@@ -80,7 +80,7 @@ def test_of_two_integers(function: Callable[..., int], rng: np.random.Generator)
         assert called(function, a, b) == OF_TWO[function](a, b), (a, b)
 
 
-def test_of_one_integer(rng: np.random.Generator) -> None:
+def test_negation_and_magnitude(rng: np.random.Generator) -> None:
     for a in integers(rng):
         assert (called(G.negate, a), called(G.magnitude, a)) == (fitting(-a), fitting(abs(a)))
 

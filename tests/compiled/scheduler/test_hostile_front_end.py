@@ -79,12 +79,12 @@ def served(attack: Callable[[Case], None] | None) -> list[int]:
 
 
 @pytest.mark.parametrize("attack", [claims, claims_and_announces])
-def test_claims_delay_nobody_by_a_turn(attack: Callable[[Case], None]) -> None:
+def test_claims_delay_no_token(attack: Callable[[Case], None]) -> None:
     """With claims before each turn, each token arrives in the same turn as without them."""
     assert served(attack) == served(None)
 
 
-def test_refused_entries_delay_nobody_beyond_the_rotation() -> None:
+def test_refused_entries_delay_entries_by_at_most_the_rotation() -> None:
     """With 4 entries a turn from two queue pairs in rotation, each entry's turn comes soon."""
     assert served(submits_refused) == served(None)
 
@@ -122,7 +122,7 @@ def test_a_successor_waits_a_tenth_of_a_second_at_most(lease_ms: int, claim_ns: 
     assert make_limits_by_name(sizes, facts, **options).claim_ns == claim_ns
 
 
-def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() -> None:
+def test_a_cancel_does_not_affect_a_later_request_with_the_same_id() -> None:
     """Ids are reused only by a front end that violates the protocol; the rules hold for it, too."""
     case = make_case(pairs=1)
     first = case.submit(tokens(3), 8)

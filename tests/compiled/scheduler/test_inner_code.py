@@ -58,7 +58,7 @@ def test_errors_of_inner_functions_arrive() -> None:
         entry(np.arange(0), 7)
 
 
-def test_who_asks_for_the_address_of_an_inner_function_gets_its_code() -> None:
+def test_the_address_of_an_inner_function_is_its_machine_code() -> None:
     @INNER
     def twice(number: int) -> int:
         return 2 * number

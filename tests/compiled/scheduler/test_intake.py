@@ -41,7 +41,7 @@ BAD_ENTRIES = [
 
 
 @pytest.mark.parametrize(("reason", "entry"), BAD_ENTRIES)
-def test_bad_entries_are_rejected_and_harm_nobody(reason: int, entry: dict[str, Any]) -> None:
+def test_invalid_entries_are_rejected_without_side_effects(reason: int, entry: dict[str, Any]) -> None:
     case = make_case(pages=6)
     other = case.submit(tokens(3), 4)
     bad = case.submit(tokens(5), 3, rejected=True, entry=entry)
@@ -75,7 +75,7 @@ def test_only_requests_that_share_pages_need_hashes() -> None:
     assert request.ended == C.FINISH_LENGTH
 
 
-def test_without_a_prefix_cache_nobody_needs_hashes() -> None:
+def test_hashes_are_optional_without_a_prefix_cache() -> None:
     case = make_case(prefix_caching=False)
     request = case.submit(tokens(9), 2, entry={"hash_count": 0})
     case.finish()

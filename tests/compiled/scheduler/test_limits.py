@@ -67,7 +67,7 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         assert b.record_words == record_words(b)
 
 
-def test_what_classes_get_if_nobody_says(rng: np.random.Generator) -> None:
+def test_class_limits_have_defaults(rng: np.random.Generator) -> None:
     """The prompt tokens of latency-sensitive requests default to those of a mixed step."""
     rows, tokens, pages = int(rng.integers(1, 9)), 300, int(rng.integers(8, 200))
     mixed, given = 2 * rows + int(rng.integers(1, 99)), 2 * rows + 100 + int(rng.integers(1, 99))

@@ -131,7 +131,7 @@ def test_the_heartbeat_goes_on_while_a_step_is_held() -> None:
     assert seen == [(seen[0][0] + i, seen[0][1] + i * TICK_NS) for i in range(len(seen))]
 
 
-def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace() -> None:
+def test_late_requests_catch_up_and_early_ones_wait_at_most_one_pace() -> None:
     case = paced_case()
     late = hold(case)
     case.now += 7 * TARGET_NS
@@ -146,7 +146,7 @@ def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace()
     assert (gaps <= TARGET_NS).all() and gaps.max() > TARGET_NS / 2
 
 
-def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
+def test_a_slow_reader_does_not_change_the_pace_of_others() -> None:
     """The requests of its queue pair can't continue, so the other requests determine the pace."""
     case = paced_case(cq_entries=4, pairs=2)
     slow = case.submit(tokens(5), HIGHEST)

@@ -189,7 +189,7 @@ def test_the_fast_path_needs_more_than_room_for_two_steps_of_all_rows(pair: int)
         assert certain(case) == (free > 4), free
 
 
-def test_a_cancel_ends_the_fast_path_of_who_runs_or_waits_alone() -> None:
+def test_only_cancels_of_running_or_waiting_requests_end_the_fast_path() -> None:
     case = decoding()
     state, cancel, names = case.state, case.state.inbox.cancel, case.state.requests.request_id
     names[:], cancel[:] = np.arange(8) + 1, 0

@@ -61,7 +61,7 @@ def several_end(lanes: int, ends: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, (1 << 12) - 2, (1 << 12) + 5, (1 << 20) + 77, W.EPOCH_LIMIT - 3])
-def test_hits_are_told_in_every_epoch(epoch: int) -> None:
+def test_hit_words_are_published_in_every_epoch(epoch: int) -> None:
     """The name of a request in its hit word has all bits of its id, whose upper half is the epoch."""
     case = make_case(pairs=1, attached=False, pages=40)
     case.judged = False
@@ -76,7 +76,7 @@ def test_hits_are_told_in_every_epoch(epoch: int) -> None:
     assert sent.cached_tokens == 8 and sent.waited_ns >= 0
 
 
-def test_waits_of_any_length_are_told_beside_the_hits() -> None:
+def test_hit_words_hold_waits_of_any_length() -> None:
     """The longest wait that fits into the word represents longer ones."""
     for units in (0, 3, WAIT_LIMIT - 2, WAIT_LIMIT, 5 * WAIT_LIMIT + 1):
         waits_and_hits(units)
@@ -103,7 +103,7 @@ def waits_and_hits(units: int) -> None:
     assert (sent.cached_tokens, sent.waited_ns) == (8, min(waited_ns >> WAIT_SHIFT, WAIT_LIMIT - 1) << WAIT_SHIFT)
 
 
-def test_the_rules_of_who_has_ended_hold_no_slot() -> None:
+def test_ended_requests_free_their_token_rule_slots() -> None:
     """With one slot: each next request has other rules."""
     case = make_case(share=1, pairs=1)
     for token in range(1, 6):
@@ -196,7 +196,7 @@ OF_A_LIBRARY = "import statistics\nimport textwrap\n\n\n"
         ("textwrap.dedent(1)", "rank calls `textwrap.dedent(1)`; a policy can call"),
     ],
 )
-def test_what_a_policy_can_t_say_is_told(tmp_path: Path, expression: str, what: str) -> None:
+def test_inexpressible_policies_are_reported(tmp_path: Path, expression: str, what: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{OF_A_LIBRARY}def rank(request):\n    return {expression}\n")
     with pytest.raises(PolicyError) as reported:

@@ -52,7 +52,7 @@ def test_doorbells_and_heads_are_valid_up_to_a_ring_s_length_away(rng: np.random
 
 
 @pytest.mark.parametrize("consumed", [0, 7])
-def test_a_claim_revokes_whoever_is_attached_and_nobody_else(consumed: int) -> None:
+def test_a_claim_revokes_only_the_attached_front_end(consumed: int) -> None:
     """For any number of consumed entries."""
     case = make_case(lanes=1, pairs=1)
     pairs, inbox = case.state.pairs, case.state.inbox
@@ -109,7 +109,7 @@ def test_each_parameter_of_an_entry_lies_between_its_low_and_its_high_key() -> N
 # ---- running and waiting ------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
+def test_running_prompts_use_the_budget_in_any_order() -> None:
     """No request yields here, so each admitted request leaves less of the step for the next, even after a longer one."""
     case = make_case(short_prompts, 1, pairs=1, pages=60, max_model_len=64)
     requests = [case.submit(tokens(28), 2)]
@@ -122,7 +122,7 @@ def test_prompts_that_run_take_of_the_budget_whoever_goes_first() -> None:
     case.finish()
 
 
-def test_ends_that_were_told_free_their_own_slots_alone() -> None:
+def test_reported_ends_free_only_their_own_slots() -> None:
     """Together with a request whose reader is behind, and whose slot an outdated place of `running` still names."""
     case = make_case(lanes=1, pairs=2, slots=4, cq_entries=4, pages=40)
     case.submit(tokens(4), 1)
@@ -159,7 +159,7 @@ def test_pages_for_the_next_tokens_may_be_the_last_ones(spare: int) -> None:
     assert requests.num_pages[slots].tolist() == [2 + spare] * 2 and counts[S.FREE_COUNT] == 1 - spare
 
 
-def test_who_lacks_one_token_has_a_row_and_the_others_are_counted() -> None:
+def test_requests_with_one_missing_token_get_rows_and_others_are_counted() -> None:
     case = make_case(lanes=1, pairs=1, slots=8, rows=8, tokens=16, pages=60)
     for n, length in enumerate((3, 4, 5, 9, 12)):
         case.submit(tokens(length, n), 4)
@@ -176,7 +176,7 @@ def by_history(request: Any) -> Any:
     return request.generated * 1000 + request.preemptions
 
 
-def test_a_policy_sees_what_a_preempted_request_has_generated_and_how_often() -> None:
+def test_policies_read_generated_tokens_and_preemptions() -> None:
     case = make_case(lanes=1, pairs=1, pages=40)
     case.submit(tokens(9), 12)
     for _ in range(6):
@@ -205,7 +205,7 @@ def test_a_shipped_policy_leaves_no_fault_whatever_lies_in_the_scratch(rng: np.r
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int) -> None:
+def test_a_prompt_interrupts_only_if_all_its_pages_are_available(more: int) -> None:
     case = make_case(fcfs, 1, pairs=1, slots=8, rows=6, tokens=24, pages=120, max_model_len=200, step_groups=4, cut_step_tokens=8)
     case.submit(tokens(60), 2, best_effort=1)
     case.turn()
@@ -221,7 +221,7 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
 
 
 @pytest.mark.parametrize("passed", [2, 3])
-def test_who_may_not_pass_best_effort_interrupts_nothing(passed: int) -> None:
+def test_a_request_that_may_not_overtake_best_effort_does_not_interrupt(passed: int) -> None:
     """Slot 0 waits behind slot 1, a best-effort request, which three may overtake."""
     case = make_case(lanes=1, pairs=1, slots=4, yield_steps=3)
     state, counts = case.state, case.state.counts
@@ -231,7 +231,7 @@ def test_who_may_not_pass_best_effort_interrupts_nothing(passed: int) -> None:
     assert can_interrupt(case.limits, as_memoryviews(state), 0, 1) == (passed < 3)
 
 
-def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
+def test_stalled_requests_are_preempted_even_without_free_pages() -> None:
     """A request whose reader is behind holds all pages."""
     case = make_case(lanes=1, pairs=2, cq_entries=2, pages=6, prefix_caching=False)
     case.submit(tokens(21), 4, 1)
@@ -246,7 +246,7 @@ def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
     assert (other.ended, case.counter("preemptions")) == (FINISH_LENGTH, 1)
 
 
-def test_nobody_looks_for_hits_while_no_page_is_available() -> None:
+def test_prefix_lookup_is_skipped_without_available_pages() -> None:
     """At least one page is never a hit. The result of an earlier admission attempt is reset."""
     case = make_case(lanes=1, pairs=1, pages=4)
     case.submit(tokens(9), 7)
@@ -335,7 +335,7 @@ def test_records_of_a_cut_step_tell_its_group_and_whether_another_is_suspended()
     case.finish()
 
 
-def test_best_effort_without_room_leaves_no_row_to_who_is_behind_it() -> None:
+def test_best_effort_without_budget_blocks_rows_for_later_requests() -> None:
     """The first of three prompts uses all of best effort's share of the step; the third prompt is latency-sensitive."""
     case = make_case(lanes=1, pairs=1, slots=4, rows=4, tokens=60, pages=80, max_model_len=64, yield_steps=0)
     for n in range(3):

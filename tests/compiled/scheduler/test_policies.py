@@ -45,7 +45,7 @@ def test_shipped_policies_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert {name: load_policy(name) for name in SHIPPED} == SHIPPED
 
 
-def test_what_numba_can_not_compile_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_compile_errors_name_the_policy_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the language accepts it by mistake, an engine must not start with it."""
     (tmp_path / "mine.py").write_text("\ndef rank(request):\n    return request.arrival\n")
 
@@ -80,7 +80,7 @@ def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
+def test_requests_without_a_rank_go_last_and_the_latest_fault_is_published(lanes: int) -> None:
     """The oracle agrees after each turn. Requests after a fault get a rank again."""
     policy = read_policy(f"{ROOT}/tests/support/faulting_policy.py:rank")
     case = make_case(policy, lanes, pairs=1, rows=1, slots=9, intake_entries=8)
@@ -159,7 +159,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         ("def rank(request):\n    return {}[request.arrival].lower()\n", "line 2.: .*which policies do not support"),
     ],
 )
-def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, message: str) -> None:
+def test_invalid_policies_are_refused_with_a_reason(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     with pytest.raises(ConfigError, match=message) as reported:
         load_policy(f"{tmp_path}/mine.py:rank")
@@ -239,14 +239,14 @@ def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_is_noticed(tmp_path: Path, helpers: str, what: str) -> None:
+def test_a_changed_helper_changes_the_digest(tmp_path: Path, helpers: str, what: str) -> None:
     before = digest_of(tmp_path, helpers)
     assert before is not None
     assert digest_of(tmp_path, helpers) == before
     assert digest_of(tmp_path, helpers, CHANGES[what]) not in (before, None)
 
 
-def test_a_change_in_another_module_is_noticed(tmp_path: Path, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_in_another_module_changes_the_digest(tmp_path: Path, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest_of(tmp_path, helpers)
     monkeypatch.setattr(f"{helpers}.STEPS", 8)
     assert digest_of(tmp_path, helpers) not in (before, None)

@@ -92,7 +92,7 @@ def test_imports_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(t
         ("    n = 0\n    for i in range(2000):\n        n += i\n    return n", 0, "a call runs up to 4,003 lines"),
     ],
 )
-def test_wrong_calls_are_told_with_the_line_and_the_request(tmp_path: Path, body: str, line: int, what: str) -> None:
+def test_faults_of_calls_name_the_line_and_the_request(tmp_path: Path, body: str, line: int, what: str) -> None:
     function = read_policy(policy_file(tmp_path, f"def rank(request):\n{body}\n"))
     _, (finding,) = call_in_python(function, sample_requests(50, 1))
     assert (finding.line, what in finding.text) == (line, True)
@@ -183,7 +183,7 @@ def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
     assert outcome.ended.tolist() == [outcome.first_token[0] + 4 * 1_007_000]
 
 
-def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(rng: np.random.Generator) -> None:
+def test_all_requests_of_a_crowded_server_end_and_fcfs_never_overtakes(rng: np.random.Generator) -> None:
     requests = made_workload(500, rng)
     tight = ServerModel(16, 64, page_size=16, num_pages=40, step_us=1000, row_us=10, token_us=10)
     fair, short = simulate(fcfs, tight, requests), simulate(shortest_first, tight, requests)
@@ -226,7 +226,7 @@ def test_the_shipped_workload_has_the_lengths_of_conversations() -> None:
         ("arrival_s,prompt_tokens,generated_tokens\n0,1,1\nnan,1,2\n", "line 3: arrival_s"),
     ],
 )
-def test_what_is_wrong_with_a_workload_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_workloads_are_refused_with_a_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "w.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_workload(str(tmp_path / "w.csv"))
@@ -350,7 +350,7 @@ def test_divisors_that_may_be_0_are_warned_about(tmp_path: Path) -> None:
         assert found == ([("warning", 7)] if divisor in doubtful else []), divisor
 
 
-def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> None:
+def test_rank_differences_of_compiled_code_are_reported(tmp_path: Path) -> None:
     """A product that only Python's integers can hold."""
     policy = read_policy(policy_file(tmp_path, "def rank(request):\n    x = request.arrival_us << 20\n    return x * x >> 60\n"))
     requests = [RequestFields(*(9,) * 11), RequestFields(*(1 << 40,) * 11)]
@@ -382,7 +382,7 @@ def test_a_stage_that_computes_too_long_ends_even_in_c() -> None:
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == -signal.SIGXCPU
 
 
-def test_a_child_that_is_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_child_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blinkpy.scheduler.policy_vetting.START_S", -1.0)  # it ends before it begins
     messages = list(run_child(TRIAL, {"policy": "fcfs"}))
     assert [message["finding"][0] for message in messages] == ["error"]

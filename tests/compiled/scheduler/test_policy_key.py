@@ -41,7 +41,7 @@ def calls(function: Any) -> str | None:
     return policy_digest(ranking("lambda request: function(request.pair, 2)", function=function))
 
 
-def test_what_libraries_have_is_told_by_its_name() -> None:
+def test_library_functions_are_keyed_by_name() -> None:
     digests = [calls(f) for f in (math.floor, math.ceil, np.minimum, np.maximum, np.array, int, np.int64, statistics.mean, math)]
     assert len(set(digests) - {None}) == len(digests)
 
@@ -81,7 +81,7 @@ def test_sets_have_no_order() -> None:
 
 
 @pytest.mark.parametrize("modules", [False, True])
-def test_it_counts_which_one_is_met_again(modules: bool) -> None:
+def test_the_digest_distinguishes_which_object_is_repeated(modules: bool) -> None:
     """Of two functions or modules that the digest has already visited."""
     digests = []
     for again in (0, 1, 0):

@@ -223,7 +223,7 @@ def wrapped(x):
 
 
 @pytest.mark.parametrize(("body", "line", "what"), REFUSED)
-def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
+def test_unsupported_syntax_is_reported_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
     with pytest.raises(PolicyError) as reported:
         guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{OTHERS}"))
     assert what in reported.value.text == str(reported.value) and reported.value.place.line == line
@@ -290,7 +290,7 @@ def test_single_forms_have_the_result_that_python_gives(tmp_path: Path) -> None:
             guarded_policy(policy_of(tmp_path, source, f"other{len(arguments)}"))
 
 
-def test_a_policy_without_a_source_is_told_with_its_place() -> None:
+def test_a_policy_without_source_is_reported_with_its_place() -> None:
     with pytest.raises(
         PolicyError, match="calls <lambda>, which is not a function defined with `def` in a source file"
     ) as reported:

@@ -60,7 +60,7 @@ def test_a_missing_barrier_shows_in_some_order() -> None:
     assert [again.run(work, [0]) for _ in range(20)] == orders  # the seed repeats the orders
 
 
-def test_lanes_that_part_ways_are_noticed() -> None:
+def test_diverging_lanes_are_detected() -> None:
     def work(lane: int, lanes: int) -> None:
         if lane:
             barrier(lanes)
@@ -69,7 +69,7 @@ def test_lanes_that_part_ways_are_noticed() -> None:
         Team(4).run(work)
 
 
-def test_lanes_in_different_collectives_are_noticed() -> None:
+def test_lanes_in_different_collectives_are_detected() -> None:
     def work(lane: int, lanes: int) -> int:
         return block_sum(1, lane, lanes) if lane else block_max(1, lane, lanes)
 
@@ -77,7 +77,7 @@ def test_lanes_in_different_collectives_are_noticed() -> None:
         Team(4).run(work)
 
 
-def test_different_results_are_noticed() -> None:
+def test_different_results_of_lanes_are_detected() -> None:
     def work(data: str, lane: int, lanes: int) -> int:
         barrier(lanes)
         return lane

@@ -78,7 +78,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
-def test_a_word_that_is_not_copied_is_noticed(bug: Bug) -> None:
+def test_an_uncopied_word_is_detected(bug: Bug) -> None:
     with planted(bug):
         rank_phases = importlib.import_module("blinkpy.scheduler.rank_exchange").rank_phases
         phases = rank_phases(importlib.import_module("blinkpy.scheduler.cycle").make_phases(fcfs))
@@ -243,7 +243,7 @@ def both_digests(ranks: list[X.RankArguments]) -> bool:
     return bool(ranks[0].exchange.own[X.DIGEST] == ranks[1].exchange.own[X.DIGEST])
 
 
-def test_a_sum_without_a_peer_decides_nothing() -> None:
+def test_a_late_sum_breaks_only_its_own_rank() -> None:
     _, ranks = made_ranks(2)
     ranks[1].exchange.late_sum[:] = 1, 0
     assert X.is_broken(ranks[1].exchange)

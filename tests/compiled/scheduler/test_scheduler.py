@@ -73,7 +73,7 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: i
     assert good.ended == FINISH_LENGTH
 
 
-def test_nobody_is_preempted_while_the_pages_suffice() -> None:
+def test_no_request_is_preempted_while_pages_suffice() -> None:
     """Two decodes need a page each; one page is free, and the third request frees another with its last token."""
     case = make_case(pages=4, pairs=1)
     requests = [case.submit(tokens(n, n), most) for n, most in ((4, 4), (4, 4), (2, 1))]
@@ -253,7 +253,7 @@ def behind(**sizes: int) -> tuple[Case, ExpectedRequest]:
     return case, request
 
 
-def test_who_stalls_gives_way_to_one_that_does_not_fit() -> None:
+def test_a_stalled_request_is_preempted_for_a_request_without_pages() -> None:
     case, stalled = behind(pages=6, cq_entries=4)
     other = case.submit(tokens(3), 12, pair=1)
     case.turn()
@@ -296,7 +296,7 @@ def test_a_drain_waits_for_last_completions() -> None:
     assert request.ended == FINISH_CANCELLED
 
 
-def test_a_stop_drops_who_stalls_and_is_cancelled() -> None:
+def test_a_stop_drops_stalled_cancelled_requests() -> None:
     case, request = behind()
     case.cancel(request)
     case.views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP

@@ -41,7 +41,7 @@ def test_its_pages_are_cached_and_no_hits_are_taken() -> None:
     assert first.got[8:] == again.got[8:] == plain.got
 
 
-def test_a_preempted_prompt_goes_on_where_it_was() -> None:
+def test_a_preempted_scored_prompt_resumes() -> None:
     """Each token arrives once, though most are computed twice. The policy sees no negative number of generated tokens."""
     case = make_case(fewest_generated, pairs=1, slots=6, rows=3, pages=9, max_model_len=32)
     made = [case.submit(tokens(18, i), 6, **SCORED) for i in range(4)]
@@ -53,7 +53,7 @@ def test_a_preempted_prompt_goes_on_where_it_was() -> None:
     assert [len(request.got) for request in made] == [23] * 4
 
 
-def test_a_step_that_goes_its_own_way_is_an_error() -> None:
+def test_a_step_that_deviates_from_the_scored_prompt_is_an_error() -> None:
     """In the first turn, and in a turn on the fast path; other requests continue."""
     for turns in (1, 4):
         case = make_case()

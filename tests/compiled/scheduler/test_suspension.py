@@ -82,7 +82,7 @@ def test_the_recorder_waits_for_the_last_group_with_the_tokens_of_a_step() -> No
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_so_many_steps_interrupt_one_at_most(bound: int) -> None:
+def test_interruptions_of_a_step_are_bounded(bound: int) -> None:
     """Latency-sensitive prompts keep arriving. A cut step ends after its step_groups turns and `bound` further turns."""
     case = make_case(short_prompts, 1, yield_steps=2, suspend_steps=bound, **CUT)
     case.submit(tokens(90), 2, best_effort=1)
@@ -113,7 +113,7 @@ def test_short_steps_and_those_without_best_effort_prompts_are_not_cut() -> None
     off.finish()
 
 
-def test_a_cancel_of_who_is_in_flight_waits_for_the_end_of_its_step() -> None:
+def test_a_cancel_of_a_request_in_flight_waits_for_the_end_of_its_step() -> None:
     case = make_case(fcfs, 1, **CUT)
     flexible = case.submit(tokens(40), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)
@@ -130,7 +130,7 @@ def test_a_cancel_of_who_is_in_flight_waits_for_the_end_of_its_step() -> None:
     assert case.counter("requests_cancelled") == 2
 
 
-def test_a_cancel_of_who_is_not_in_flight_takes_effect_while_a_step_is_suspended() -> None:
+def test_a_cancel_of_a_request_not_in_flight_takes_effect_during_a_suspended_step() -> None:
     case = make_case(fcfs, 1, **CUT)
     case.submit(tokens(40), 2, best_effort=1)
     assert step(case)[:2] == (0, 4)
@@ -174,7 +174,7 @@ def test_best_effort_that_is_not_in_flight_has_no_part_in_a_step_that_interrupts
     case.finish()
 
 
-def test_nobody_loses_a_queue_pair_while_a_step_is_cut() -> None:
+def test_no_queue_pair_is_revoked_during_a_cut_step() -> None:
     """A silent front end loses its pair only after the step, and its requests lose nothing until then."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2})
     case.submit(tokens(40), 2, 1, best_effort=1)
@@ -224,7 +224,7 @@ def test_an_end_of_the_service_waits_for_a_suspended_step(command: int) -> None:
     assert bool(urgent.ended) == (command == COMMAND_DRAIN)
 
 
-def test_who_may_pass_nobody_any_more_interrupts_nothing() -> None:
+def test_a_request_that_may_no_longer_overtake_does_not_interrupt() -> None:
     """A best-effort request waits behind a long prompt, after the maximum number of overtakes: other requests wait for it,
     too."""
     case = make_case(fcfs, 1, yield_steps=1, **CUT)
@@ -295,7 +295,7 @@ def test_the_wait_of_a_latency_sensitive_prompt_in_simulated_time(groups: int) -
     assert outcome.steps == 3
 
 
-def test_a_prompt_of_one_token_interrupts_in_the_smallest_bucket_and_nobody_does_without_a_row() -> None:
+def test_one_token_prompts_interrupt_in_the_smallest_bucket_if_a_row_is_free() -> None:
     for flexible in (1, 2):
         case = make_case(fcfs, 1, **CUT | {"rows": 2})
         for n in range(flexible):
@@ -307,7 +307,7 @@ def test_a_prompt_of_one_token_interrupts_in_the_smallest_bucket_and_nobody_does
         case.finish()
 
 
-def test_nobody_loses_a_queue_pair_while_a_step_is_suspended() -> None:
+def test_no_queue_pair_is_revoked_during_a_suspended_step() -> None:
     """Not even after an interrupting step, in which requests may end."""
     case = make_case(fcfs, 1, **CUT | {"pairs": 2})
     case.submit(tokens(40), 2, best_effort=1)

@@ -44,7 +44,7 @@ def test_a_weight_is_a_share() -> None:
     assert [served[: 4 * n].count("a") for n in range(1, 5)] == [1, 2, 3, 4], served
 
 
-def test_who_comes_back_has_no_credit() -> None:
+def test_a_returning_tenant_has_no_credit() -> None:
     """One tenant was served alone for long; then both come, and have equal shares."""
     case, names = make_case(fair, 1, **SPACE), dict[object, str]()
     case.submit(tokens(4), 1, tenant=2)
@@ -60,7 +60,7 @@ def test_who_comes_back_has_no_credit() -> None:
     assert abs(served[:6].count("a") - served[:6].count("b")) <= 2, served
 
 
-def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
+def test_wrong_estimates_are_settled_at_the_end() -> None:
     """The counter equals the served tokens exactly, for requests that ended, were cancelled while running, or never ran."""
     case = make_case(fair, 1, **SPACE)
     first = case.submit(tokens(10), 40, tenant=7)
@@ -83,7 +83,7 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
     case.finish()
 
 
-def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
+def test_an_evicted_tenant_returns_without_debt() -> None:
     """Two slots, so two counts. A tenant's count goes to other tenants while its request runs; then it returns to the same
     place, and the first request's correction exceeds its count."""
     case = make_case(fcfs, 3, **{**SPACE, "slots": 2, "rows": 2})
@@ -101,7 +101,7 @@ def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
     assert before > case.state.tenants.service[0] == 0
 
 
-def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
+def test_a_reused_tenant_count_starts_without_debt() -> None:
     """Two slots, so two counts; the first tenant's count goes to another tenant while its request runs."""
     case = make_case(fcfs, 1, **{**SPACE, "slots": 2, "rows": 2})
     first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10_000)
@@ -154,7 +154,7 @@ def random_loads(draw: random.Random) -> tuple[TenantLoad, ...]:
     return tuple(TenantLoad(w, draw.randint(1, 400), draw.randint(1, 60), draw.randint(6, 20)) for w in weights)
 
 
-def test_tenants_who_always_wait_are_served_by_weight(seed: int) -> None:
+def test_backlogged_tenants_are_served_by_weight(seed: int) -> None:
     """Hostile loads: a tenant may send many more and longer requests, but its share follows its weight."""
     draw = random.Random(seed)
     for _ in range(3):

@@ -52,7 +52,7 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
     assert case.counter("preemptions") == 0
 
 
-def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
+def test_the_ring_entry_of_a_preempted_request_is_free_in_the_next_turn() -> None:
     """The ring has as many free entries as rows, and all rows run, so no entry is left, even after a preemption. The oracle
     agrees."""
     case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
@@ -115,7 +115,7 @@ def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) 
     assert waits.ended
 
 
-def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
+def test_best_effort_that_waits_for_its_class_blocks_no_other_request() -> None:
     """It has its pages, so it waits only for its own class."""
     case = make_case(fcfs, 1, yield_steps=1, best_effort_pages=0.06, **SPACE | {"tokens": 64})
     case.submit(tokens(20), 9, best_effort=1)
@@ -182,7 +182,7 @@ def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int)
     case.finish()
 
 
-def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
+def test_a_stream_of_one_token_requests_starves_no_request() -> None:
     """Running requests are no longer prompts, and still no other request is admitted."""
     case, turns = make_case(short_prompts, 1, yield_steps=2, **SPACE), 0
     waits = case.submit(tokens(1), 1, best_effort=1)
@@ -231,7 +231,7 @@ def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_
     case.finish()
 
 
-def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_to_who_comes_with_it() -> None:
+def test_a_long_best_effort_prompt_leaves_the_rest_of_the_step_to_others() -> None:
     """Both are admitted in one turn. The first lacks more than a whole step, but takes only its share."""
     case = make_case(fcfs, 1, best_effort_step_tokens=12, yield_steps=0, **SPACE | {"tokens": 24})
     case.submit(tokens(40), 2, best_effort=1)
@@ -249,7 +249,7 @@ def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
     case.finish()
 
 
-def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() -> None:
+def test_best_effort_with_a_full_share_blocks_no_other_request() -> None:
     case = make_case(fcfs, 1, best_effort_step_tokens=12, **SPACE | {"tokens": 40})
     for n in range(3):
         case.submit(tokens(30, n), 2, best_effort=1)
@@ -344,7 +344,7 @@ def test_others_keep_the_fast_path_when_best_effort_has_its_pages() -> None:
     case.finish()
 
 
-def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() -> None:
+def test_best_effort_without_pages_preempts_no_request_with_a_live_reader() -> None:
     """Neither in its class nor in the other, although a latency-sensitive request stalls."""
     sizes = {"slots": 8, "rows": 5, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8, "cq_entries": 4}
     case = make_case(fcfs, 2, best_effort_pages=0.1, prefix_caching=False, pairs=3, **sizes)
@@ -433,7 +433,7 @@ def test_one_class_alone_is_served_as_without_classes(policy: str, seed: int) ->
 
 
 @pytest.mark.parametrize("policy", sorted(SHIPPED))
-def test_limits_of_best_effort_limit_nobody_else(policy: str, seed: int) -> None:
+def test_best_effort_limits_apply_only_to_best_effort(policy: str, seed: int) -> None:
     differ = 0
     for number in range(WORLDS):
         if number >= 4 and differ:
@@ -459,7 +459,7 @@ def test_the_default_policy_prefers_latency_sensitive_requests_within_a_bound() 
     assert rank(BEST_EFFORT_US - 1, 0) < rank(0, 1) < rank(BEST_EFFORT_US + 1, 0)
 
 
-def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> None:
+def test_a_smaller_request_does_not_overtake_best_effort_without_pages() -> None:
     case = make_case(fcfs, 1, best_effort_pages=0.25, **SPACE | {"tokens": 40, "pages": 40, "max_model_len": 40})
     for length in (24, 22, 3):
         case.submit(tokens(length, length), 3, best_effort=1)
@@ -467,7 +467,7 @@ def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> 
     case.finish()
 
 
-def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() -> None:
+def test_the_last_best_effort_token_of_a_step_is_always_used() -> None:
     """The begun request lacks 7 of its 8 tokens; the next one gets the last."""
     case = make_case(fcfs, 1, best_effort_step_tokens=8, yield_steps=0, **SPACE | {"tokens": 24, "rows": 4})
     case.submit(tokens(15), 2, best_effort=1)
@@ -478,7 +478,7 @@ def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() 
     case.finish()
 
 
-def test_who_goes_first_may_take_the_budget_to_its_last_token() -> None:
+def test_the_first_request_may_use_the_whole_budget() -> None:
     case = make_case(fcfs, 1, sensitive_step_tokens=8, **SPACE | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}

@@ -44,7 +44,7 @@ def test_each_result_is_explained() -> None:
     assert not any(name in path.read_text() for path in RESULTS.glob("*.json") for name in ('"samples": [', '"histogram"'))
 
 
-def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
+def test_a_page_with_outdated_figures_is_detected(tmp_path: Path) -> None:
     page = "before\n<!-- measured: files -->\nold\n<!-- end of measured -->\nafter\n"
     assert rewritten(page, Results(tmp_path)) == page.replace("old\n", part("files", Results(tmp_path)))
     with pytest.raises(UsageError, match="unknown part 'fils'"):

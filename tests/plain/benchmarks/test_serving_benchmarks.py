@@ -119,7 +119,7 @@ def test_figures_of_known_records() -> None:
             assert found[name][level]["low"] <= found[name][level]["value"] <= found[name][level]["high"]
 
 
-def test_a_client_that_fell_behind_is_said() -> None:
+def test_a_late_load_generator_is_reported() -> None:
     fine = [record(0.0, list(np.arange(1, 12) * 0.01))]  # TPOT 10 ms
     assert figures_of(fine)["client"]["valid"]
     late = figures_of(fine, lags=[0.0001] * 150 + [0.0025] * 50)["client"]

@@ -28,7 +28,7 @@ ANY: Any = None
 THREAD: Any = SimpleNamespace(add=lambda *_: None, remove=lambda _: None)
 
 
-def gone() -> Any:
+def no_engine() -> Any:
     raise EngineLostError("there is no engine")
 
 
@@ -37,7 +37,7 @@ def made_link() -> Any:
         several=True, keeps_flights=True, metrics=SimpleNamespace(count=lambda *_: None), thread=THREAD, gauge=lambda *_: None,
         take_back=lambda *_: None, link_lost=lambda _: None,
     )  # fmt: skip
-    return EngineLink(owner, 3, EngineEntry("first", gone, ANY))
+    return EngineLink(owner, 3, EngineEntry("first", no_engine, ANY))
 
 
 def made_pair(free_slots: int, words: list[int] | None = None, instance: int = 1) -> Any:
@@ -124,7 +124,7 @@ def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.Mon
         assert link.load().unseen_tokens == unseen
 
 
-def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
+def test_an_engine_is_idle_without_running_and_waiting_requests() -> None:
     link = made_link()
     assert link.is_idle()
     link.pair = made_pair(4)
@@ -147,7 +147,7 @@ def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
 def test_a_busy_engine_that_is_listed_again_stays() -> None:
     """It was about to leave, with its requests."""
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
-    entries = [EngineEntry("a", gone), EngineEntry("b", gone)]
+    entries = [EngineEntry("a", no_engine), EngineEntry("b", no_engine)]
     fleet = Engines(entries, metrics)
     (first, _), pair = fleet.links, made_pair(4)
     first.pair, pair.in_flight = pair, 1
@@ -192,12 +192,12 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
     asyncio.run(storm())
 
 
-def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
+def test_free_slots_are_announced_after_all_moves(seed: int) -> None:
     """Not while a move waits for an engine, since moves come first; then immediately, without a completion or a poll."""
     draw, received, timers = random.Random(seed), list[int](), list[Any]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     for _ in range(50):
-        fleet: Any = Engines([EngineEntry("a", gone)], metrics)
+        fleet: Any = Engines([EngineEntry("a", no_engine)], metrics)
         fleet.on_space = lambda fleet=fleet: received.append(len(fleet.moves))
         fleet.moves._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
         generations = [SimpleNamespace(open=draw.random() < 0.7, flight=Flight(ANY, ANY)) for _ in range(draw.randrange(1, 4))]
@@ -220,7 +220,7 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
         loads.append([dataclasses.replace(engine) for engine in engines])
         return draw.choice(engines)
 
-    fleet = Engines([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
+    fleet = Engines([EngineEntry(label, no_engine) for label in "abc"], metrics, rule=choose)
     slots = [draw.randint(1, 4) for _ in fleet.links]
     for link, many in zip(fleet.links, slots, strict=True):
         link.pair = made_pair(many, [STATE_READY if i == ENGINE_STATE else 0 for i in range(BLOCK_WORDS)])
@@ -250,11 +250,11 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("expected", "reported"), [((7, 3, 20), 3), ((7, None), 1), ((4,), 4), ((), 1)])
-def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[int | None, ...], reported: int) -> None:
+def test_refusals_state_when_the_first_engine_is_expected(expected: tuple[int | None, ...], reported: int) -> None:
     """None: no process here starts that engine, so it may be ready at any time."""
     starts: Any = [None if seconds is None else SimpleNamespace(retry_s=lambda s=seconds: s) for seconds in expected]
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
-    fleet = Engines([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)
+    fleet = Engines([EngineEntry(f"e{i}", no_engine, one) for i, one in enumerate(starts)], metrics)
     assert fleet.unavailable("None serves.").retry_s == reported
     with pytest.raises(ApiError) as caught:
         fleet.require()

@@ -43,7 +43,7 @@ def test_a_prompt_goes_where_its_longest_part_is_known(placement: Placement, rng
     assert placement.choose(prompt, 7, loads(0, 100, 0, 0)) == 1
 
 
-def test_a_salt_of_another_key_knows_nothing(placement: Placement, rng: np.random.Generator) -> None:
+def test_salts_of_other_keys_share_no_prefix(placement: Placement, rng: np.random.Generator) -> None:
     prompt = tokens(rng, 8 * PAGE)
     placement.sent(3, prompt, 7)
     for salt in (0, 8, 2**63 - 1):
@@ -200,7 +200,7 @@ class Odd:
 
 
 @pytest.mark.parametrize("nonsense", [None, 1, True, "engine", Odd(), EngineLoad(0, 8, 0, 0, 100, 5, 0, True)])
-def test_nonsense_goes_to_the_least_loaded(nonsense: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_choices_fall_back_to_the_least_loaded_engine(nonsense: object, caplog: pytest.LogCaptureFixture) -> None:
     """The last one equals an engine that does not accept."""
     placement = Placement(3, PAGE, rule=lambda request, engines: nonsense)  # type: ignore[arg-type, return-value]
     offered = [dataclasses.replace(load, accepts=load.index > 0) for load in loads(5, 9, 3)]
@@ -208,7 +208,7 @@ def test_nonsense_goes_to_the_least_loaded(nonsense: object, caplog: pytest.LogC
     assert placement.faults == 3
 
 
-def test_a_rule_that_raises_is_counted_and_told_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_a_rule_are_counted_and_logged_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rule = load_rule(written(tmp_path, "def choose(request, engines):\n\n    return engines[0] / request.salt\n"))
     now = 100.0
     placement = Placement(3, PAGE, rule=rule, clock=lambda: now)

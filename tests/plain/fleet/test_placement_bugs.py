@@ -27,13 +27,13 @@ def test_a_bug_of_placement_is_found(bug: Bug) -> None:
         module = importlib.import_module("blinkpy.dpu.fleet.placement")
     found = ""
     for seed in range(60):
-        found = _said(seed, module)
+        found = _outcome_of(seed, module)
         if found:
             break
     assert found
 
 
-def _said(seed: int, module: object) -> str:
+def _outcome_of(seed: int, module: object) -> str:
     try:
         return placement_storm(np.random.default_rng(seed), REQUESTS, module)  # type: ignore[arg-type]
     except Exception as error:

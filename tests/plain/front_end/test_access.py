@@ -119,7 +119,7 @@ def test_a_key_protects_what_is_below_a_path_too(engine, folder) -> None:
 # ---- the page
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_can_be_switched_off(engine, folder) -> None:
+def test_the_page_loads_no_external_resource_and_can_be_disabled(engine, folder) -> None:
     with serving(engine, folder, api_key="secret") as server:
         answer = server.client.get("/")
         assert answer.status_code == 200
@@ -148,7 +148,7 @@ def test_https_with_streams(engine, folder, certificate) -> None:
         assert not server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 200"), "plain HTTP"
 
 
-def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder, certificate) -> None:
+def test_silent_tls_handshakes_count_as_connections_and_block_no_client(engine, folder, certificate) -> None:
     """They count from accept: the connection that has waited longest is closed, and idle connections have a
     deadline."""
     cert, key = certificate
@@ -167,7 +167,7 @@ def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder
                 assert sock.recv(1000)[:1] in (b"", b"\x15"), "closed, or an alert"
 
 
-def test_new_connections_are_work_of_strangers_or_of_the_tenant_at_their_address(
+def test_new_connections_are_charged_to_the_tenant_at_their_address_or_to_handshakes(
     engine, folder, certificate, monkeypatch
 ) -> None:
     """Of strangers, the first message of a handshake is HANDSHAKES' work. A tenant's are KNOWN's until the first headers."""
@@ -364,7 +364,7 @@ def test_chat_templates_are_checked_before_anything_is_loaded(text: str | None, 
     check_access(Config().with_options({"chat_template": str(template), "port": 0}))
 
 
-def test_what_is_pasted_reaches_the_server(capsys) -> None:
+def test_the_printed_curl_command_reaches_the_server(capsys) -> None:
     print_ready(Config().with_options({"uds": "/run/a b.sock"}), 0)
     assert "curl -N --unix-socket '/run/a b.sock' http://localhost/v1" in capsys.readouterr().out
     print_ready(Config().with_options({"ssl_certfile": "cert.pem"}), 8443)

@@ -179,7 +179,7 @@ async def test_long_outputs_count_as_service(keys: Path) -> None:
 
 
 @in_loop
-async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
+async def test_closed_admission_lets_no_new_request_wait(keys: Path) -> None:
     stage = Stage(keys, slots=1)
     running, waits = stage.enter("a"), stage.enter("a")
     stage.admission.refuse_all(ApiError(503, "The end.", code="shutting_down"), permanent=True)
@@ -284,7 +284,7 @@ async def test_further_slots_that_do_not_come_end_the_request(keys: Path) -> Non
 
 
 @in_loop
-async def test_what_needs_a_place_of_the_engine_holds_back_nothing_else(keys: Path) -> None:
+async def test_requests_that_wait_for_grammar_slots_block_no_others(keys: Path) -> None:
     """Grammars and token rules beyond the engine's slots for them wait; plain requests, and those with a known
     grammar, overtake them."""
     in_flight = set[int]()
@@ -328,7 +328,7 @@ async def test_a_free_place_goes_to_another_tenant_at_once(keys: Path) -> None:
 
 
 @in_loop
-async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
+async def test_storms_lose_no_request_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
     """Random entries, ends and disconnects. All limits hold at every moment, tokens add up to the service, and
     at the end every request was served."""
     limits = {"a": {"requests": 5, "weight": 3}, "b": {"waiting_tokens": 300}, "c": {}}
@@ -437,7 +437,7 @@ async def test_waiting_tokens_are_exact(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_who_waits_for_less_takes_the_place_of_who_waits_for_more(keys: Path) -> None:
+async def test_a_full_queue_drops_requests_of_the_longest_backlog(keys: Path) -> None:
     """A flood that fills the queue excludes no other tenant: its last requests are refused, each with an error."""
     stage = Stage(keys, slots=1, max_waiting_tokens=100)
     running = stage.enter("a")
@@ -499,7 +499,7 @@ async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> Non
 
 
 @in_loop
-async def test_a_changed_limit_of_tokens_begins_full_and_another_one_goes_on(tmp_path: Path) -> None:
+async def test_a_changed_token_limit_refills_its_bucket_and_others_keep_theirs(tmp_path: Path) -> None:
     """When the keys are read again: whatever the key took before."""
     path = write_keys(tmp_path / "k", a={"tokens_per_minute": 100}, b={"tokens_per_minute": 100})
     stage = Stage(path)
@@ -515,7 +515,7 @@ async def test_a_changed_limit_of_tokens_begins_full_and_another_one_goes_on(tmp
 
 
 @in_loop
-async def test_who_waits_has_the_limits_that_hold_now(tmp_path: Path) -> None:
+async def test_waiting_requests_use_the_reloaded_limits(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "k", a={"requests": 1})
     stage = Stage(path)
     stage.enter("a")
@@ -526,7 +526,7 @@ async def test_who_waits_has_the_limits_that_hold_now(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_who_waited_too_long_is_told_when_to_come_again(keys: Path) -> None:
+async def test_requests_that_wait_too_long_get_a_retry_time(keys: Path) -> None:
     stage = Stage(keys, slots=1, max_waiting_s=30)
     running, late = stage.enter("a"), stage.enter("b", most=20)
     watch = asyncio.ensure_future(stage.admission.watch())
@@ -608,7 +608,7 @@ async def test_conversions_are_charged(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_what_another_worker_gives_free_is_found_by_a_look(tmp_path: Path) -> None:
+async def test_slots_freed_by_another_worker_are_found_by_polling(tmp_path: Path) -> None:
     """Nothing happens in this worker meanwhile. Again after a while without waiting requests."""
     path, memory = write_keys(tmp_path / "k", a={"requests": 2}), memoryview(bytearray(2 * TABLE_BYTES))
     one, two = (Stage(path, table=TenantTable(worker, 2, memory)) for worker in range(2))
@@ -725,7 +725,7 @@ def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
         assert admission.table.total(admission.tenants["b"].number, "tokens") == usage["total_tokens"]
 
 
-def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, monkeypatch) -> None:
+def test_a_client_that_disconnects_at_admission_is_not_submitted(folder, keys, monkeypatch) -> None:
     """No task waits for an event that could report the disconnect, and no code would cancel the request."""
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
         handler, service = server.server.app._requests, server.server.app.service
@@ -762,7 +762,7 @@ def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monke
         assert [answer.result().status_code for answer in [*running, last]] == [200] * SIZES.slots
 
 
-def test_a_drain_answers_those_who_wait_at_once(folder, keys) -> None:
+def test_a_drain_immediately_answers_waiting_requests(folder, keys) -> None:
     options = {"api_keys": str(keys), "shutdown_s": 60}
     with FakeEngine() as engine, ThreadPoolExecutor(20) as pool, serving(engine, folder, **options) as server:
         engine.hold = True
@@ -816,7 +816,7 @@ def test_the_wait_for_a_slot_is_queue_time_and_is_logged_with_the_tenant(folder,
 
 
 @in_loop
-async def test_who_leaves_does_not_look_at_all_who_run(tmp_path: Path, monkeypatch) -> None:
+async def test_the_end_of_a_request_does_not_scan_all_running_requests(tmp_path: Path, monkeypatch) -> None:
     """With thousands that run and some that wait, each end would take a millisecond, and ends would come ever later."""
     stage, looked = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 1 << 30}), slots=500), list[Ticket]()
     settle_one = stage.admission._settle_one

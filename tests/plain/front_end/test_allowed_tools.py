@@ -239,7 +239,7 @@ def test_the_grammar_of_channels_keeps_other_calls_out(grammar_of: Grammar) -> N
         assert automaton.accepts(spelled("<|channel|>final<|message|>Well.")) == (mode == "auto")
 
 
-def test_a_strict_tool_that_is_not_allowed_holds_nothing(grammar_of: Grammar) -> None:
+def test_a_strict_tool_that_is_not_allowed_constrains_nothing(grammar_of: Grammar) -> None:
     strict = {
         "type": "function",
         "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"contains": {}}}}},

@@ -130,7 +130,7 @@ def test_events_that_are_not_read_are_counted(seed: int) -> None:
         assert scene.slow == ["slow"] * (unread > most)
 
 
-def test_nothing_is_written_for_a_client_that_is_gone() -> None:
+def test_nothing_is_written_to_a_disconnected_client() -> None:
     scene = Scene()
     scene.streamer.open(b"")
     scene.wire.writes.clear()

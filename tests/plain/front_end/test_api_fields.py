@@ -329,7 +329,7 @@ def test_the_openapi_document_has_every_endpoint_and_field() -> None:
         assert not valid({}, schema, SCHEMAS)
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     text = page().decode()
     assert "http://" not in text
     assert "https://" not in text
@@ -430,7 +430,7 @@ def test_any_part_of_a_request_may_be_wrong(endpoint: str, seed: int) -> None:
             assert not error.message.startswith(("Expected", "Object", "Invalid")), error.message
 
 
-def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
+def test_an_invalid_value_is_refused_with_the_valid_values() -> None:
     """In any order, repeatedly."""
     cases: tuple[tuple[str, dict[str, Any], str], ...] = (
         (

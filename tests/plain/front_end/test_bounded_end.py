@@ -40,7 +40,7 @@ def script(stuck: str) -> str:
     )
 
 
-def test_a_process_that_should_end_does_and_tells_where_it_was() -> None:
+def test_a_process_past_its_deadline_exits_with_its_stack() -> None:
     """All side by side, as each takes its time."""
     pipes = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     running = {name: subprocess.Popen([sys.executable, "-c", script(stuck)], **pipes) for name, stuck in STUCK.items()}
@@ -54,7 +54,7 @@ def test_a_process_that_should_end_does_and_tells_where_it_was() -> None:
             process.kill()
 
 
-def test_a_process_ends_although_nobody_reads_what_it_writes() -> None:
+def test_a_process_exits_with_unread_output() -> None:
     """By the bound while it writes, and in order before it flushes."""
     reader, writer = os.pipe()
     fill(writer)
@@ -99,7 +99,7 @@ def workers(front_end: int) -> set[int]:
     return {pid for pid in programs_below(front_end) if " blinkpy.dpu.worker " in f"{command_line(pid)} "}
 
 
-def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
+def test_a_front_end_exits_with_an_unread_log() -> None:
     """Its supervisor has something to say: a worker was killed."""
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "blinkpy", "frontend", "demo", "--engine", "none-1", "--engine", "none-2", "--port", "0"]
@@ -130,7 +130,7 @@ def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
             os.close(writer)
 
 
-def test_a_server_watches_its_engine_and_ends_although_nobody_reads_its_log() -> None:
+def test_a_server_watches_its_engine_and_exits_with_an_unread_log() -> None:
     """All of its processes have something to say."""
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "blinkpy", "serve", "demo", "--device", "null", "--port", "0", "--shutdown-s", "0"]

@@ -80,7 +80,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.limit} {i}" for i, case in enumerate(CASES)])
-def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) -> None:
+def test_a_refusal_names_its_limit_and_others_are_served(folder, case) -> None:
     with attacked(folder, **{case.limit: case.value}) as (server, victim):
         begin, tries = victim.events, 0
         attack = case.attack() if callable(case.attack) else case.attack
@@ -110,7 +110,7 @@ def test_limits_are_options_and_have_metrics() -> None:
     assert {f"refused_{name}" for name in LIMITS} <= COUNTERS.keys()
 
 
-def test_a_connection_too_many_is_told_and_counted(folder) -> None:
+def test_excess_connections_are_refused_and_counted(folder) -> None:
     with attacked(folder, max_connections=2) as (server, victim):
         with connected(server) as other:
             other.sendall(completion_bytes(prompt=[7], max_tokens=60_000, stream=True))
@@ -206,7 +206,7 @@ def test_the_number_of_chunks_counts_beyond_what_they_bring(small: bool, folder)
         assert sock.recv(65536).split()[1] == (b"400" if small else b"200")
 
 
-def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
+def test_evicting_the_largest_holder_spares_small_ones() -> None:
     gone: list[str] = []
     budget = ByteBudget(100, lambda: ApiError(503, "full"), largest=True)
     for holder, size in (("old", 10), ("large", 60), ("new", 20), ("new", 35)):
@@ -216,7 +216,7 @@ def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
     assert (gone, budget.used) == (["large", "old"], 35)
 
 
-def test_who_holds_most_in_all_gives_way_however_it_is_split(rng) -> None:
+def test_the_owner_with_the_most_bytes_is_evicted_first(rng) -> None:
     """Against lists: the owner with the most bytes, and of its holders the oldest, or the largest."""
     for largest in (False, True):
         gone, held = list[int](), dict[int, tuple[int, str]]()

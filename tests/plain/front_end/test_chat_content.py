@@ -93,7 +93,7 @@ def test_no_content_beside_calls(tokenizer: Tokenizer, content: dict) -> None:
         assert prompt(source, tokenizer, messages) == "[x][!look]"
 
 
-def test_an_assistant_may_have_said_nothing(tokenizer: Tokenizer) -> None:
+def test_an_assistant_message_may_be_empty(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "hm"}]
     assert prompt(PLAIN, tokenizer, messages) == "[user:x][assistant:]"
 

@@ -76,7 +76,7 @@ def test_others_wait_for_the_first_token_where_a_page_can_be_shared(server, engi
     assert sorted(request.prompt for request in engine.submitted) == sorted(prompts * 3)
 
 
-def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
+def test_slots_are_kept_for_waiting_choices(server, engine, pool) -> None:
     engine.hold = True
     answer = pool.submit(server.complete, PROMPT, n=engine.sizes.slots, max_tokens=1)
     wait_for(lambda: engine.submitted)
@@ -89,7 +89,7 @@ def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
     assert engine.submitted[-1].prompt == [7]
 
 
-def test_a_client_that_leaves_takes_those_that_wait_along(server, engine) -> None:
+def test_a_disconnect_cancels_waiting_choices(server, engine) -> None:
     engine.hold = True
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(completion_bytes(prompt=PROMPT, n=4))
@@ -108,7 +108,7 @@ def test_a_rejected_first_choice_fails_the_request(server, engine) -> None:
     assert server.complete(PROMPT, n=2, max_tokens=1).status_code == 200
 
 
-def test_an_engine_that_dies_fails_those_that_wait(engine, folder, pool) -> None:
+def test_the_death_of_an_engine_fails_waiting_choices(engine, folder, pool) -> None:
     with serving(engine, folder) as server:
         engine.hold = True
         answer = pool.submit(server.complete, PROMPT, n=3, max_tokens=1)

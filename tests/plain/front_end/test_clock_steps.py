@@ -60,7 +60,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     return WallClock(monkeypatch)
 
 
-def test_nothing_of_a_running_server_expires_or_waits_by_the_wall_clock(folder: Path, tmp_path: Path, wall: WallClock) -> None:
+def test_no_deadline_of_a_running_server_uses_the_wall_clock(folder: Path, tmp_path: Path, wall: WallClock) -> None:
     """A stream, a request that waits for a slot, a half head, an idle connection, a spent bucket of tokens and the lease."""
     keys = tmp_path / "keys.toml"
     keys.write_text("[a]\nkey = 'a'\n[b]\nkey = 'b'\ntokens_per_minute = 60\n")

@@ -55,7 +55,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
+def test_a_client_that_reads_no_answer_is_disconnected(engine, folder) -> None:
     """While an answer waits for an unread one, within its own time limit, which is far below the limit for
     unread data."""
     with serving(engine, folder, send_timeout_s=0.3) as server, connect(server) as sock:
@@ -181,7 +181,7 @@ def client(name: str, opened: float = -1e9, asked: bool = False, is_answering: b
     return one
 
 
-def test_a_full_server_closes_what_harms_least_and_keeps_no_newcomer_waiting(monkeypatch, seed: int) -> None:
+def test_a_full_server_closes_the_least_valuable_connection_at_once(monkeypatch, seed: int) -> None:
     """Random connections come and advance; a search through all of them finds what is closed for a newcomer. A crowd of TLS
     handshakes delays a newcomer by TURN_S at most. Requests that wait for turns are never closed."""
     draw, now, most, spare = random.Random(seed), 1000.0, 8, 4
@@ -310,7 +310,7 @@ def test_new_connections_belong_to_the_tenant_at_their_address(rng) -> None:
     assert not budget._admitted
 
 
-def test_the_books_of_connections_are_those_of_what_happened(seed: int) -> None:
+def test_connection_accounting_matches_the_events(seed: int) -> None:
     """Random connections of four owners enter, change their owner, get requests, wait, linger and end. The numbers of each owner
     and of requests follow from the connections' own states."""
     draw, most = random.Random(seed), 5
@@ -443,13 +443,13 @@ def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:
         descriptors.allowed_connections(500)
 
 
-def test_more_idle_connections_than_descriptors_hinder_nobody(folder) -> None:
+def test_more_idle_connections_than_descriptors_block_no_request(folder) -> None:
     """A worker with 300 descriptors and 500 silent connections: health, requests and heartbeats continue."""
     with FakeEngine(facts=FACTS._replace(lease_ms=30_000)) as engine:  # a busy machine alone exceeds a short lease
-        hinder_nobody(engine, folder)
+        check_service_beside_idle_connections(engine, folder)
 
 
-def hinder_nobody(engine: FakeEngine, folder) -> None:
+def check_service_beside_idle_connections(engine: FakeEngine, folder) -> None:
     options = ("--name", engine.segment_name, "--model", str(folder), "--port", "0")
     command = Command("frontend", *options, descriptors=300)
     try:
@@ -474,7 +474,7 @@ def hinder_nobody(engine: FakeEngine, folder) -> None:
         command.end()
 
 
-def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -> None:
+def test_a_failed_link_ends_the_worker_with_a_reason(engine, folder, caplog) -> None:
     """Whatever raises in the task that keeps the lease, or in the poll: no request hangs."""
     for method in ("check", "poll"):
         with serving(engine, folder) as server:
@@ -491,7 +491,7 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
         caplog.clear()
 
 
-def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, rng) -> None:
+def test_disconnects_at_any_moment_are_no_fault(engine, folder, caplog, rng) -> None:
     """Also with all events there, and the answer about to go out."""
     requests = [completion_bytes(prompt=[7], max_tokens=count, stream=stream) for count in (1, 2) for stream in (True, False)]
     with serving(engine, folder) as server:
@@ -508,7 +508,7 @@ def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, r
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stream) -> None:
+def test_a_client_that_disconnects_as_its_wait_ends_is_not_submitted(folder, monkeypatch, stream) -> None:
     """It disconnected after the last cancellable moment. No code would cancel the submission, and the stream
     would write to a closed transport, which ends the worker."""
     with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, connect(server) as sock:
@@ -537,7 +537,7 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
         assert not submitted
 
 
-def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:
+def test_a_disconnect_cancels_all_pipelined_requests(engine, folder, caplog) -> None:
     """The request in service is not the last one received; damage behind it does not end up in its answer."""
     engine.hold = True
     request = completion_bytes(prompt=[7], max_tokens=5)
@@ -562,7 +562,7 @@ def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(en
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(closing: bool, seed: int) -> None:
+def test_only_clients_that_read_nothing_are_disconnected(closing: bool, seed: int) -> None:
     """By looks at random times. More that is written is no progress of the client's."""
     draw, outcomes = random.Random(seed), set[bool]()
     limits = {"send_timeout_s": 9.0, "close_timeout_s": 5.0}

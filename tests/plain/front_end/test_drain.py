@@ -142,7 +142,7 @@ def test_ctrl_c_at_a_terminal_counts_once(folder) -> None:
         assert command.wait(60) == 0
 
 
-def test_sighup_ends_nothing(folder) -> None:
+def test_sighup_ends_no_process(folder) -> None:
     with FakeEngine() as engine, front_end(engine, folder) as command:
         wait_for(lambda: engine.pairs[0].attached)
         for _ in range(3):
@@ -207,7 +207,7 @@ def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(
         assert process.due - now[0] == RESTART_DELAYS_S[0], "it had served for long"
 
 
-def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch) -> None:
+def test_a_repeatedly_killed_worker_is_restarted(folder, monkeypatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.supervisor.RESTART_DELAYS_S", (0.0, 0.0))
     ready = threading.Event()
     with FakeEngine() as engine, ThreadPoolExecutor(1) as pool:
@@ -280,7 +280,7 @@ def test_health_proves_that_the_link_thread_beats_and_that_the_loop_runs(folder,
             wait_for(lambda: server.client.get("/health").status_code == 200)
 
 
-def test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not(folder, monkeypatch) -> None:
+def test_only_a_worker_with_a_blocked_loop_is_killed(folder, monkeypatch) -> None:
     """By the words of its memory. While it starts there is no loop yet; its successor has as much time."""
     now, kills = [100.0], list[float]()
     words = memoryview(bytearray(WORDS_BYTES)).cast("q")
@@ -327,7 +327,7 @@ def test_livez_needs_no_engine(folder) -> None:
 # ---- connections end in time -----------------------------------------------------------------------------------------
 
 
-def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> None:
+def test_a_refused_client_that_reads_nothing_is_disconnected(folder, monkeypatch) -> None:
     """An answer that does not fit into the socket, behind which the connection closes."""
     monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
     with (
@@ -345,7 +345,7 @@ def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> N
         wait_for(lambda: all(one.client != ours for one in list(connections)))
 
 
-def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
+def test_unread_answers_have_a_deadline_and_a_shared_memory_limit(folder, monkeypatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
     limits = {"send_timeout_s": 1.0, "unread_budget_mib": 1}
     with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, **limits) as server:
@@ -376,7 +376,7 @@ def test_a_half_closed_connection_ends(folder) -> None:
         wait_for(lambda: not server.server.connections.open)
 
 
-def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:
+def test_requests_in_preparation_get_an_error_at_the_deadline(folder) -> None:
     """The end does not wait for a tokenizer: its process is ended, and the client gets an error with the reason."""
     with FakeEngine(facts=FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)) as engine:
         with serving(engine, folder, shutdown_s=0, max_body_bytes=1 << 24) as server, ThreadPoolExecutor(1) as pool:

@@ -190,7 +190,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         assert [choice.first_event for choice in choices] == [stage.now if choice in firsts else 0.0 for choice in choices]
 
 
-def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, seed: int) -> None:
+def test_many_completions_are_taken_in_bounded_turns(stage: Stage, seed: int) -> None:
     """The pace gets the result of the whole step, at its end: whether it had tokens, and whether a choice had
     several."""
     draw, link, most = random.Random(seed), stage.link, engine_link.MOST_COMPLETIONS
@@ -273,7 +273,7 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
 
 
 @pytest.mark.parametrize("where", ["poll", "submit", "on_space"])
-def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stage, where: str) -> None:
+def test_an_unexpected_exception_is_reported_and_ends_the_polls(stage: Stage, where: str) -> None:
     """While completions are taken, while waiting requests are submitted, or while slots are granted."""
     error, link = RuntimeError("nobody foresaw this"), stage.link
     failing = stage.log.noted(where, error)
@@ -289,7 +289,7 @@ def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stag
 
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, LOST])
-def test_who_waits_is_told_why_the_engine_takes_nothing(stage: Stage, error: Exception) -> None:
+def test_waiting_requests_get_the_reason_of_a_refusal(stage: Stage, error: Exception) -> None:
     choice = Choice(stage.log, "a")
     stage.link._deferred = [(choice, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     stage.pair.submit = stage.log.noted("submit", error)
@@ -342,7 +342,7 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
 
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, ValueError("it never fits")])
-def test_who_waits_for_a_leader_goes_with_a_request_that_is_refused(stage: Stage, error: Exception) -> None:
+def test_a_refused_request_takes_its_waiting_choices_along(stage: Stage, error: Exception) -> None:
     """If the engine takes the first prompt of two, and not the second. A request that waits for another
     request's leader stays."""
     first, behind, second, other = (Choice(stage.log, name) for name in ("first", "behind", "second", "other"))
@@ -374,7 +374,7 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("led", "lives", "first"), [(False, True, True), (True, True, False), (False, False, False)])
-def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, first: bool) -> None:
+def test_requests_that_wait_for_space_go_first(stage: Stage, led: bool, lives: bool, first: bool) -> None:
     """Not a request that waits for a leader, or was cancelled."""
     waits, comes = Choice(stage.log, "a"), Choice(stage.log, "b")
     waits.open, waits.leader = lives, comes if led else None
@@ -384,7 +384,7 @@ def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, fir
     assert (("submit", "b", None) in stage.log) != first and len(stage.link._deferred) == 1 + first
 
 
-def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
+def test_a_request_that_can_never_fit_fails_alone(stage: Stage) -> None:
     """Immediately, with the whole request; or behind a request that waits for space, without an attempt."""
     choices: list[Any] = [Choice(stage.log, name) for name in "abc"]
     first, second, third = choices
@@ -413,7 +413,7 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
     assert ("submit", "a", None) in stage.log
 
 
-def test_a_link_that_fails_under_who_waits_loses_each_once(stage: Stage) -> None:
+def test_a_link_failure_loses_each_waiting_request_once(stage: Stage) -> None:
     """A submitted request is in flight; a request that waits for a leader, or could not be sent, still waits."""
     _, led, failing, _ = choices = [Choice(stage.log, name) for name in "abcd"]
     led.leader = Choice(stage.log, "e")
@@ -444,7 +444,7 @@ def test_grammars_that_were_written_and_that_were_there_are_counted(stage: Stage
         assert [each for each in stage.log if each[0] == "count"] == counted
 
 
-def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> None:
+def test_a_request_that_waits_for_arena_space_is_not_overtaken(stage: Stage) -> None:
     """The first lacks space twice; the second, which would fit, follows it; a cancelled one is left out."""
     first, second, gone = choices = [Choice(stage.log, name) for name in "abc"]
     submit, left, submitted = stage.pair.submit, [2], list[Any]()
@@ -470,7 +470,7 @@ def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> N
     assert submitted == [first, second]
 
 
-def test_status_and_words_tell_what_the_engine_says(stage: Stage) -> None:
+def test_status_and_words_are_those_of_the_engine(stage: Stage) -> None:
     link, transport = stage.link, stage.pair.transport
     assert (link.status(), link.require(), link.engine_words()) == (None, stage.pair, [1, 2])
     transport.read_engine_state = lambda: STATE_DRAINING
@@ -486,7 +486,7 @@ def test_status_and_words_tell_what_the_engine_says(stage: Stage) -> None:
         assert link.pair is None
 
 
-def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> None:
+def test_requests_in_flight_are_cancelled_and_fail_together(stage: Stage) -> None:
     choices = [Choice(stage.log, name) for name in "ab"]
     never = Choice(stage.log, "never submitted")
     never.request = None
@@ -647,7 +647,7 @@ def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
     assert stage.link.free_slots() == 0
 
 
-def test_who_is_held_fails_before_others_hear_that_all_have(stage: Stage) -> None:
+def test_held_requests_fail_before_the_loss_is_announced(stage: Stage) -> None:
     deferred: Any = Choice(stage.log, "held")
     stage.link._deferred = [(deferred, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     stage.owner.on_failure = lambda error: stage.log.append(("told", len(stage.link._deferred)))
@@ -666,7 +666,7 @@ def test_readiness_needs_an_engine_that_serves_and_proof_of_life(stage: Stage) -
     assert stage.link.readiness() == "The engine is not connected yet."
 
 
-def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
+def test_a_loss_is_announced_after_all_requests_have_failed(stage: Stage) -> None:
     """At each notification, all requests have failed, in flight or waiting."""
     flying, deferred = Choice(stage.log, "flying"), Choice(stage.log, "held")
     stage.pair.abandon = lambda: [flying.request]

@@ -71,7 +71,7 @@ def test_engines_come_and_go(folder: Path, file: Path, first: FakeEngine) -> Non
         assert len(server.engine_client._all) == 2, "places are used again"
 
 
-def test_what_a_leaving_engine_loses_goes_on_elsewhere(folder: Path, file: Path, first: FakeEngine) -> None:
+def test_requests_of_a_removed_engine_continue_in_another(folder: Path, file: Path, first: FakeEngine) -> None:
     write(file, first)
     with (
         FakeEngine() as second,
@@ -106,7 +106,7 @@ def test_without_engines_requests_get_503_until_one_comes(folder: Path, file: Pa
 @pytest.mark.parametrize(
     "bad", ["a\na\n", "10.0.0.1:7700\n", "../b\n", "\n".join(f"e{i}" for i in range(MOST_ENGINES + 1)), None]
 )
-def test_a_wrong_list_changes_nothing(
+def test_an_invalid_list_changes_nothing(
     folder: Path, file: Path, first: FakeEngine, bad: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(file, first)

@@ -89,22 +89,24 @@ def test_names_of_vllm_have_the_values_of_ours(rng) -> None:
     labels = r'model_name="a \"model\"\\",engine="0"'
     single = {name: values[labels] for name, values in found.items() if name.startswith("vllm:") and labels in values}
 
-    def ours(name: str, suffix: str = "") -> float:
+    def blinkpy_sum(name: str, suffix: str = "") -> float:
         return sum(value for label, value in found[f"blinkpy_{name}"].items() if label.endswith(suffix))
 
     expected = {
-        "num_requests_running": 5, "num_requests_waiting": 2 + ours("waiting_requests"),
+        "num_requests_running": 5, "num_requests_waiting": 2 + blinkpy_sum("waiting_requests"),
         "kv_cache_usage_perc": 0.3, "num_preemptions_total": 3,
         "prefix_cache_queries_total": 900, "prefix_cache_hits_total": 300,
     }  # fmt: skip
     assert expected.items() <= {name.removeprefix("vllm:"): value for name, value in single.items()}.items()
-    assert single["vllm:generation_tokens_total"] == ours("generated_tokens_total")
+    assert single["vllm:generation_tokens_total"] == blinkpy_sum("generated_tokens_total")
     for ending in ("_sum", "_count"):
-        assert single[f"vllm:e2e_request_latency_seconds{ending}"] == pytest.approx(ours(f"request_duration_seconds{ending}"))
+        assert single[f"vllm:e2e_request_latency_seconds{ending}"] == pytest.approx(
+            blinkpy_sum(f"request_duration_seconds{ending}")
+        )
     for label, value in found["vllm:request_queue_time_seconds_bucket"].items():
-        assert value == ours("queue_time_seconds_bucket", re.search(r'le="[^"]+"', label)[0])
+        assert value == blinkpy_sum("queue_time_seconds_bucket", re.search(r'le="[^"]+"', label)[0])
     for reason in ENDINGS:
-        assert found["vllm:request_success_total"][f'{labels},finished_reason="{reason}"'] == ours(
+        assert found["vllm:request_success_total"][f'{labels},finished_reason="{reason}"'] == blinkpy_sum(
             "requests_ended_total", f'"{reason}"'
         )
 

@@ -30,7 +30,7 @@ def work_of(seed: int) -> list[tuple[int, int, int]]:
     return [(draw.randint(1, largest), draw.randint(0, OUTPUT), draw.randrange(SLOTS)) for _ in range(draw.randint(1, 250))]
 
 
-def anybody(ticket: Ticket) -> bool:
+def admit_all(ticket: Ticket) -> bool:
     return True
 
 
@@ -57,7 +57,7 @@ class Clients:
         if len(self.running) == SLOTS:
             name, tokens = self.running.pop(ending)
             self.charge(name, tokens)
-        ticket = self.queue.first(anybody, any_tenant)
+        ticket = self.queue.first(admit_all, any_tenant)
         assert ticket is not None
         self.queue.remove(ticket)
         self.charge(ticket.tenant.name, ticket.prompt_tokens)
@@ -75,7 +75,7 @@ class Clients:
 
 @settings(max_examples=40, deadline=None)
 @given(WEIGHTS, SERVED)
-def test_whoever_always_waits_is_served_by_weight_within_the_bound(weights, work) -> None:
+def test_backlogged_tenants_are_served_by_weight_within_the_bound(weights, work) -> None:
     """The bound of the module: one prompt and the outputs that run, by the lesser weight. At every moment."""
     clients = Clients(weights)
     for prompt, output, ending in work_of(work):
@@ -88,7 +88,7 @@ def test_whoever_always_waits_is_served_by_weight_within_the_bound(weights, work
 
 @settings(max_examples=40, deadline=None)
 @given(WEIGHTS, SERVED, SERVED)
-def test_a_newcomer_has_saved_nothing_up(weights, before, after) -> None:
+def test_a_newcomer_has_no_credit(weights, before, after) -> None:
     """The last tenant comes late: afterwards its service is bounded as if all had begun there."""
     clients = Clients(weights)
     for prompt, output, ending in work_of(before):
@@ -104,7 +104,7 @@ def test_a_newcomer_has_saved_nothing_up(weights, before, after) -> None:
         assert max(shares) - min(shares) <= 2 * (PROMPT + SLOTS * OUTPUT) / min(weights)
 
 
-def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
+def test_service_without_competition_leaves_no_debt() -> None:
     """A newcomer, too, begins where the last one left."""
     queue, a, b = FairQueue(), Tenant("a"), Tenant("b")
     for number in range(50):
@@ -115,14 +115,14 @@ def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
     for number, tenant in enumerate((b, b, b, a, a, a)):
         queue.push(Ticket(tenant, 100, 100, 1, number=100 + number))
     order = []
-    while (ticket := queue.first(anybody, any_tenant)) is not None:
+    while (ticket := queue.first(admit_all, any_tenant)) is not None:
         queue.remove(ticket)
         queue.charge(ticket.tenant, 100)
         order.append(ticket.tenant.name)
     assert order in (list("babbaa"), list("bbabaa"), list("bababa")), "the last 100 tokens of the other may count"
 
 
-def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) -> None:
+def test_bypassing_an_empty_queue_is_equivalent_to_waiting(rng) -> None:
     queues, tenants = (FairQueue(), FairQueue()), [Tenant(name, weight=float(rng.uniform(0.5, 4))) for name in "abc"]
     number = 0
     for _ in range(300):
@@ -140,7 +140,7 @@ def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) ->
                     queue.push(ticket)
                     queue.admit(ticket)
         for queue in queues:
-            while (first := queue.first(anybody, any_tenant)) is not None:
+            while (first := queue.first(admit_all, any_tenant)) is not None:
                 (queue.admit if first.number % 3 else queue.remove)(first)  # some give up
         assert all(getattr(queues[0], name) == getattr(queues[1], name) for name in COUNTS)
 
@@ -282,7 +282,7 @@ def test_a_freed_slot_costs_the_logarithm_of_the_tenants(rng) -> None:
             looked["judged"] += 1
             return tenant.name not in limited
 
-        queue.first(anybody, may_begin)  # sets those aside that are at their limits and come first
+        queue.first(admit_all, may_begin)  # sets those aside that are at their limits and come first
         for line in queue._lines:
             key = line._key
             line._key = lambda name, key=key, looked=looked: (looked.update(["keys"]), key(name))[1]
@@ -292,7 +292,7 @@ def test_a_freed_slot_costs_the_logarithm_of_the_tenants(rng) -> None:
             freed = tenants[rng.integers(500)]
             limited.discard(freed.name)
             queue.recall(freed.name)
-            found = queue.first(anybody, may_begin)
+            found = queue.first(admit_all, may_begin)
             assert found is not None
             queue.admit(found)
         assert looked["judged"] <= 500 * share + 3 * slots, "each tenant at its limit is set aside once"
@@ -312,7 +312,7 @@ def test_classes_take_turns_within_a_bound(rng) -> None:
                 queue.push(Ticket(tenant, int(rng.integers(1, 9)), 9, 1, best_effort=int(rng.random() < 0.3), number=number))
                 continue
             barred = {kind for kind in (0, 1) if rng.random() < 0.1}
-            ticket = queue.first(anybody, any_tenant, barred)
+            ticket = queue.first(admit_all, any_tenant, barred)
             classes = {one.best_effort for one in waiting} - barred
             if not classes:
                 assert ticket is None
@@ -333,7 +333,7 @@ def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:
         for number, (priority, best_effort) in enumerate(zip(priorities, classes, strict=True)):
             queue.push(Ticket(tenant, 1, 2, 1, priority, number, best_effort=best_effort))
         seen = []
-        while (ticket := queue.first(anybody, any_tenant)) is not None:
+        while (ticket := queue.first(admit_all, any_tenant)) is not None:
             queue.remove(ticket)
             seen.append((ticket.best_effort, ticket.priority, ticket.number))
         expected = list(zip(classes, priorities, range(40), strict=True))
@@ -341,7 +341,7 @@ def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:
         assert (queue.tokens, queue.requests) == (0, 0)
 
 
-def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
+def test_a_tenant_at_its_limit_blocks_no_other_tenant() -> None:
     queue = FairQueue()
     for number, name in enumerate("aab"):
         queue.push(Ticket(Tenant(name), 1, 2, 1, number=number))
@@ -353,7 +353,7 @@ def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 60)), min_size=10, max_size=60), st.integers(20, 200), WEIGHTS)
-def test_who_waits_for_the_most_gives_way(pushes, most, weights) -> None:
+def test_a_full_queue_drops_the_last_requests_of_the_longest_backlog(pushes, most, weights) -> None:
     """The bound holds after each newcomer, unless a single request is larger; a tenant within its share loses
     nothing."""
     queue, tenants = FairQueue(), {n: Tenant(n, weight=w) for n, w in zip(NAMES, weights, strict=True)}

@@ -270,7 +270,7 @@ def test_several_prompts_need_several_slots_and_take_them_as_they_come(server, e
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_goes_gives_its_slot_back(server, engine, stream) -> None:
+def test_a_disconnect_frees_the_slot(server, engine, stream) -> None:
     engine.most_tokens = 5
     cancels = engine.cancels
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
@@ -284,7 +284,7 @@ def test_client_that_goes_gives_its_slot_back(server, engine, stream) -> None:
     assert server.complete([7], max_tokens=1).status_code == 200
 
 
-def test_slow_reader_is_cancelled_and_hinders_nobody(folder) -> None:
+def test_a_slow_reader_is_cancelled_and_blocks_no_other_client(folder) -> None:
     facts = FACTS._replace(max_model_len=100_000, num_pages=100_000)
     limits = {"max_output_backlog": 50, "send_buffer": 4096}
     with FakeEngine(facts=facts, step_s=0.0002) as engine, serving(engine, folder, **limits) as server:
@@ -391,7 +391,7 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
             gc.enable()
 
 
-def test_an_error_that_many_are_told_keeps_nothing_of_them() -> None:
+def test_a_shared_error_keeps_no_reference_to_its_requests() -> None:
     reported = ApiError(503, "no", param="x", code="c", retry_s=7, limit="l", allow="GET")
     for _ in range(3):
         with pytest.raises(ApiError) as caught:

@@ -78,7 +78,7 @@ def test_a_line_is_that_of_each_owner_and_keeps_count(both_ends: bool, rng) -> N
             assert (line.head(name), line.last(name)) == (own[0], own[-1])
 
 
-def test_nobody_saves_service_up() -> None:
+def test_idle_owners_accumulate_no_credit() -> None:
     """An owner that was away is next, and not for all the time that it was away."""
     line = FairLine[int]()
     for number in range(1000):
@@ -97,7 +97,7 @@ def test_nobody_saves_service_up() -> None:
     assert 45 <= order.count("back") <= 55
 
 
-def test_new_items_of_an_owner_without_end_starve_none_of_its_items(rng) -> None:
+def test_endless_new_items_starve_no_item_of_their_owner(rng) -> None:
     """At both ends: of items that come singly every second is taken immediately, and earlier ones within twice their number."""
     line, waiting = FairLine[int](both_ends=True), int(rng.integers(1, 100))
     for number in range(waiting):
@@ -111,7 +111,7 @@ def test_new_items_of_an_owner_without_end_starve_none_of_its_items(rng) -> None
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 4.0])
-def test_new_owners_without_end_starve_nobody(weight: float, rng) -> None:
+def test_endless_new_owners_starve_no_owner(weight: float, rng) -> None:
     """An owner is next as soon as each owner that waits has had the service that it had before."""
     line, waiting, had = FairLine[str](), int(rng.integers(20, 100)), 5.0
     for number in range(waiting):
@@ -164,7 +164,7 @@ async def test_a_turn_does_what_its_budget_has_time_for_in_order() -> None:
 
 
 @in_loop
-async def test_strangers_have_the_part_of_one_tenant() -> None:
+async def test_unauthenticated_clients_share_the_service_of_one_tenant() -> None:
     turns = Turns()
     for number in range(200):
         turns.come(Asker(f"10.0.0.{number}", group=STRANGERS), 20)
@@ -176,7 +176,7 @@ async def test_strangers_have_the_part_of_one_tenant() -> None:
 
 
 @in_loop
-async def test_handshakes_of_strangers_leave_others_and_each_other_their_turn() -> None:
+async def test_handshakes_of_an_address_delay_no_tenant_and_no_other_address() -> None:
     """A connection whose handshake has begun, a tenant, and the handshake of another address do not wait for them."""
     turns = Turns()
     turns.come(Asker("10.0.0.1", group=HANDSHAKES), 900)
@@ -271,7 +271,7 @@ async def test_a_moment_without_a_core_is_not_charged() -> None:
 
 
 @in_loop
-async def test_addresses_of_strangers_share_alike() -> None:
+async def test_addresses_of_unauthenticated_clients_get_equal_shares() -> None:
     turns = Turns()
     turns.come(Asker("10.0.0.1", group=STRANGERS), 500)
     turns.come(Asker("10.0.0.2", group=STRANGERS), 5)
@@ -281,7 +281,7 @@ async def test_addresses_of_strangers_share_alike() -> None:
 
 
 @in_loop
-async def test_only_who_asks_for_too_much_is_late() -> None:
+async def test_only_owners_above_their_share_are_late() -> None:
     turns = Turns()
     turns.come(GREEDY, 1000)
     while not turns.gate.late(GREEDY):
@@ -300,7 +300,7 @@ async def test_only_who_asks_for_too_much_is_late() -> None:
 
 
 @in_loop
-async def test_a_pause_of_the_process_makes_nobody_late() -> None:
+async def test_a_pause_of_the_process_counts_as_no_lateness() -> None:
     turns = Turns()
     turns.come(HONEST, 10)
     turns.now += 100 * LAG_S
@@ -311,7 +311,7 @@ async def test_a_pause_of_the_process_makes_nobody_late() -> None:
 
 
 @in_loop
-async def test_work_that_is_taken_back_or_fails_hinders_nobody(caplog) -> None:
+async def test_cancelled_or_failed_work_blocks_no_other_work(caplog) -> None:
     turns = Turns()
     asks = turns.come(HONEST, 20)
     for ask in asks[5:15]:
@@ -443,7 +443,7 @@ def connected(stack: contextlib.ExitStack, server: RunningServer, count: int) ->
     return made
 
 
-def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder) -> None:
+def test_overload_refuses_only_new_requests(folder) -> None:
     """Accepted requests are answered, GET is, and afterwards the state is as before. Accepted ones wait until the test
     releases them."""
     short, asker = completion_bytes(prompt=[7], max_tokens=1), Asker("address 127.0.0.1")

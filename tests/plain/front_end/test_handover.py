@@ -72,7 +72,7 @@ def complete(client: httpx.Client, tokens: int = 2) -> httpx.Response:
     return client.post("/v1/completions", json={"prompt": [7], "max_tokens": tokens})
 
 
-def said(stream: str) -> str:
+def stream_text(stream: str) -> str:
     """The text of a stream."""
     lines = [line.removeprefix("data: ") for line in stream.split("\n\n") if line.startswith("data: {")]
     return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
@@ -147,7 +147,7 @@ def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Pa
             assert complete(idle).status_code == 200
 
 
-def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> None:
+def test_a_handover_under_attack_loses_no_request(folder: Path, tmp_path: Path) -> None:
     """50 connections that attack in ten ways, 8 streams, and clients that send requests repeatedly."""
     stop, statuses = threading.Event(), list[int]()
 
@@ -194,7 +194,7 @@ def test_a_handover_under_attack_loses_nothing(folder: Path, tmp_path: Path) -> 
     assert crowd.refused == 0
     for text in texts:
         assert text.endswith("data: [DONE]\n\n")
-        assert said(text) == said(expected) * (STREAMED // 3)
+        assert stream_text(text) == stream_text(expected) * (STREAMED // 3)
 
 
 def begin_stream(engine: FakeEngine, clients: ThreadPoolExecutor, url: str) -> Future[httpx.Response]:
@@ -252,7 +252,7 @@ def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: P
         assert (tmp_path / "handover").is_socket()
 
 
-def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_an_aborted_handover_changes_nothing(folder: Path, tmp_path: Path) -> None:
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
         config = options(engine, tmp_path / "handover")
         first = start(config, folder)
@@ -277,7 +277,7 @@ def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message:
         assert httpx.get(f"{first.url}/health", timeout=BUSY_S).status_code == 200
 
 
-def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_other_users_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front end's own user, and root, get the sockets."""
     owners = {12345: False, 1000: True, 0: True}
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -296,7 +296,7 @@ def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monke
             given.refuse()
 
 
-def test_who_is_first_finds_nobody(tmp_path: Path) -> None:
+def test_the_first_front_end_finds_no_predecessor(tmp_path: Path) -> None:
     config = Config().with_options({"handover": str(tmp_path / "handover")})
     assert inherit(config) is inherit(Config()) is None
     with socket.socket(socket.AF_UNIX) as dead:

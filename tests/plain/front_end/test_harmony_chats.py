@@ -127,7 +127,7 @@ def test_usage_counts_reasoning(gpt_oss: Served) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == count
 
 
-def test_a_conversation_goes_on(gpt_oss: Served) -> None:
+def test_a_conversation_continues_with_its_calls_and_results(gpt_oss: Served) -> None:
     """Answers come back as the template takes them: reasoning by its name, one call a message, each before its result."""
     first = gpt_oss.chat(f"{THOUGHT}{CALL}", tools=TOOLS).message.model_dump()
     second = {"id": "second", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}

@@ -65,7 +65,7 @@ def test_a_client_of_http_2_gets_an_error_in_its_protocol(server, size) -> None:
 
 @pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_offer_of_another_protocol_changes_nothing(server, offer, chunked) -> None:
+def test_an_upgrade_offer_is_ignored(server, offer, chunked) -> None:
     """Java's client makes one with each first request. The body is the request's, wherever a packet ends, and
     the next bytes are the next request."""
     head = COMPLETIONS_HEAD + offer + (CHUNKED if chunked else LENGTH) + b"\r\n"
@@ -166,7 +166,7 @@ def test_other_protocols_are_refused(server, start) -> None:
     assert statuses(server.raw(start)) == [b"400"]
 
 
-def said(parts: list[dict]) -> tuple[object, ...]:
+def joined(parts: list[dict]) -> tuple[object, ...]:
     """The text of events, in any form."""
     choices = [choice for part in parts for choice in part["choices"]]
     tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
@@ -194,8 +194,8 @@ def test_streams_over_http_1_0_end_with_the_connection(server, fields) -> None:
     assert (answer.headers["transfer-encoding"], answer.headers["content-length"]) == (None, None)
     assert answer.headers["connection"] == "close"
     found = events(httpx.Response(200, content=answer.read()))
-    assert said(found) == said(expected)
-    assert len(said(found)[0]) >= 9
+    assert joined(found) == joined(expected)
+    assert len(joined(found)[0]) >= 9
 
 
 def test_an_error_in_a_stream_over_http_1_0_is_an_event(tmp_path) -> None:

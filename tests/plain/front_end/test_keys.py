@@ -130,14 +130,14 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ('[default]\nkey = "x"', "k: default: rename this tenant: --api-key uses the name"),
     ],
 )
-def test_a_faulty_file_is_told_by_file_tenant_and_reason_and_shows_no_key(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_a_key_file_name_file_tenant_and_reason_but_no_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path / "k", text, "the-one")
     assert SECRET_WORD not in str(caught.value)
     assert digest(SECRET_WORD) not in str(caught.value)
 
 
-def test_who_shares_prefixes(tmp_path: Path) -> None:
+def test_tenants_share_prefixes_as_configured(tmp_path: Path) -> None:
     """By the option, unless the file sets another value; --api-key has a separate part, next to other keys."""
     path = write_keys(tmp_path / "k", silent={}, shares={"share_prefixes": True}, alone={"share_prefixes": False})
     for option, sharing in ((False, {"shares"}), (True, {"silent", "shares", "default"})):
@@ -354,7 +354,7 @@ def workers_of(command: Command) -> list[int]:
     return [int(pid) for pid in children.split()]
 
 
-def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_nothing(folder, tmp_path) -> None:
+def test_sighup_reloads_valid_keys_in_each_worker(folder, tmp_path) -> None:
     path = write_keys(tmp_path / "k", old={}, kept={})
     options = ("--workers", "2", "--api-keys", str(path))
     with FakeEngine(sizes=replace(SIZES, pairs=2)) as engine, front_end(engine, folder, *options) as (command, url):

@@ -61,7 +61,7 @@ def test_a_decode_step_after_mixed_ones_is_found_in_time(seed: int) -> None:
     assert max(waits) <= TIMER_S + 1e-9
 
 
-def test_shorter_steps_are_noticed(seed: int) -> None:
+def test_the_wait_adapts_to_shorter_steps(seed: int) -> None:
     share = random.Random(seed).uniform(0.3, 0.95)
     _, waits = played(lambda step: 0.02 if step < 50 else 0.02 * share, 100)
     assert max(waits) < 0.02

@@ -142,7 +142,7 @@ def test_scores_and_log_probabilities_of_the_output_together(served: Served) -> 
         ({"echo": True, "max_tokens": False}, "max_tokens"),
     ],
 )
-def test_what_does_not_go_together_is_told(served: Served, fields: dict[str, Any], at_fault: str) -> None:
+def test_conflicting_fields_are_refused(served: Served, fields: dict[str, Any], at_fault: str) -> None:
     answer = served.client.post("/v1/completions", json={"model": MODEL, "prompt": "a", **fields})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == at_fault, answer.text
 
@@ -160,7 +160,7 @@ def test_a_prompt_that_is_cancelled_while_it_is_scored(served: Served) -> None:
     assert FACTS.max_model_len > len(TEXTS[1])
 
 
-def test_long_answers_are_written_in_turns_and_nobody_waits_for_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_answers_are_written_in_turns_and_block_no_other_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     go, begun, body = threading.Event(), threading.Event(), Collector.body
 
     def held(sink: Collector) -> Turns[bytes]:

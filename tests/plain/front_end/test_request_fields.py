@@ -328,7 +328,7 @@ def test_tools_and_calls() -> None:
         ('"1"', "an integer, not a string"),
     ],
 )
-def test_what_an_integer_may_be_is_told(written: str, rule: str) -> None:
+def test_errors_state_the_range_of_integers(written: str, rule: str) -> None:
     """Its range, for any number that is beyond it, however large."""
     assert refused(b'{"prompt": "x", "min_tokens": %b}' % written.encode(), parse_completion).message == (
         f"'min_tokens' must be {rule}."
@@ -342,14 +342,14 @@ def test_what_an_integer_may_be_is_told(written: str, rule: str) -> None:
         ("best_of", 1, 128), ("top_k", -1, 2**31 - 1), ("logprobs", 0, 20), ("prompt_logprobs", 0, 20),
     ],
 )  # fmt: skip
-def test_huge_integers_are_told_their_range(name: str, low: int, high: int) -> None:
+def test_errors_state_the_range_for_huge_integers(name: str, low: int, high: int) -> None:
     for value in (2**63, 2**64, 10**40, -(2**63) - 1, -(2**64)):
         error = refused(json.dumps({"prompt": "x", name: value}).encode(), parse_completion)
         assert (error.param, error.code) == (name, "invalid_value") and f"must be {low} to {high}, not " in error.message
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
-def test_what_is_no_token_id_is_shown(name: str) -> None:
+def test_errors_show_invalid_token_ids(name: str) -> None:
     for value, shown in ((2**31, "2147483648"), (2**64, "1.8446744073709552e+19"), (-1, "-1"), (1.0, "1.0"), ("a", "a string")):
         error = refused(json.dumps({"prompt": "x", name: [1, value]}).encode(), parse_completion)
         rule = "an integer" if shown in ("1.0", "a string") else "0 to 2147483647"

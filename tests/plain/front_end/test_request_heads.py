@@ -273,7 +273,7 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
         (b"\0", False),
     ],
 )
-def test_what_is_no_http_is_answered_as_the_rest(served, sent: bytes, known: bool) -> None:
+def test_invalid_http_gets_a_complete_error_response(served, sent: bytes, known: bool) -> None:
     """With a date and a request id, the client's if it sent one."""
     server, _ = served
     answer = server.raw(sent)
@@ -325,7 +325,7 @@ def test_methods_that_a_path_has_are_named(served) -> None:
     assert server.client.delete("/v1/models").headers["allow"] == "GET, HEAD"
 
 
-def test_why_a_head_is_refused_is_said(served) -> None:
+def test_refusals_of_a_head_state_the_reason(served) -> None:
     server, _ = served
     for case, word in (("no Host", "Host"), ("0.9", "version"), ("a coding of a GET", "coding"), ("CONNECT to another", "proxy")):
         answer = server.raw(CASES[case][0])

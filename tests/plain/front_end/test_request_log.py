@@ -189,7 +189,7 @@ OF_ITS_END = ("front_end_time", "queue_time", "prefill_time", "decode_time", "in
 GAPS = ("time_per_output_token",)
 
 
-def test_no_lines_if_nobody_wants_them(engine, folder, lines) -> None:
+def test_access_log_off_writes_no_lines(engine, folder, lines) -> None:
     with FakeEngine() as own, serving(own, folder, access_log=False) as server:
         server.client.headers["x-request-id"] = "unwanted"  # an earlier test's server may still have a line to write
         server.complete([7], max_tokens=1)
@@ -220,7 +220,7 @@ def test_lines_are_lines(kind) -> None:
         assert line.endswith(' frontend/3 INFO GET "/a" request_id=abc status=200')
 
 
-def test_a_reader_of_the_log_who_stops_reading_stops_nobody() -> None:
+def test_a_stopped_log_reader_blocks_no_request() -> None:
     gate, out, in_time = threading.Event(), io.StringIO(), list[bool]()
 
     class Stuck(logging.StreamHandler):
@@ -250,7 +250,7 @@ def bounded(clock: Callable[[], float], out: io.StringIO) -> logging.Handler:
     return handler
 
 
-def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
+def test_log_lines_of_invalid_requests_are_bounded(server, monkeypatch, rng) -> None:
     """Lines for invalid requests, are counted beyond a number in a time. An offer of another protocol leaves no
     trace."""
     now, out = [1000.0], io.StringIO()
@@ -385,7 +385,7 @@ thread.join()
         assert {line["process"] for line in lines} == {"engine"}
 
 
-def test_refused_strangers_have_a_bounded_number_of_lines(server, caplog, monkeypatch) -> None:
+def test_log_lines_of_refused_clients_are_bounded(server, caplog, monkeypatch) -> None:
     """Beyond it, lines are counted; lines of other requests continue."""
     monkeypatch.setattr("blinkpy.dpu.watch.access_log.MOST_STRANGERS", 3)
     log = server.server.app._access_log
@@ -398,7 +398,7 @@ def test_refused_strangers_have_a_bounded_number_of_lines(server, caplog, monkey
         assert sum("/nothing" in record.getMessage() for record in caplog.records) == 3
 
 
-def test_lines_for_strangers_are_bounded_in_each_span(caplog, monkeypatch, rng: np.random.Generator) -> None:
+def test_log_lines_for_unauthenticated_clients_are_bounded_in_each_span(caplog, monkeypatch, rng: np.random.Generator) -> None:
     """At random times: each span begins with a line after the last one's end, and first reports what that one left out."""
     monkeypatch.setattr("blinkpy.dpu.watch.access_log.MOST_STRANGERS", 3)
     now, begun, count, wanted = 1000.0, 0.0, 0, list[str]()

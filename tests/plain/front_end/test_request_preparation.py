@@ -116,7 +116,7 @@ def test_values_and_nesting_are_counted_as_a_parser_does(rng) -> None:
         assert (shallow.value.status, shallow.value.code) == (400, "too_deep"), body
 
 
-def test_what_is_no_json_costs_a_look_at_each_byte() -> None:
+def test_invalid_json_is_scanned_once() -> None:
     """Strings without an end, and quotes behind backslashes: a search that began again at each of them would take hours."""
     for body in (b'"' + b'\\"' * 2_000_000, b'{"' * 2_000_000, b"\\" * 4_000_000, b'"\\' * 2_000_000 + b"["):
         with pytest.raises(ApiError):
@@ -339,7 +339,7 @@ def thread_seconds(server: RunningServer) -> float:
 # ---- bodies that do not end ------------------------------------------------------------------------------------------
 
 
-def test_room_goes_to_those_who_come_and_go() -> None:
+def test_space_is_shared_among_changing_holders() -> None:
     made, gone = [], []
     budget = ByteBudget(100, lambda: (made.append(ApiError(503, "full")), made[-1])[1])
     for name in "abc":
@@ -360,7 +360,7 @@ def test_room_goes_to_those_who_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("largest", [False, True])
-def test_who_holds_more_and_more_is_as_old_as_before(largest: bool, rng: np.random.Generator) -> None:
+def test_a_growing_holder_keeps_its_age(largest: bool, rng: np.random.Generator) -> None:
     """A budget, compared with a list of its holders in the order in which they began."""
     budget, gone = ByteBudget(100, lambda: ApiError(503, "full"), largest), list[int]()
     held = list[tuple[int, int]]()  # name, size
@@ -513,7 +513,7 @@ def test_bodies_of_one_key_leave_room_to_the_oldest_body_of_another(engine, fold
 
 
 @pytest.mark.parametrize("fate", ["too large", "no JSON", "too many"])
-def test_nothing_keeps_a_body_that_came_to_nothing(engine, folder, fate) -> None:
+def test_failed_bodies_are_not_retained(engine, folder, fate) -> None:
     """No error and no frame of one: with the collector off, refused bodies leave less memory behind than a third of them have."""
     size, count = 900_000, 16
     body = b"x" * size

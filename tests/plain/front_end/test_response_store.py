@@ -34,7 +34,7 @@ def whole_and_streamed(served: Served, said: str, **fields: Any) -> list[Any]:
         return [whole, stream.get_final_response()]
 
 
-def test_a_conversation_goes_on_by_its_id(storing: Served) -> None:
+def test_a_conversation_continues_by_its_id(storing: Served) -> None:
     for first in whole_and_streamed(storing, "<think>\nHm.\n</think>\n\nYes.", input="Hello", instructions="Be brief."):
         assert (first.store, first.previous_response_id) == (True, None)
         for second in whole_and_streamed(storing, "No.", input=ASK, previous_response_id=first.id, instructions="Be long."):
@@ -79,7 +79,7 @@ def test_what_is_not_stored(storing: Served) -> None:
         assert storing.server.client.post("/v1/responses", json={"input": "Hi", **wrong}).status_code == 400
 
 
-def test_another_key_finds_nothing(tmp_path: Path) -> None:
+def test_responses_are_hidden_from_other_keys(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", a={}, b={})
     with served_with(tmp_path / "model", chat_templates.HERMES, response_store_mib=1, api_keys=str(keys)) as served:
         served.says("Yes.")

@@ -90,7 +90,7 @@ def test_every_object_has_the_official_type(server) -> None:
 
 
 @pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
-def test_likeliest_tokens_that_nobody_would_see_are_refused(server, include: list[str]) -> None:
+def test_top_logprobs_without_logprobs_are_refused(server, include: list[str]) -> None:
     """As in chats."""
     fields = {"input": "the dog", "max_output_tokens": 2, "include": include}
     error = server.client.post("/v1/responses", json={**fields, "top_logprobs": 2}).json()["error"]
@@ -182,7 +182,7 @@ def test_errors_in_and_before_a_stream(server, engine) -> None:
         ({"input": [{"role": "user", "content": "x", "weight": 1}]}, "input[0].weight"),
     ],
 )
-def test_what_is_refused(server, engine, fields, param) -> None:
+def test_unsupported_fields_are_refused(server, engine, fields, param) -> None:
     response = server.client.post("/v1/responses", json=fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
@@ -197,7 +197,7 @@ def test_what_is_refused(server, engine, fields, param) -> None:
         {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]},
     ],
 )
-def test_who_relies_on_stored_answers_is_told_what_to_set(server, engine, fields) -> None:
+def test_references_to_unstored_responses_name_the_option_to_set(server, engine, fields) -> None:
     """Clients do so by themselves unless `store` is false, in the second turn."""
     response = server.client.post("/v1/responses", json={"input": "x", **fields})
     assert response.status_code == 400

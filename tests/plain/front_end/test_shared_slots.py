@@ -72,7 +72,7 @@ def test_a_tenant_s_request_for_all_slots_completes_though_some_are_for_others(e
         assert server.server.app.service.admission._used_slots == {}
 
 
-def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, folder) -> None:
+def test_a_disconnect_before_all_slots_arrive_frees_them_all(engine, folder) -> None:
     slots = engine.sizes.slots
     with serving(engine, folder) as server, contextlib.ExitStack() as stack:
         held = [stream(stack, server, max_tokens=4000) for _ in range(slots - 2)]

@@ -304,7 +304,7 @@ def test_the_door_of_a_handover_waits_for_a_descriptor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["a full disk", "a reader that is gone"])
-def test_a_log_that_can_not_be_written_ends_nothing(folder: Path, output: str) -> None:
+def test_an_unwritable_log_ends_no_process(folder: Path, output: str) -> None:
     with FakeEngine() as engine:
         port = free_port()
         if output == "a full disk":
@@ -330,7 +330,7 @@ def test_a_log_that_can_not_be_written_ends_nothing(folder: Path, output: str) -
             assert process.wait(60) == 0
 
 
-def test_a_full_shared_memory_ends_nothing_that_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_ends_no_running_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a worker does while it serves takes no new space there."""
     with attacked(folder) as (server, victim):
         for name in ("ftruncate", "posix_fallocate", "memfd_create"):

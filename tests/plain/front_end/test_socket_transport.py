@@ -119,7 +119,7 @@ async def test_a_paused_connection_is_not_read_and_continues_where_it_was() -> N
 
 
 @in_loop
-async def test_a_reset_is_noticed_while_reading_is_paused() -> None:
+async def test_a_reset_is_detected_while_reading_is_paused() -> None:
     async with connected() as (client, transport, receiver, gate):
         transport.pause_reading()
         client.sendall(b"a" * 250)

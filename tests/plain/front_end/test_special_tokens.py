@@ -206,7 +206,7 @@ def test_the_last_message_can_be_continued(tmp_path) -> None:
         chat_prompt(ChatTemplate("{{ messages[0].content }}", {}, 100), tokenizer, messages, continue_final_message=True)
 
 
-def test_aliases_are_nobodys_guess(tmp_path) -> None:
+def test_aliases_are_unpredictable(tmp_path) -> None:
     """Two tokenizers of one folder have other aliases, and outputs have no ids beyond the vocabulary."""
     one, other = Tokenizer(write_model(tmp_path)), Tokenizer(tmp_path)
     names = set(one.specials._aliases.values())

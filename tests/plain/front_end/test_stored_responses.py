@@ -57,7 +57,7 @@ def test_a_response_is_the_same_again(storing: Served, stream: bool) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_a_deleted_response_is_gone(storing: Served) -> None:
+def test_a_deleted_response_is_not_found(storing: Served) -> None:
     storing.says("Yes.")
     first, other = (storing.client.responses.create(model="tiny", input="Hello") for _ in range(2))
     second = storing.client.responses.create(model="tiny", input="And?", previous_response_id=first.id)

@@ -260,7 +260,7 @@ def test_types() -> None:
         json.loads(found)
 
 
-def test_formats_are_told_by_their_templates() -> None:
+def test_formats_are_detected_from_templates() -> None:
     from blinkpy.dpu.tools.call_format import choose_format
 
     for template, name in (

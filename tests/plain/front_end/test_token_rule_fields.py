@@ -88,7 +88,7 @@ def test_the_engine_gets_the_rules(served: tuple[FakeEngine, httpx.Client], toke
         ({"bad_words": [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]}, "bad_words"),  # more than the engine's words
     ],
 )
-def test_what_is_refused(served: tuple[FakeEngine, httpx.Client], fields: dict[str, Any], at_fault: str) -> None:
+def test_invalid_token_rules_are_refused(served: tuple[FakeEngine, httpx.Client], fields: dict[str, Any], at_fault: str) -> None:
     answer = post(served[1], **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == at_fault, answer.text
 

@@ -324,7 +324,7 @@ def test_what_is_held_back_is_bounded(name: str) -> None:
 
 
 def test_ends_of_calls() -> None:
-    def said(name: str, text: str, **more: Any) -> tuple[str, list[list[str]]]:
+    def content_and_calls(name: str, text: str, **more: Any) -> tuple[str, list[list[str]]]:
         message = parsed([text], **parser_of(name, [], **more))
         return message.content, message.calls
 
@@ -335,30 +335,33 @@ def test_ends_of_calls() -> None:
         '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
         '<tool_call>\n\n{"type": "function", "name": "f", "parameters": {"a": 1}}\n</tool_call>\n\n',
     ):  # fmt: skip
-        assert said("hermes", text) == ("", call), text
-    assert said("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>!') == ("!", [["f", '{"a": 1']])
+        assert content_and_calls("hermes", text) == ("", call), text
+    assert content_and_calls("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>!') == ("!", [["f", '{"a": 1']])
     for none in ("null", '""'):
-        assert said("hermes", f'<tool_call>{{"name": "f", "arguments": {none}}}</tool_call>') == ("", [["f", "{}"]])
-    assert said("hermes", '<tool_call>{"name": "f"}</tool_call>') == ("", [["f", "{}"]])
+        assert content_and_calls("hermes", f'<tool_call>{{"name": "f", "arguments": {none}}}</tool_call>') == ("", [["f", "{}"]])
+    assert content_and_calls("hermes", '<tool_call>{"name": "f"}</tool_call>') == ("", [["f", "{}"]])
     two = '<tool_call>{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}</tool_call>'
-    assert said("hermes", two) == ("", [*call, ["g", "{}"]])
-    assert said("hermes", two + " and more ", parallel=False) == (" and more", call)
+    assert content_and_calls("hermes", two) == ("", [*call, ["g", "{}"]])
+    assert content_and_calls("hermes", two + " and more ", parallel=False) == (" and more", call)
     after = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n\nDone.\n'
-    assert said("hermes", after) == ("\n\nDone.", call)
-    assert said("hermes", "A \n" + after.replace("\n\nDone.\n", "B")) == ("AB", call)
-    assert said("hermes", '<tool_call>{"name": "no name!", "arguments": {}}')[1] == []
-    assert said("hermes", '<tool_call>{"name": "f", "arguments": {}, "other": 5}')[0] == ', "other": 5}'
-    assert said("llama3_json", '{"name": "Bob", "parameters": {"age": 5}}') == ('{"name": "Bob", "parameters": {"age": 5}}', [])
-    assert said("llama3_json", '<|python_tag|>print("x")') == ('<|python_tag|>print("x")', [])
+    assert content_and_calls("hermes", after) == ("\n\nDone.", call)
+    assert content_and_calls("hermes", "A \n" + after.replace("\n\nDone.\n", "B")) == ("AB", call)
+    assert content_and_calls("hermes", '<tool_call>{"name": "no name!", "arguments": {}}')[1] == []
+    assert content_and_calls("hermes", '<tool_call>{"name": "f", "arguments": {}, "other": 5}')[0] == ', "other": 5}'
+    assert content_and_calls("llama3_json", '{"name": "Bob", "parameters": {"age": 5}}') == (
+        '{"name": "Bob", "parameters": {"age": 5}}',
+        [],
+    )
+    assert content_and_calls("llama3_json", '<|python_tag|>print("x")') == ('<|python_tag|>print("x")', [])
     spaces = " " * 300 + "</tool_call>"  # too many to wait behind them
-    assert said("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}' + spaces) == (spaces, call)
+    assert content_and_calls("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}' + spaces) == (spaces, call)
     refused = '<tool_call>{"id": "<tool_call>{"name": "f", "arguments": {"a": 1}}'  # is not searched again: time stays linear
-    assert said("hermes", refused) == (refused, [])
-    assert said("phi4_mini_json", 'functools {"name": "f"}') == ('functools {"name": "f"}', [])
-    assert said("pythonic", "[get_x(a=1)(b=2)]") == ("(b=2)]", [["get_x", '{"a": 1}']])
-    assert said("pythonic", "[other(a=1)]") == ("[other(a=1)]", [])
-    assert said("pythonic", "[1, 2, 3]") == ("[1, 2, 3]", [])
-    assert said("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}') == ("", call)
+    assert content_and_calls("hermes", refused) == (refused, [])
+    assert content_and_calls("phi4_mini_json", 'functools {"name": "f"}') == ('functools {"name": "f"}', [])
+    assert content_and_calls("pythonic", "[get_x(a=1)(b=2)]") == ("(b=2)]", [["get_x", '{"a": 1}']])
+    assert content_and_calls("pythonic", "[other(a=1)]") == ("[other(a=1)]", [])
+    assert content_and_calls("pythonic", "[1, 2, 3]") == ("[1, 2, 3]", [])
+    assert content_and_calls("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}') == ("", call)
 
 
 @pytest.mark.parametrize(
@@ -430,16 +433,16 @@ def test_reasoning(seed: int) -> None:
 
 
 def test_reasoning_that_does_not_end_or_begin() -> None:
-    def said(text: str, inside: bool) -> tuple[str, str]:
+    def reasoning_and_content(text: str, inside: bool) -> tuple[str, str]:
         message = parsed(list(text), tags=THINK, inside=inside)
         return message.reasoning, message.content
 
-    assert said("so </thin", True) == ("so </thin", "")
-    assert said("<think>so", False) == ("so", "")
-    assert said("<thin", False) == ("", "<thin")
-    assert said(" so</think>", False) == ("", " so</think>")
-    assert said("", True) == ("", "")
-    assert said("a\n\nb</think>\n\nc\n", True) == ("a\n\nb", "c\n")
+    assert reasoning_and_content("so </thin", True) == ("so </thin", "")
+    assert reasoning_and_content("<think>so", False) == ("so", "")
+    assert reasoning_and_content("<thin", False) == ("", "<thin")
+    assert reasoning_and_content(" so</think>", False) == ("", " so</think>")
+    assert reasoning_and_content("", True) == ("", "")
+    assert reasoning_and_content("a\n\nb</think>\n\nc\n", True) == ("a\n\nb", "c\n")
     magistral = PARSERS["mistral"]
     assert parsed(["[THI", "NK]so[/THINK]yes"], tags=magistral).reasoning == "so"
 

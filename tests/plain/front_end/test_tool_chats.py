@@ -333,7 +333,7 @@ def test_a_response_of_httpx_is_json(hermes: Served) -> None:
     assert choice["message"]["content"] is None
 
 
-def test_nothing_of_empty_reasoning_is_shown(tmp_path: Path) -> None:
+def test_empty_reasoning_is_hidden(tmp_path: Path) -> None:
     with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF) as served:
         for closed in (True, False):
             more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": not closed}}}

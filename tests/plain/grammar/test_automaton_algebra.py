@@ -143,7 +143,7 @@ def test_texts_and_copies_are_a_shorter_form(rng: np.random.Generator) -> None:
         assert ByteAutomaton.of_words(short.words()).states == short.states, "its distances are right"
 
 
-def test_texts_of_one_length_are_told_apart(rng: np.random.Generator) -> None:
+def test_texts_of_equal_length_are_distinguished(rng: np.random.Generator) -> None:
     """Two states with edges for the same bytes to the same state, by different texts."""
     for _ in range(CASES):
         one, other = (rng.choice([0x61, 0x62], 4).astype(np.uint8).tobytes() for _ in range(2))

@@ -87,7 +87,7 @@ def choices(*texts: str) -> dict[str, list[str]]:
     return {"choice": list(texts)}
 
 
-def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
+def test_concurrent_requests_compile_a_grammar_once() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         first, *others = await asyncio.gather(*(compiler.automaton(choices("a", "b"), ASKER) for _ in range(5)))
         assert all(other is first for other in others)
@@ -97,7 +97,7 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
     run(work)
 
 
-def test_who_leaves_takes_nothing_from_others() -> None:
+def test_a_cancelled_waiter_does_not_cancel_the_compilation() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         leaving = asyncio.create_task(compiler.automaton(choices("a"), ASKER))
         staying = asyncio.create_task(compiler.automaton(choices("a"), ASKER))
@@ -269,7 +269,7 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
     run(work)
 
 
-def test_one_that_takes_too_long_is_ended() -> None:
+def test_a_compilation_past_its_deadline_is_killed() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process

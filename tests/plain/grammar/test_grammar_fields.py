@@ -114,7 +114,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_can_not_be_kept_is_a_400_that_names_it(
+def test_unsupported_constraints_get_a_400_that_names_them(
     server: RunningServer, fields: dict[str, Any], param: str, message: str
 ) -> None:
     for response in (server.chat(**fields), server.complete(**fields)):
@@ -124,7 +124,7 @@ def test_what_can_not_be_kept_is_a_400_that_names_it(
         assert message in error["message"]
 
 
-def test_what_the_engine_never_takes_is_a_400(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_refused_by_the_engine_get_a_400(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **more: Any) -> None:
         raise ValueError("the engine does not support grammars")
 
@@ -135,7 +135,7 @@ def test_what_the_engine_never_takes_is_a_400(server: RunningServer, monkeypatch
     server.idle()
 
 
-def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitted: list[ByteAutomaton | None]) -> None:
+def test_an_exploding_grammar_delays_no_other_request(server: RunningServer, submitted: list[ByteAutomaton | None]) -> None:
     """Others are answered while it is compiled, and it ends with a 400; with a 429 if the machine is too busy to compile it."""
     answers: dict[int, int] = {}
     exploding = [{"guided_regex": f"(a|b)*a(a|b){{1{i}}}(a|b)*c" + "(x|y)*x(x|y){15}"} for i in range(6)]

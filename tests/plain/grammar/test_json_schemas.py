@@ -61,7 +61,7 @@ def test_a_zero_has_no_sign(bound: str) -> None:
         assert automaton.accepts(canonical(number)) == check.is_valid(number), number
 
 
-def test_what_is_valid_is_accepted_and_nothing_else(rng: np.random.Generator) -> None:
+def test_exactly_valid_documents_are_accepted(rng: np.random.Generator) -> None:
     """Documents in canonical form, and changed ones: the automaton and the validator agree."""
     valid = invalid = 0
     for _ in range(SCHEMAS):

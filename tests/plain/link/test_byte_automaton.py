@@ -14,7 +14,7 @@ from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import DIGEST_BITS
 
 
-def test_an_automaton_of_choices_accepts_them_and_nothing_else(rng):
+def test_an_automaton_of_choices_accepts_exactly_these(rng):
     choices = [bytes(rng.integers(97, 100, rng.integers(1, 6), dtype=np.uint8)) for _ in range(5)]
     automaton = automaton_of_choices(choices)
     expected = re.compile(b"|".join(sorted(map(re.escape, choices), reverse=True)))

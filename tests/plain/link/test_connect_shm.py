@@ -78,7 +78,7 @@ def holding(action: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
+def test_a_worker_takes_a_free_queue_pair(name, segment) -> None:
     config = Config().with_options({"name": name})
     held = connect(config, WorkerIdentity(0))
     assert held.facts == FACTS
@@ -278,9 +278,7 @@ def test_truncated_segment(name, segment, size) -> None:
     ("owner", "mode", "trusted"),
     [(7, 0o600, True), (0, 0o644, True), (1, 0o600, False), (8, 0o600, False), (7, 0o620, False), (7, 0o602, False)],
 )
-def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_writes(
-    name, segment, monkeypatch, owner, mode, trusted
-) -> None:
+def test_only_private_segments_of_this_user_or_root_are_trusted(name, segment, monkeypatch, owner, mode, trusted) -> None:
     actual = os.fstat
 
     def fstat(fd: int) -> SimpleNamespace:
@@ -342,7 +340,7 @@ def test_names_stay_in_the_folder(bad) -> None:
         segment_path(bad)
 
 
-def test_no_room_is_an_error_and_leaves_nothing(name, monkeypatch) -> None:
+def test_a_full_filesystem_is_an_error_and_leaves_no_segment(name, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

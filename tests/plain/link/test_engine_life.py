@@ -12,7 +12,7 @@ from blinkpy.serving.kept_engine import EngineLife
 from blinkpy.transport.segment import create_segment
 
 
-def test_a_fault_and_the_beat_are_told_by_their_words_alone() -> None:
+def test_fault_and_heartbeat_are_read_from_their_words_only() -> None:
     segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
     try:
         life, views = EngineLife(segment.name), segment.views()

@@ -114,7 +114,7 @@ def test_pieces_lie_where_the_rules_put_them(rng: np.random.Generator, monkeypat
     assert all(seen.values()), seen
 
 
-def test_what_never_fits_is_refused() -> None:
+def test_oversized_pieces_are_refused() -> None:
     arena = GrammarArena(0, 10)
     with pytest.raises(ValueError, match="11 words exceed the arena of 10"):
         arena.plan({1: 6, 2: 5}, 0)
@@ -260,7 +260,7 @@ def test_a_grammar_that_an_entry_names_is_not_written_over(engine, pair_and_writ
         np.testing.assert_array_equal(request.grammar, grammar.words())
 
 
-def test_what_can_never_fit_is_said(pair_and_writes, rng: np.random.Generator) -> None:
+def test_submissions_that_can_never_fit_are_reported(pair_and_writes, rng: np.random.Generator) -> None:
     pair, _ = pair_and_writes
     large = random_automaton(rng, states=180, classes=3, dead=0.1)
     assert len(large.words()) > ARENA

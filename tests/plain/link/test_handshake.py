@@ -125,7 +125,7 @@ def test_bytes_at_random_are_refused(line) -> None:
 
 
 @pytest.mark.parametrize("line", [b"[]", b'["error"]', b'"error"', b"0", b"1.5", b"true", b"null", b"[{}]"])
-def test_what_is_no_json_object_is_refused(line) -> None:
+def test_messages_other_than_json_objects_are_refused(line) -> None:
     for decode in (Hello.decode, Welcome.decode, Challenge.decode):
         with pytest.raises(HandshakeError, match="the message is not a JSON object"):
             decode(line + b"\n")
@@ -237,7 +237,7 @@ def answering(answer: bytes) -> tuple[str, int]:
     return server.getsockname()
 
 
-def test_introduce_tells_what_went_wrong() -> None:
+def test_introduce_reports_the_cause_of_a_failure() -> None:
     assert introduce(*answering(WELCOME.encode()), HELLO, 5) == WELCOME
     with pytest.raises(TransportError, match="refused the connection: full"):
         introduce(*answering(refusal("full")), HELLO, 5)
@@ -262,6 +262,6 @@ def test_addresses(text, address) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "dpu", ":5000", "dpu:", "dpu:x", "dpu:65536", "fe80::1:5000", "dpu:-1", "[]:5"])
-def test_what_is_no_address(text) -> None:
+def test_invalid_addresses_are_refused(text) -> None:
     with pytest.raises(ConfigError, match="listen must be HOST:PORT"):
         split_address(text, "listen")

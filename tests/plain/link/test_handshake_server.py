@@ -49,7 +49,7 @@ class Opened:
 
     def __init__(self, key: LinkKey | None):
         self.given, self.looks, self.failing = list[Hello](), 0, False
-        self.strangers = list[socket.socket]()
+        self.silent_connections = list[socket.socket]()
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         self.address: tuple[str, int] = listening.getsockname()
@@ -64,10 +64,10 @@ class Opened:
         if self.failing:
             raise RuntimeError("the card is full")
 
-    def stranger(self, address: str = "127.0.0.1") -> socket.socket:
+    def silent_connection(self, address: str = "127.0.0.1") -> socket.socket:
         """An accepted connection that sends nothing yet."""
         made = socket.create_connection(self.address, 10, source_address=(address, 0))
-        self.strangers.append(made)
+        self.silent_connections.append(made)
         assert made.recv(65536).endswith(b"\n")
         return made
 
@@ -79,7 +79,7 @@ def opening() -> Iterator[Callable[..., Opened]]:
         def make(key: LinkKey | None = None) -> Opened:
             made = Opened(key)
             made.server.start()
-            opened.callback(lambda: [stranger.close() for stranger in made.strangers])
+            opened.callback(lambda: [stranger.close() for stranger in made.silent_connections])
             opened.callback(made.server.close)
             return made
 
@@ -95,22 +95,22 @@ def end_of(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
-def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
+def test_silent_connections_delay_no_handshake(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
     """Their deadline is a minute away, and the handshake is over before: it does not wait for them."""
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening(key)
     for _ in range(20):
-        opened.stranger().sendall(b'{"protocol"')
+        opened.silent_connection().sendall(b'{"protocol"')
     assert introduce(*opened.address, hello(5), 20.0, key).pair == 5
     assert [each.owner for each in opened.given] == [5]
 
 
-def test_a_deadline_counts_for_all_that_one_says(
+def test_a_deadline_covers_the_whole_handshake(
     opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Further bytes do not move it."""
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", 0.3)
-    slow = opening().stranger()
+    slow = opening().silent_connection()
     began = time.monotonic()
     with contextlib.suppress(ConnectionError):  # a byte that crosses the refusal causes a reset, which may destroy it
         while not readable(slow):
@@ -131,16 +131,18 @@ def readable(connection: socket.socket) -> bool:
         connection.settimeout(10)
 
 
-def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_handshakes_close_the_oldest_of_the_address(
+    opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     monkeypatch.setattr(handshake_server, "MOST_OF_ADDRESS", 3)
     monkeypatch.setattr(handshake_server, "MOST_HANDSHAKES", 5)
     opened = opening()
-    own = [opened.stranger() for _ in range(3)]
-    others = [opened.stranger("127.0.0.2") for _ in range(2)]
-    own.append(opened.stranger())  # its address has its share: its own oldest goes
+    own = [opened.silent_connection() for _ in range(3)]
+    others = [opened.silent_connection("127.0.0.2") for _ in range(2)]
+    own.append(opened.silent_connection())  # its address has its share: its own oldest goes
     assert b"too many concurrent handshakes" in end_of(own[0])
-    third = opened.stranger("127.0.0.3")  # all are five now: the oldest of all goes
+    third = opened.silent_connection("127.0.0.3")  # all are five now: the oldest of all goes
     assert b"too many concurrent handshakes" in end_of(own[1])
     for alive in (*own[2:], *others, third):
         alive.setblocking(False)
@@ -163,9 +165,9 @@ def test_each_bound_on_handshakes_binds_alone(
             MOST_HANDSHAKES,
             [f"127.0.1.{number}" for number in range(1, 2 * MOST_HANDSHAKES // MOST_OF_ADDRESS + 2)],
         )
-    silent = [opened.stranger(addresses[number % len(addresses)]) for number in range(most)]
+    silent = [opened.silent_connection(addresses[number % len(addresses)]) for number in range(most)]
     assert len({each.getsockname() for each in silent}) == most, "each has its own port"
-    assert opened.stranger("127.0.2.1" if bound == "of all" else addresses[0])
+    assert opened.silent_connection("127.0.2.1" if bound == "of all" else addresses[0])
     assert b"too many concurrent handshakes" in end_of(silent[0])
     for each in silent[1:]:
         each.setblocking(False)
@@ -184,9 +186,9 @@ def test_each_bound_on_handshakes_binds_alone(
         (b"{}\n", "'protocol' must be an integer"),
     ],
 )
-def test_nonsense_is_refused_with_a_reason(opening: Callable[..., Opened], said: bytes, reason: str) -> None:
+def test_malformed_messages_are_refused_with_a_reason(opening: Callable[..., Opened], said: bytes, reason: str) -> None:
     opened = opening()
-    stranger = opened.stranger()
+    stranger = opened.silent_connection()
     stranger.sendall(said)
     stranger.shutdown(socket.SHUT_WR)
     assert reason.encode() in end_of(stranger)
@@ -194,7 +196,7 @@ def test_nonsense_is_refused_with_a_reason(opening: Callable[..., Opened], said:
     assert len(opened.given) == 1
 
 
-def test_one_side_without_the_right_key_gets_nothing(opening: Callable[..., Opened]) -> None:
+def test_a_wrong_key_on_either_side_is_refused(opening: Callable[..., Opened]) -> None:
     keyed, open_to_all = opening(KEY), opening()
     assert introduce(*keyed.address, hello(5), 2.0, KEY).pair == 5
     with pytest.raises(TransportError, match="wrong link key: both sides need the same --link-key-file"):
@@ -203,25 +205,25 @@ def test_one_side_without_the_right_key_gets_nothing(opening: Callable[..., Open
         introduce(*keyed.address, hello(6), 2.0)
     with pytest.raises(TransportError, match="this front end has a link key but the engine does not"):
         introduce(*open_to_all.address, hello(6), 2.0, KEY)
-    stranger = keyed.stranger()
+    stranger = keyed.silent_connection()
     stranger.sendall(hello(6).encode())  # without any proof
     assert b"wrong link key" in end_of(stranger)
     assert [each.owner for each in keyed.given] == [5]
     assert open_to_all.given == []
 
 
-def test_what_was_proved_once_proves_nothing_again(opening: Callable[..., Opened]) -> None:
+def test_a_replayed_proof_is_refused(opening: Callable[..., Opened]) -> None:
     """A recorded handshake, and the engine's own line sent back to it."""
     opened = opening(KEY)
     first = socket.create_connection(opened.address, 10)
-    opened.strangers.append(first)
+    opened.silent_connections.append(first)
     nonce = Challenge.decode(first.recv(65536)).nonce
     said = sealed(hello(5).encode(), KEY, FRONT_END, nonce)
     first.sendall(said)
     answer = end_of(first)
     assert Welcome.decode(unsealed(answer, KEY, ENGINE, nonce, said)).pair == 5
     for again in (said, answer):
-        other = opened.stranger()
+        other = opened.silent_connection()
         other.sendall(again)
         assert b"wrong link key" in end_of(other)
     assert len(opened.given) == 1
@@ -279,7 +281,7 @@ def test_a_front_end_trusts_no_engine_without_the_key(proof: str) -> None:
     assert len(seen) == 1
 
 
-def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_for_lost_front_ends_ends_nothing(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake_server, "WATCH_S", 0.01)
     opened = opening()
     opened.failing = True
@@ -287,10 +289,10 @@ def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeyp
     assert introduce(*opened.address, hello(), 2.0).pair == 7
 
 
-def test_closing_ends_whoever_is_at_the_door(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_pending_handshakes(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake_server, "HANDSHAKE_S", LONG_S)
     opened = opening()
-    guests = [opened.stranger() for _ in range(3)]
+    guests = [opened.silent_connection() for _ in range(3)]
     opened.server.close()
     for guest in guests:
         assert b"the engine is shutting down" in end_of(guest)

@@ -60,7 +60,7 @@ def test_a_queue_pair_is_looked_at_before_it_is_claimed(monkeypatch: pytest.Monk
     assert done == ["check", "close" if refused else "attach"]
 
 
-def test_nothing_is_known_of_a_request_before_its_first_completion() -> None:
+def test_request_state_before_the_first_completion() -> None:
     request = InFlightRequest(7, 1, None, 1)
     assert (request.cached_tokens, request.waited_ns, request.silent, request.cancelled) == (0, -1, True, False)
     assert (request.written, list(request.records)) == ((), [])
@@ -79,28 +79,28 @@ def star(states: int) -> dict[str, Any]:
     }
 
 
-def test_an_automaton_has_so_many_states_at_most_behind_trimming() -> None:
+def test_the_state_limit_applies_after_trimming() -> None:
     kept = ByteAutomaton.trimmed(**star(MOST_STATES))
     assert kept.states == MOST_STATES
     with pytest.raises(ValueError, match=f"^an automaton has at most {MOST_STATES} states, not {MOST_STATES + 1}$"):
         ByteAutomaton.trimmed(**star(MOST_STATES + 1))
 
 
-def test_a_way_back_to_the_start_is_a_way() -> None:
+def test_trimming_keeps_transitions_to_the_start_state() -> None:
     """The second state accepts nothing, and leads to the first one alone, which does."""
     class_of, next_state = np.zeros(BYTES, np.uint8), np.array([[1], [0]])
     automaton = ByteAutomaton.trimmed(class_of, next_state, np.array([True, False]))
     assert automaton.states == 2 and automaton.accepts(b"ab") and not automaton.accepts(b"a")
 
 
-def test_a_cut_packed_automaton_is_told_by_its_length() -> None:
+def test_a_truncated_packed_automaton_is_detected_by_its_length() -> None:
     words = ByteAutomaton.trimmed(**star(3)).words()
     for other in (words[:-1], np.append(words, np.int32(0))):
         with pytest.raises(ValueError, match="the length of a packed automaton does not match its sizes"):
             ByteAutomaton.of_words(other)
 
 
-def test_a_cut_form_of_token_rules_is_told() -> None:
+def test_truncated_token_rules_are_detected() -> None:
     words = TokenRules(64, {3: 1.0}, [1, 2], [[4, 5]]).words()
     assert words[0] == MARK
     for count in (0, 1, 3, 4):

@@ -54,12 +54,12 @@ def test_files_of_these_modes_hold_a_key(tmp_path: Path, mode: int) -> None:
         ({"secret": b"x" * 5000}, "has 5000 bytes"),
     ],
 )
-def test_what_is_no_safe_key_is_an_error(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_unsafe_keys_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_link_key(key_file(tmp_path, **changed))
 
 
-def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_link_key(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="Is a directory"):

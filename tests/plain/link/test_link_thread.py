@@ -79,7 +79,7 @@ def beats_go_on_while_the_loop_stands_and_end_with_it(monkeypatch: pytest.Monkey
     assert thread.checked(pair) == clock[0]
 
 
-def a_loss_is_reported_once_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_loss_is_reported_once_and_affects_no_other_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lost = [50.0], list[tuple[Any, Exception]]()
     module, thread = made(monkeypatch, clock)
     good = Notes(clock)
@@ -242,7 +242,7 @@ def verbs_are_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 SCENARIOS = [
     beats_go_on_while_the_loop_stands_and_end_with_it,
-    a_loss_is_reported_once_and_harms_no_other,
+    a_loss_is_reported_once_and_affects_no_other_pair,
     a_second_thread_leaves_doorbell_and_head_alone,
     verbs_are_used_by_one_thread_at_a_time,
 ]
@@ -290,7 +290,7 @@ def test_a_seeded_bug_is_found(bug: Bug) -> None:
     pytest.fail(f"no scenario finds that {bug.what}")
 
 
-def test_who_removes_a_queue_pair_waits_for_the_heartbeat_that_runs() -> None:
+def test_removing_a_queue_pair_waits_for_its_running_heartbeat() -> None:
     """It is closed next."""
     module: Any = importlib.import_module("blinkpy.dpu.link.link_thread")
     pair, within, go = Notes([0.0]), threading.Event(), threading.Event()

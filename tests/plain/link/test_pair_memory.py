@@ -102,7 +102,7 @@ WAYS_OUT = {"dmabuf": "open kernel modules.*or use host", "peermem": "nvidia-pee
     ("queue_memory", "error"),
     [*(("dmabuf", error) for error in pair_memory.NO_DMABUF), *(("peermem", error) for error in pair_memory.NO_PEER_MEMORY)],
 )
-def test_what_to_do_without_a_way_is_said(descriptor, queue_memory, error) -> None:
+def test_errors_without_gpudirect_state_the_remedy(descriptor, queue_memory, error) -> None:
     memory = DmaBufMemory(descriptor, read_word) if queue_memory == "dmabuf" else PeerMemory(ADDRESS, read_word)
     with pytest.raises(TransportError, match=f"--queue-memory {queue_memory} .*{os.strerror(error)}.*{WAYS_OUT[queue_memory]}"):
         memory.register(End(error), 0, 4096, 5)

@@ -80,7 +80,7 @@ def test_arena_skips_an_end_that_is_too_small() -> None:
     assert arena.take(4) == 2
 
 
-def test_arena_refuses_nonsense() -> None:
+def test_arena_refuses_invalid_sizes() -> None:
     arena = Arena(8)
     with pytest.raises(ValueError, match="exceed the arena"):
         arena.take(9)
@@ -130,7 +130,7 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypat
     assert pair.stray_completions == 0
 
 
-def test_a_poll_stops_at_its_limits_and_says_so(engine, pair, rng) -> None:
+def test_a_poll_stops_at_its_limits_and_reports_it(engine, pair, rng) -> None:
     """Of all completions, and of final ones: a reader that continues after it stopped early misses none, and
     gets them in order."""
     lengths = {submit(pair, [i + 1], max_tokens=int(rng.integers(1, 5))): i for i in range(SIZES.slots)}

@@ -156,7 +156,7 @@ LOSSES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_each_loss_is_noticed_by_a_check(time: Time, loss: str) -> None:
+def test_each_loss_is_detected_by_a_check(time: Time, loss: str) -> None:
     transport = Noted()
     pair = attached(transport)
     pair.check()
@@ -168,7 +168,7 @@ def test_each_loss_is_noticed_by_a_check(time: Time, loss: str) -> None:
         pair.check()  # it has no epoch to lose
 
 
-def test_a_heart_that_stands_still_is_noticed_after_its_time(time: Time) -> None:
+def test_a_stalled_heartbeat_is_detected_after_its_deadline(time: Time) -> None:
     transport = Noted()
     time.now = 40.0
     pair = QueuePair(transport, 2.0)
@@ -287,7 +287,7 @@ def test_the_longest_prompt_fits_and_room_comes_back_when_it_was_read(tokens: in
             pair.submit(np.zeros(1, np.int32), RequestParameters())
 
 
-def test_the_room_of_who_has_ended_comes_back_at_once() -> None:
+def test_an_ended_request_frees_its_arena_space_at_once() -> None:
     """The engine has read its entry, even where the transport's words are older than the completion."""
     transport = Noted(QueueSizes(1, 4, 4, 512, 40, 12))
     pair = attached(transport)
@@ -347,7 +347,7 @@ def test_no_hit_word_makes_a_poll_read_again_or_less(word: int) -> None:
     assert pair.poll() == []
 
 
-def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
+def test_a_poll_takes_at_most_its_limit(rng: np.random.Generator) -> None:
     transport = Noted()
     transport.words = EngineWords(0, 500, 4, 0)
     pair = attached(transport)
@@ -432,7 +432,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     assert pair._ended == requests[2].after
 
 
-def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.random.Generator) -> None:
+def test_submissions_beyond_the_engines_bounds_are_refused_before_writing(rng: np.random.Generator) -> None:
     """Each bound to the word: of one piece, the engine's slots or this client's arena, whichever is less; of two, the arena."""
     grammar = random_automaton(rng, states=6, classes=2)
     rules = TokenRules(FACTS.vocab_size, dict.fromkeys(range(int(rng.integers(1, 20))), 1.0))
@@ -484,7 +484,7 @@ def test_an_engine_that_has_ended_is_lost_at_once_and_a_claim_that_fails_leaves_
         pair.submit(np.ones(1, np.int32), RequestParameters())
 
 
-def test_a_heart_and_progress_that_move_alike_are_an_engine_that_lives(time: Time) -> None:
+def test_equal_heartbeat_and_progress_words_prove_life(time: Time) -> None:
     transport = Noted()
     pair = attached(transport, 2.0)
     for beat in range(3):

@@ -136,7 +136,7 @@ def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -
     assert posted == [2, 1, 1]
 
 
-def test_hit_words_are_read_for_those_that_are_silent_alone_and_all_at_once(wired) -> None:
+def test_hit_words_of_silent_requests_are_read_in_one_batch(wired) -> None:
     """While another request still has no word: data of a request that has had its first word costs no such read."""
     transport, segment = wired
     views, entry, read = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[tuple[int, int]]()
@@ -235,7 +235,7 @@ def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
     assert read_again() == EngineWords(5, 0, 1, 0)
 
 
-def test_whoever_only_cancels_or_only_looks_takes_what_has_been_completed(wired) -> None:
+def test_cancels_and_reads_alone_also_reap_completions(wired) -> None:
     """Otherwise the queue would be full although the card has finished, and the engine's words would not change."""
     transport, segment = wired
     for slot in range(3 * transport.queue._depth):

@@ -49,7 +49,7 @@ def storm(monkeypatch, seed: int) -> LinkStorm:
     return made
 
 
-def test_tokens_and_records_come_whole_however_late_the_card_is(storm: LinkStorm) -> None:
+def test_tokens_and_records_are_complete_with_a_late_card(storm: LinkStorm) -> None:
     for _ in range(8):
         storm.run(5)
     assert storm.case.counter("requests_finished") > 10
@@ -76,7 +76,7 @@ def test_the_first_failure_is_final(storm: LinkStorm) -> None:
             call()
 
 
-def test_a_card_that_does_nothing_gets_one_read_of_a_kind_and_is_noticed(storm: LinkStorm, monkeypatch) -> None:
+def test_a_stalled_card_gets_one_read_of_each_kind_and_is_detected(storm: LinkStorm, monkeypatch) -> None:
     storm.run(2)
     client = storm.clients[0]
     depth = client.transport.queue._depth = 50

@@ -99,7 +99,7 @@ def test_the_best_port_and_gid_are_chosen(seed: int) -> None:
         port.close()
 
 
-def test_without_pyverbs_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyverbs_error_states_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     strict_verbs.install(monkeypatch, card(), enums="libibverbs_enums")
     assert verbs.constants().IBV_QPT_RC == C.IBV_QPT_RC
     monkeypatch.delattr(verbs.constants(), "IBV_GID_TYPE_SYSFS_ROCE_V2")  # as some releases lack it

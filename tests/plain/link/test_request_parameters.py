@@ -74,7 +74,7 @@ def test_a_changed_copy_has_other_values_and_no_other_names(rng: np.random.Gener
         one.changed(top_x=1)
 
 
-def test_bounds_are_told_as_they_are() -> None:
+def test_error_texts_state_the_exact_bounds() -> None:
     for p in PARAMETERS:
         low, apart, high = re.fullmatch(r"(?:above )?(\S+) (to|and at most) (\S+)", p.bounds_text).groups()  # type: ignore[union-attr]
         ends = [float(end) if p.is_float else int(end) for end in (low, high)]

@@ -31,7 +31,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.uninstall()
 
 
-def test_whichever_call_of_verbs_fails_is_an_error_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failing_verbs_call_is_an_error_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends' calls, one after another, from opening the device to the connection. (A GID that can't be read is left out.)"""
     with test_transport.weaving() as fabric:
         for number in count(1):
@@ -45,7 +45,7 @@ def test_whichever_call_of_verbs_fails_is_an_error_and_leaves_nothing_open(monke
         assert number > 20
 
 
-def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recently_attached_front_ends_keep_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was stopped for longer than a lease claims again over the same one. The clock is the test's."""
     monkeypatch.setattr(handshake_server, "WATCH_S", 60.0)
     with test_transport.weaving() as fabric:
@@ -64,7 +64,7 @@ def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch:
         assert len(strict_verbs.QP.all) == 1, "the front end's own"
 
 
-def test_who_comes_back_has_a_lease_to_claim_and_who_claims_nothing_gets_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_returning_front_end_has_one_lease_to_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile all pairs are in use, and a stranger asks. The clock is the test's, and so is what the engine granted."""
     monkeypatch.setattr(handshake_server, "WATCH_S", 60.0)
     with test_transport.weaving() as fabric, contextlib.ExitStack() as opened:

@@ -94,14 +94,14 @@ def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vo
             TokenRules.of_words(words, vocabulary)
 
 
-def test_words_that_say_nothing_are_no_rules() -> None:
+def test_empty_words_are_no_token_rules() -> None:
     nothing = np.array([R.MARK, 0, 0, 0], np.int32)
     for length in range(len(nothing) + 1):
         with pytest.raises(ValueError, match="the words are not token rules"):
             TokenRules.of_words(nothing[:length], 8)
 
 
-def test_rules_of_another_vocabulary_are_told() -> None:
+def test_rules_for_another_vocabulary_are_refused() -> None:
     words = TokenRules(64, {3: 1.5}, allowed=[1, 3]).words()
     assert TokenRules.of_words(words, 33).allowed == [1, 3], "its bitmask has as many words"
     for vocabulary in (32, 65):
@@ -123,7 +123,7 @@ def test_rules_of_another_vocabulary_are_told() -> None:
         ({"biases": dict.fromkeys(range(1025), 1.0)}, "at most 1024 tokens"),
     ],
 )
-def test_what_is_out_of_range_is_told(rules: dict, reason: str) -> None:
+def test_out_of_range_rules_are_refused(rules: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         TokenRules(8, **{"biases": {}, **rules})
 

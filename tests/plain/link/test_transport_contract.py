@@ -100,7 +100,7 @@ def linked(request: pytest.FixtureRequest, verbs: None, seed: int) -> Iterator[L
     made.close()
 
 
-def test_what_is_written_is_where_the_engine_looks_and_nowhere_else(linked: Linked, rng: np.random.Generator) -> None:
+def test_writes_reach_only_their_places_in_the_engine(linked: Linked, rng: np.random.Generator) -> None:
     transport, draw, sizes = linked.transport, linked.draw, linked.segment.layout.sizes
     mirror = bytearray(linked.segment.buffer)
     expected = engine_views(memoryview(mirror), linked.segment.layout)
@@ -427,7 +427,7 @@ def test_regions_of_another_size_are_refused(far: Linked, name: str, more: int, 
         far.open()
 
 
-def test_who_starts_front_ends_is_told_of_the_key(verbs: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_flags_for_front_ends_name_the_key(verbs: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     key = tmp_path / "the key"
     key.write_bytes(b"k" * 40)
     key.chmod(0o600)

@@ -132,7 +132,7 @@ def test_the_pool_of_a_gpu_doubles(window_cache: str) -> None:
     assert halved < 2.3 * plain or window_cache == "ring"
 
 
-def test_what_can_not_have_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_fp8_caches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, refused in (((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert bool(fp8_problem("fp8_e4m3")) == refused

@@ -8,7 +8,7 @@ from blinkpy.models.cpu.cpu_sampler import _mask_row, mask_illegal, warm_up_rule
 from blinkpy.queues.submission import STOP_IDS
 
 
-def test_what_is_not_legal_is_masked_and_all_else_stays(rng: np.random.Generator) -> None:
+def test_only_illegal_tokens_are_masked(rng: np.random.Generator) -> None:
     vocabulary, slots = 300, 40
     grammars = RandomGrammars(rng, slots, vocabulary)
     arrays, seen = grammars.arrays(), 0

@@ -132,7 +132,7 @@ def test_the_state_is_checked_at_the_end_as_asked_for(result: int, when: str, pr
     assert (control[W.CONTROL_FAULT], words[W.COUNTER["integrity_errors"]]) == ((1, 2) if broken else (0, 0))
 
 
-def test_a_fault_of_the_device_is_announced_and_anything_else_is_not() -> None:
+def test_only_device_faults_are_announced() -> None:
     for error, announced in ((OSError("the device"), True), (KeyboardInterrupt(), False)):
         engine = made_engine("always", error, [])
         with pytest.raises(type(error)):

@@ -85,7 +85,7 @@ def test_drafts_are_those_of_a_plain_computation(saved: tuple[Path, Path, Refere
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
-def test_a_planted_bug_is_noticed(bug: Bug, saved: tuple[Path, Path, Reference], rng: np.random.Generator) -> None:
+def test_a_planted_bug_changes_the_drafts(bug: Bug, saved: tuple[Path, Path, Reference], rng: np.random.Generator) -> None:
     """By wrong drafts, or by a token outside of the vocabulary. A wrong position may change no draft of a few steps."""
     with planted(bug):
         try:

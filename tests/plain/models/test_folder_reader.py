@@ -162,7 +162,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_file_of_the_folder_is_refused(folder: Path, name: str, damage: str) -> None:
+def test_paths_other_than_regular_files_are_refused(folder: Path, name: str, damage: str) -> None:
     for above in (folder.parents[1], folder.parents[2], folder.parent):
         (above / "secret").write_text(SECRET)
     make, words = DAMAGES[damage]
@@ -209,7 +209,7 @@ def test_links_within_the_folder_and_to_the_blobs_of_the_hub(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret"])
-def test_names_lead_nowhere_else(folder: Path, name: str) -> None:
+def test_names_never_lead_out_of_the_folder(folder: Path, name: str) -> None:
     (folder.parent / "secret").write_text(SECRET)
     (folder / "a").mkdir()
     with pytest.raises(ConfigError, match="leads out of"):
@@ -315,7 +315,7 @@ def _opens(tree: ast.AST) -> bool:
     return False
 
 
-def test_nothing_else_opens_files() -> None:
+def test_only_listed_modules_open_files() -> None:
     """A module that opens a file has its line here, which states that the file is not a model's."""
     opening = {name.removeprefix("blinkpy.") for name, path in package_modules().items() if _opens(ast.parse(path.read_text()))}
     assert opening == OPENERS.keys()

@@ -315,7 +315,7 @@ def test_what_transformers_quantises(blocks: list[int] | None, tmp_path: Path, r
         assert (found - exact).abs().max() <= exact.abs().max() / 28
 
 
-def test_what_it_needs(static: Path, tmp_path: Path) -> None:
+def test_weight_bytes_and_scheme_are_described(static: Path, tmp_path: Path) -> None:
     """The description counts the bytes of the loaded weights; check-model names the scheme."""
     save_fp8("qwen3-moe", tmp_path / "block", 1, "fp8-block", **BLOCKS)
     save_model("llama2", tmp_path / "plain", 1, dtype=torch.bfloat16)

@@ -107,7 +107,9 @@ def test_output_of_another_engine_counts_as_output(by: str, architecture: Decode
         assert follower.tokens == whole.tokens
 
 
-def test_what_looks_at_the_output_knows_whose_it_is(architecture: DecoderDescription, rng: np.random.Generator) -> None:
+def test_token_rules_distinguish_own_output_from_moved_output_and_prompt(
+    architecture: DecoderDescription, rng: np.random.Generator
+) -> None:
     """min_tokens are those of this engine's own output, and banned sequences are met in another engine's, too; never in a prompt.
     The logits are the test's: the stop id, then the banned token, then another."""
     step: Any = make_step(architecture, "numpy")

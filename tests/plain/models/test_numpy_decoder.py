@@ -41,7 +41,7 @@ def test_each_unit_is_done_once(size: int, rng: np.random.Generator) -> None:
         assert sorted(done) == list(range(units))
 
 
-def test_a_helper_that_has_not_begun_is_not_waited_for_and_one_that_has_is() -> None:
+def test_only_helpers_that_have_begun_are_waited_for() -> None:
     team, here, hold, begun = ThreadTeam(2), threading.get_ident(), threading.Event(), threading.Event()
     ended = list[str]()
 

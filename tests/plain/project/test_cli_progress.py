@@ -107,7 +107,7 @@ def test_a_batch_without_a_terminal_has_lines_only_if_it_takes_long(monkeypatch:
         assert stream.getvalue() == text + more
 
 
-def test_outputs_are_counted_on_a_terminal_unless_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_counted_on_a_terminal_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     for shown, total, seen in ((None, 4, True), (True, 4, True), (False, 4, False), (None, 0, False)):
         screen = Screen()
         monkeypatch.setattr("sys.stderr", screen)

@@ -48,7 +48,7 @@ def test_a_file_may_use_tables_or_the_top_level(tmp_path: Path) -> None:
         (b"host = '\xff'", "is not TOML"),
     ],
 )
-def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, reason: str) -> None:
+def test_an_invalid_file_is_refused_with_place_and_reason(tmp_path: Path, text: str | bytes, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
         read(tmp_path, text)
     assert "blinkpy.toml" in str(caught.value)

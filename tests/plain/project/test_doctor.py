@@ -38,7 +38,7 @@ def test_locked_memory(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("problem", ["pyverbs", "devices"])
-def test_a_machine_without_rdma_is_told_what_to_do(problem, monkeypatch, capsys) -> None:
+def test_doctor_states_the_remedy_without_rdma(problem, monkeypatch, capsys) -> None:
     def missing() -> list[str]:
         if problem == "pyverbs":
             raise TransportError(f"--transport rdma needs pyverbs: {verbs.INSTALL}")

@@ -77,7 +77,7 @@ def test_file_names_differ_and_files_are_short() -> None:
     assert long == [], "a file has 80 to 400 lines: split these by subject"
 
 
-def test_nobody_else_imports_ray() -> None:
+def test_only_the_fleet_imports_ray() -> None:
     importers = {
         name for name, path in package_modules().items() for module, _ in imports_of(path) if module.split(".")[0] == "ray"
     }

@@ -15,9 +15,9 @@ from blinkpy.serving import load_choices
 
 TESTS = Path(__file__).parents[2]
 FRONT = "plain/front_end"
-BUDGETS = f"{FRONT}/test_budgets.py::test_beyond_a_limit_one_is_told_which_and_others_are_served"
+BUDGETS = f"{FRONT}/test_budgets.py::test_a_refusal_names_its_limit_and_others_are_served"
 ADMISSION, HANDSHAKE = f"{FRONT}/test_admission.py", "plain/link/test_handshake_server.py"
-UNREAD = f"{FRONT}/test_connections.py::test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not"
+UNREAD = f"{FRONT}/test_connections.py::test_only_clients_that_read_nothing_are_disconnected"
 
 # Options of front ends, queues and engines, and the test in which each alone binds.
 CASES = {
@@ -33,8 +33,8 @@ CASES = {
     "grammar_cache_mib": "plain/grammar/test_grammar_compiler.py::test_the_cache_is_bounded_and_keeps_what_is_used",
     "grammar_compile_mib": BUDGETS,
     "grammar_compile_ms": BUDGETS,
-    "grammar_digits": "plain/grammar/test_values_end.py::test_the_limit_of_digits_is_an_option",
-    "grammar_kib": "end_to_end/test_grammar_outputs.py::test_a_grammar_that_is_too_large_is_told",
+    "grammar_digits": "plain/grammar/test_bounded_values.py::test_the_limit_of_digits_is_an_option",
+    "grammar_kib": "end_to_end/test_grammar_outputs.py::test_a_grammar_above_the_limit_is_reported",
     "grammar_slots": f"{FRONT}/test_shared_slots.py::test_token_rules_that_lack_a_place_hold_back_no_plain_request",
     "handover_s": f"{FRONT}/test_handover.py::test_requests_that_outlast_a_handover_end_with_an_error",
     "header_timeout_s": BUDGETS,
@@ -44,19 +44,19 @@ CASES = {
     "max_body_chunks": BUDGETS,
     "max_body_depth": BUDGETS,
     "max_body_values": BUDGETS,
-    "max_connections": f"{FRONT}/test_budgets.py::test_a_connection_too_many_is_told_and_counted",
+    "max_connections": f"{FRONT}/test_budgets.py::test_excess_connections_are_refused_and_counted",
     "max_flex_requests": f"{ADMISSION}::test_best_effort_requests_leave_slots_and_their_turn_to_others",
     "max_flex_waiting_tokens": f"{ADMISSION}::test_tokens_of_best_effort_that_wait_have_a_limit_of_their_own",
     "max_header_bytes": BUDGETS,
     "max_header_count": BUDGETS,
-    "max_lag_ms": f"{FRONT}/test_gate.py::test_in_overload_new_requests_are_refused_and_everything_else_goes_on",
+    "max_lag_ms": f"{FRONT}/test_gate.py::test_overload_refuses_only_new_requests",
     "max_moves": f"{FRONT}/test_fleet.py::test_choices_survive_their_engines",
     "max_output_backlog": f"{FRONT}/test_limits_alone.py::test_a_stream_that_is_not_read_is_cancelled",
     "max_output_backlog_mib": f"{FRONT}/test_limits_alone.py::test_a_stream_that_is_not_read_is_cancelled",
     "max_pipelined": BUDGETS,
     "max_preparing": f"{FRONT}/test_request_preparation.py::"
     "test_the_line_of_middling_requests_is_bounded_and_clients_that_leave_leave_it",
-    "max_waiting_s": f"{ADMISSION}::test_who_waited_too_long_is_told_when_to_come_again",
+    "max_waiting_s": f"{ADMISSION}::test_requests_that_wait_too_long_get_a_retry_time",
     "max_waiting_tokens": f"{ADMISSION}::test_waiting_tokens_are_exact",
     "move_timeout_s": f"{FRONT}/test_fleet.py::test_without_any_engine_requests_are_refused_and_streams_end",
     "prepare_mib": f"{FRONT}/test_request_preparation.py::test_a_request_that_takes_too_much_is_given_up",
@@ -69,7 +69,7 @@ CASES = {
     "slots": f"{FRONT}/test_frontend_http.py::test_no_slot_is_429_where_none_may_wait_and_others_go_on",
     "sq_entries": "plain/project/test_config.py::test_values_are_checked_wherever_they_come_from",
     "unread_budget_mib": f"{FRONT}/test_budgets.py::test_streams_that_are_not_read_have_a_room_together",
-    "worker_hang_s": f"{FRONT}/test_drain.py::test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not",
+    "worker_hang_s": f"{FRONT}/test_drain.py::test_only_a_worker_with_a_blocked_loop_is_killed",
 }
 # Limits of a tenant in the file of --api-keys, and of the port for handshakes.
 TENANT_CASES = {
@@ -82,8 +82,8 @@ TENANT_CASES = {
 HANDSHAKE_CASES = {
     "MOST_HANDSHAKES": f"{HANDSHAKE}::test_each_bound_on_handshakes_binds_alone",
     "MOST_OF_ADDRESS": f"{HANDSHAKE}::test_each_bound_on_handshakes_binds_alone",
-    "HANDSHAKE_S": f"{HANDSHAKE}::test_a_deadline_counts_for_all_that_one_says",
-    "MESSAGE_LIMIT": f"{HANDSHAKE}::test_nonsense_is_refused_with_a_reason",
+    "HANDSHAKE_S": f"{HANDSHAKE}::test_a_deadline_covers_the_whole_handshake",
+    "MESSAGE_LIMIT": f"{HANDSHAKE}::test_malformed_messages_are_refused_with_a_reason",
 }
 # Names under which tests know an option.
 ALSO = {

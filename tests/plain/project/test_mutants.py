@@ -28,7 +28,7 @@ def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
 DIED = "its process died"
 
 
-class Nobody:
+class StubProcesses:
     """Processes that find nothing, or return the result of `say`."""
 
     def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "", starved_s: float = 0.0) -> None:
@@ -58,7 +58,9 @@ class Nobody:
         return [Ended(key, None if of else said, of, 1.0, self.starved_s) for (key, said), of in zip(done, died, strict=True)]
 
 
-def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody, nth: int = 0) -> Any:
+def hunted(
+    seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: StubProcesses, nth: int = 0
+) -> Any:
     """The last verdict on mutants, up to the nth, whose lines are reached by some, when others of the function were killed."""
     from mutants.hunt import Hunt, Hunted, Killers
     from mutants.mutations import mutants_of
@@ -79,11 +81,11 @@ def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
     def say(origin: str, function: str, tests: list[str], source: str) -> str:
         return f"{bad}: always" if bad in tests else f"{good}: wrong" if tests and source != whole else ""
 
-    nobody = Nobody(say)
-    verdict = hunted({bad: 0.1, good: 0.1}, ["simulator", "a.py"], [], nobody)
+    processes = StubProcesses(say)
+    verdict = hunted({bad: 0.1, good: 0.1}, ["simulator", "a.py"], [], processes)
     assert verdict.by == good
     tests = [[bad, good], [bad], [good], [good]]
-    assert nobody.started == [("path", "run_collected", some) for some in tests]
+    assert processes.started == [("path", "run_collected", some) for some in tests]
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def loop() -> None:
         pass
 
 
-def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_or_dead_process_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(60, "here", lambda: 7) == (7, "")
     assert answers(1, "here", time.sleep, 600)[1] == "waits for an event that never comes"

@@ -174,7 +174,7 @@ def plain(text: str) -> str:
     return re.sub(r"\n+", "\n", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)).strip()
 
 
-def test_a_package_page_has_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+def test_a_package_page_has_no_broken_link(tmp_path: Path) -> None:
     """Without an address, no link from the README to a file is left, and no word is lost."""
     readme = (ROOT / "README.md").read_text()
     fields, text = built_metadata(tmp_path, "")

@@ -56,7 +56,7 @@ def test_text_does_not_wander_between_files(package: Path) -> None:
     assert len(digests) == 2
 
 
-def test_a_part_that_is_gone_is_an_error(package: Path) -> None:
+def test_a_missing_package_is_an_error(package: Path) -> None:
     shutil.rmtree(package / "kv")
     with pytest.raises(FileNotFoundError, match="blinkpy has no kv"):
         source_digest(SCHEDULER, package)

@@ -52,7 +52,7 @@ def test_only_folders_of_dead_actors_are_removed(temporary: Path) -> None:
     assert [folder.exists() for folder in folders] == [True, False, True, True]
 
 
-def test_what_can_not_start_is_told(temporary: Path) -> None:
+def test_failed_starts_are_reported(temporary: Path) -> None:
     for actor in (EngineActor(table(model="no-such"), 0, False), FrontEndActor(table(model="no-such", port=0), 0)):
         started = actor.start([])
         assert started.hopeless and "no-such" in started.problem and not started.address
@@ -60,14 +60,14 @@ def test_what_can_not_start_is_told(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_who_is_told_to_end_does_not_start(temporary: Path) -> None:
+def test_an_ended_actor_does_not_start(temporary: Path) -> None:
     for actor in (EngineActor(table(), 0, False), FrontEndActor(table(), 0)):
         actor.end()
         assert actor.start([]) == Started(problem="it was asked to end")
     assert not list(temporary.iterdir())
 
 
-def test_who_waits_for_a_lost_engine_can_be_told_to_end() -> None:
+def test_an_actor_that_waits_for_a_lost_engine_can_be_ended() -> None:
     actor, name = EngineActor(table(), 0, False), f"test-ray-{os.getpid()}"
     path = segment_path(name)
     path.write_bytes(b"")
@@ -81,7 +81,7 @@ def test_who_waits_for_a_lost_engine_can_be_told_to_end() -> None:
     path.unlink()
 
 
-def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_during_a_start_leaves_no_process(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray calls both in threads: the list of engines is written while the end begins."""
     actor, writes = FrontEndActor(table(), 0), threading.Event()
     replace = os.replace

@@ -57,7 +57,7 @@ def draw(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def test_all_is_started_and_told(draw: random.Random) -> None:
+def test_all_members_are_started_and_reported(draw: random.Random) -> None:
     played = Played(draw, least=2, front_ends=2)
     played.run(1.5)
     assert not played.urls, "nothing serves yet"
@@ -108,7 +108,7 @@ def test_restarts_come_at_growing_intervals(draw: random.Random) -> None:
     assert len(played.serving()) == 1
 
 
-def test_what_can_not_start_at_all_ends_the_fleet(draw: random.Random) -> None:
+def test_a_member_that_can_never_start_ends_the_fleet(draw: random.Random) -> None:
     played = Played(draw)
     played.cluster.problem = lambda: Started(problem="no such model", hopeless=True)
     with pytest.raises(ConfigError, match="no such model"):
@@ -116,7 +116,7 @@ def test_what_can_not_start_at_all_ends_the_fleet(draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.5])
-def test_who_has_started_beside_it_ends_in_order(draw: random.Random, later_s: float) -> None:
+def test_members_started_beside_a_failed_one_end_in_order(draw: random.Random, later_s: float) -> None:
     """later_s: time between the errors of the two engines."""
     played, engines = Played(draw, least=2), iter((0.0, later_s))
     place = played.cluster.place_engine

@@ -160,7 +160,7 @@ class FrontMachine(RuleBasedStateMachine):
             self.pairs[pair % len(self.pairs)] = None
 
     @rule(pair=PAIRS)
-    def come_back(self, pair: int) -> None:
+    def reattach(self, pair: int) -> None:
         if self._living(pair) is None and not self.drained:
             self._attach(pair % len(self.pairs))
 

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from support.front_end.anthropic_shapes import is_message, message_of_events
-from support.front_end.http_model import Case, Said
+from support.front_end.http_model import Case, ExpectedChoice
 
 FINISHES = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
 
 
-def found_message(case: Case, text: str, said: Said, page_size: int) -> dict[str, Any]:
+def found_message(case: Case, text: str, said: ExpectedChoice, page_size: int) -> dict[str, Any]:
     """Content, reasoning, calls and finish reason of an answer, after a check of its counts and its stop string.
 
     text: whole answer or events. page_size: tokens of a cached page. Raises AssertionError.

@@ -98,7 +98,7 @@ class Case:
 
 
 @dataclass
-class Said:
+class ExpectedChoice:
     """One choice. tokens: tokens that count; texts: the text before each token, and after the last."""
 
     tokens: list[int]
@@ -135,7 +135,7 @@ class Model:
         own = set(case.body.get("stop_token_ids") or ())
         return own if case.body.get("ignore_eos") else own | {EOS}
 
-    def said(self, case: Case, prompt: list[int], speech: Speech) -> Said:
+    def expected_choice(self, case: Case, prompt: list[int], speech: Speech) -> ExpectedChoice:
         """A choice up to a stop id, a stop string or the limit, whichever comes first."""
         body, minimum = case.body, int(case.body.get("min_tokens") or 0)
         skip, include = body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
@@ -154,13 +154,13 @@ class Model:
                 met = [stop for stop in case.stops if text[:end].endswith(stop)]
                 if met:
                     longest = max(met, key=len)
-                    return Said(tokens, text[: end if include else end - len(longest)], "stop", texts, pushed, longest)
+                    return ExpectedChoice(tokens, text[: end if include else end - len(longest)], "stop", texts, pushed, longest)
             if ends:
-                return Said(tokens, text, "stop", texts, pushed)
+                return ExpectedChoice(tokens, text, "stop", texts, pushed)
             if len(tokens) == self.limit(case, prompt):
-                return Said(tokens, text, "length", texts, pushed)
+                return ExpectedChoice(tokens, text, "length", texts, pushed)
 
-    def reasoning_tokens(self, case: Case, said: Said) -> int:
+    def reasoning_tokens(self, case: Case, said: ExpectedChoice) -> int:
         """Tokens up to the closing tag, which counts."""
         closing = self.encoder.token_to_id("</think>")
         if not case.thinking:
@@ -175,7 +175,7 @@ class Model:
         text = given if isinstance(given, str) else "".join(part["text"] for part in given)
         return list(self.encoder.encode(text, add_special_tokens=False).ids)
 
-    def drafts(self, case: Case, said: Said, limit: int) -> tuple[int, int]:
+    def drafts(self, case: Case, said: ExpectedChoice, limit: int) -> tuple[int, int]:
         """The accepted drafts of a choice, and those from its prediction. limit: its max_tokens."""
         minimum, found = int(case.body.get("min_tokens") or 0), [0, 0]
         for number, token in enumerate(said.tokens, 1):

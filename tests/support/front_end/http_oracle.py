@@ -18,8 +18,8 @@ from support.front_end.http_model import (
     PLAIN,
     RESPONSES,
     Case,
+    ExpectedChoice,
     Model,
-    Said,
     is_own_draft,
     logprob_of,
 )
@@ -157,7 +157,7 @@ class HttpOracle:
         response = self.server.client.post(case.path, json=case.body, headers=bearer(case.tenant))
         assert response.status_code == 200, response.text
         self.server.idle()
-        said = [[self.model.said(case, prompt, speech) for speech in speeches]
+        said = [[self.model.expected_choice(case, prompt, speech) for speech in speeches]
                 for prompt, speeches in zip(case.prompts, case.speeches, strict=True)]  # fmt: skip
         self._submissions(case)
         self._admitted(case)
@@ -247,7 +247,7 @@ class HttpOracle:
 
     # ---- chats and completions
 
-    def _wanted(self, case: Case, said: list[list[Said]]) -> list[dict[str, Any]]:
+    def _wanted(self, case: Case, said: list[list[ExpectedChoice]]) -> list[dict[str, Any]]:
         """The expected choices of the answer."""
         wanted: list[dict[str, Any]] = []
         for prompt, choices in zip(case.prompts, said, strict=True):
@@ -257,7 +257,7 @@ class HttpOracle:
                 wanted.append({"index": len(wanted), **self._choice(case, prompt, one)})
         return wanted
 
-    def _choice(self, case: Case, prompt: list[int], said: Said) -> dict[str, Any]:
+    def _choice(self, case: Case, prompt: list[int], said: ExpectedChoice) -> dict[str, Any]:
         only_echo = case.body.get("max_tokens") == 0
         tokens = [] if only_echo else said.tokens
         logprobs: list[float | None] | None = None if case.logprobs is None else [logprob_of(token) for token in tokens]
@@ -295,7 +295,7 @@ class HttpOracle:
             wanted["content"] = got["content"]  # and the start of a call
         wanted |= {name: got[name] for name in ("calls", "finish") if name in got}
 
-    def _message(self, case: Case, said: Said) -> dict[str, Any]:
+    def _message(self, case: Case, said: ExpectedChoice) -> dict[str, Any]:
         """Content, reasoning and calls of a chat, without white space between them."""
         reasoning, _, rest = said.text.partition("</think>") if case.thinking else ("", "", said.text)
         content = rest.partition("\n<tool_call>")[0] if case.calls else rest
@@ -436,7 +436,11 @@ class HttpOracle:
         prompt, completion = (usage[name] for name in names)
         cached = usage[f"{names[0]}_details"]["cached_tokens"]
         reasoning = usage[f"{names[1]}_details"]["reasoning_tokens"]
-        said = [self.model.said(case, p, s) for p, speeches in zip(case.prompts, case.speeches, strict=True) for s in speeches]
+        said = [
+            self.model.expected_choice(case, p, s)
+            for p, speeches in zip(case.prompts, case.speeches, strict=True)
+            for s in speeches
+        ]
         total = 0 if case.body.get("max_tokens") == 0 else sum(len(one.tokens) for one in said)
         hits = PAGE * sum(case.hits)
         thoughts = sum(self.model.reasoning_tokens(case, one) for one in said)
@@ -451,7 +455,7 @@ class HttpOracle:
         if case.path != RESPONSES:
             self._drafts(case, usage["completion_tokens_details"], said, final)
 
-    def _drafts(self, case: Case, details: dict[str, int], said: list[Said], final: bool) -> None:
+    def _drafts(self, case: Case, details: dict[str, int], said: list[ExpectedChoice], final: bool) -> None:
         """Check that each predicted token counts as accepted or rejected. Without a prediction, other drafts count."""
         limits = [self.model.limit(case, prompt) for prompt in case.prompts for _ in range(case.choices)]
         drafts = [self.model.drafts(case, one, limit) for one, limit in zip(said, limits, strict=True)]
@@ -465,7 +469,7 @@ class HttpOracle:
 
     # ---- responses
 
-    def _response(self, case: Case, text: str, said: Said) -> None:
+    def _response(self, case: Case, text: str, said: ExpectedChoice) -> None:
         answer = json.loads(text) if not case.body.get("stream") else self._events(text)
         body, length = case.body, said.finish == "length"
         assert (answer["status"], answer["object"]) == ("incomplete" if length else "completed", "response")

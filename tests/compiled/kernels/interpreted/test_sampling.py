@@ -37,7 +37,7 @@ def copy_some(in_ptr, out_ptr, loads, stores):
 
 
 @pytest.mark.parametrize(("loads", "stores", "fine"), [(5, 4, True), (0, 4, True), (6, 4, False), (5, 5, False)])
-def test_what_a_kernel_reads_outside_of_its_tensors_is_noticed(loads: int, stores: int, fine: bool) -> None:
+def test_out_of_bounds_reads_are_detected(loads: int, stores: int, fine: bool) -> None:
     given, out = torch.arange(5, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     with nullcontext() if fine else pytest.raises(triton.runtime.errors.InterpreterError, match="outside of all tensors"):
         copy_some[(1,)](given, out, loads, stores)

@@ -91,7 +91,7 @@ def results_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call["id"], "content": f"result {i}"} for i, call in enumerate(calls)]
 
 
-def test_a_history_of_another_server_comes_back(tokenizer: Tokenizer) -> None:
+def test_histories_of_other_servers_are_accepted(tokenizer: Tokenizer) -> None:
     """Fields that Gemini, OpenRouter and LiteLLM add to their answers, and read again, have no effect."""
     call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": NAMES[0], "arguments": '{"city": "A"}'}}
     more = {"extra_content": {"google": {"thought_signature": "x"}}, "provider_specific_fields": {"thought_signature": "x"}}

@@ -126,7 +126,7 @@ def test_a_policy_has_all_its_rounds_for_each_request(tmp_path: Path, more: int)
         assert rank_of(RequestFields(*range(11)), faults, at) == (WORST_RANK if more else 7)
 
 
-def test_nobody_enters_where_all_wait_for_their_readers() -> None:
+def test_no_request_is_admitted_if_all_wait_for_their_readers() -> None:
     """Even if the list has no place after the last request: no code reads beyond it."""
     case = make_case(pairs=2, slots=3)
     state, views = case.state, as_memoryviews(case.state)
@@ -137,7 +137,7 @@ def test_nobody_enters_where_all_wait_for_their_readers() -> None:
     assert next_to_pass(case.limits, views, 0, 0, 1) == (3, False)
 
 
-def test_who_lacks_pages_and_who_gives_them_up(rng: np.random.Generator) -> None:
+def test_page_shortages_and_victims_match_the_rules(rng: np.random.Generator) -> None:
     """Some requests in `running` were already preempted in this turn. Stalled requests and those in flight lack
     nothing."""
     case = make_case(pairs=3, slots=4, rows=12, pages=48, best_effort_pages=0.25, attached=False)

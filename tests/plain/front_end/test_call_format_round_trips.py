@@ -240,7 +240,7 @@ def test_anthropic_answers_come_back(parser: str, tokenizer: Tokenizer, rng: np.
 
 
 @pytest.mark.parametrize("given", [{"city": "Oslo"}, {}, None, ["Oslo"], "Oslo", 5, 0, False, ""])
-def test_anthropic_input_of_any_type_comes_back(given: Any, tokenizer: Tokenizer) -> None:
+def test_anthropic_input_of_any_type_round_trips(given: Any, tokenizer: Tokenizer) -> None:
     """Clients parse the arguments of a stream, whatever the model wrote there."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": given}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "result 0"}
