@@ -51,7 +51,6 @@ def disturb_all(run: Run) -> None:
     suite.compile_host_code()
     with tempfile.TemporaryDirectory(prefix="rdma-fleet-") as out:
         asked = [word for name in ("count", "streams", "seed") for word in (f"--{name}", str(getattr(options, name)))]
-        suite.hand_over(Path(out))
         program = [sys.executable, "-m", "rdma.disturbed_fleet", *asked, "--output", "/guest_out/disturbances"]
         code = suite.run_inside(program, limit_s=START_S + EACH_S * options.count, out=Path(out))
         check(code == 0, f"it failed in the virtual machine, with code {code}")

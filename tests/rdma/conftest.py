@@ -1,7 +1,5 @@
 """These tests need an RDMA device; `make test-rdma` runs them in a virtual machine that has one."""
 
-import sys
-
 import pytest
 from rdma.limits import HANDSHAKE_S
 
@@ -16,12 +14,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         Port().close()
     except TransportError as error:
         pytest.exit(f"tests/rdma: {error}. `make test-rdma` runs them on any machine.", returncode=2)
-
-
-def pytest_collection_finish() -> None:
-    """Prepare the process that is forked for commands, if a test uses it, while other tests run."""
-    if forked := sys.modules.get("rdma.forked_commands"):
-        forked.start_template()
 
 
 @pytest.fixture(autouse=True)

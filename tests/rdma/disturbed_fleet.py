@@ -18,16 +18,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from rdma import wire
-from rdma.forked_commands import ForkedCommand
+from rdma.forked_engines import ForkedEngine
 from rdma.processes import ADDRESS, counter, free_address, frontends
-from support.commands import START_S
+from support.commands import START_S, Command
 from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -159,7 +159,7 @@ class DisturbedFleet:
     """The front end and the two engines, the second one over a wire. Once it is ready, both serve."""
 
     def __init__(
-        self, front: ForkedCommand, url: httpx.URL, options: list[tuple[str, ...]], names: list[str], engines: list[ForkedCommand]
+        self, front: Command, url: httpx.URL, options: list[tuple[str, ...]], names: list[str], engines: list[ForkedEngine]
     ):
         self.names, self.engines = names, engines
         self._front, self._url, self._options = front, url, options
@@ -175,7 +175,7 @@ class DisturbedFleet:
         wait_for(lambda: self.metric("each_engine_up") == [1, 1], START_S, self.said)
 
     def replace(self, number: int) -> None:
-        self.engines[number] = ForkedCommand("engine", *self._options[number])
+        self.engines[number] = ForkedEngine(*self._options[number])
         self.engines[number].find(ADDRESS)
 
     def disturb(self, kind: str, draw: random.Random, streams: Streams) -> Disturbance:
@@ -223,7 +223,7 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
         ("--listen", address, "--name", name, "--rdma-device", end.device, *ENGINE)
         for address, name, end in zip(addresses, names, wire.ENDS, strict=True)
     ]
-    engines = [ForkedCommand("engine", *own) for own in options]
+    engines = [ForkedEngine(*own) for own in options]
     try:
         reached = (word for address in addresses for word in ("--engine", address))
         with frontends(1, *FRONT_END, "--rdma-device", near.device, *reached) as ((front, client),):
@@ -241,16 +241,9 @@ def running() -> Iterator[tuple[DisturbedFleet, httpx.URL]]:
             engine.kill()
 
 
-def play(
-    count: int,
-    streams: int,
-    seed: int,
-    report: Callable[[dict[str, Any]], None],
-    calm_s: float = CALM_S,
-    kinds_of: Sequence[str] = KINDS,
-) -> None:
+def play(count: int, streams: int, seed: int, report: Callable[[dict[str, Any]], None], calm_s: float = CALM_S) -> None:
     """Disturb engines until `count` disturbances have moved requests. report: callback for each outcome, and for the totals at
-    the end. kinds_of: kinds of disturbances. Raises AssertionError for a wrong answer or for leftovers."""
+    the end. Raises AssertionError for a wrong answer or for leftovers."""
     draw = random.Random(seed)
     kinds, done = list[str](), list[Disturbance]()
     with running() as (fleet, url):
@@ -261,7 +254,7 @@ def play(
             report({"calm_silence_s": clients.silence(began)})
             while len(done) < count:
                 clients.gaps.clear()
-                kinds = kinds or draw.sample(kinds_of, len(kinds_of))
+                kinds = kinds or draw.sample(KINDS, len(KINDS))
                 time.sleep(draw.uniform(*PAUSE_S))
                 found = fleet.disturb(kinds[-1], draw, clients)
                 assert not clients.wrong, clients.wrong[0]

@@ -1,4 +1,4 @@
-"""Engines and front ends as separate processes, forked or started by the users' commands."""
+"""Engines and front ends as separate processes: the users' command starts front ends; engines are started by it or forked."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import httpx
-from rdma.forked_commands import ForkedCommand
+from rdma.forked_engines import ForkedEngine
 from support.commands import Command
 from support.waiting import wait_for
 
@@ -28,11 +28,11 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 
 @contextlib.contextmanager
-def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[ForkedCommand, tuple[str, ...]]]:
+def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[ForkedEngine, tuple[str, ...]]]:
     """A forked engine with a unique name, and the options with which front ends find it. wait: wait until it accepts front
     ends."""
     name = () if "--name" in options else ("--name", f"test-{secrets.token_hex(4)}")
-    forked = ForkedCommand("engine", "--transport", "rdma", "--listen", listen, *name, *options)
+    forked = ForkedEngine("--transport", "rdma", "--listen", listen, *name, *options)
     try:
         yield forked, ("--transport", "rdma", "--engine", forked.find(ADDRESS)[1] if wait else listen)
     finally:
@@ -40,9 +40,9 @@ def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Ite
 
 
 @contextlib.contextmanager
-def frontends(count: int, *options: str, ack_timeout: int | None = None) -> Iterator[list[tuple[ForkedCommand, httpx.Client]]]:
-    """Forked front ends on free ports, and a client for each. ack_timeout: see ForkedCommand."""
-    commands = [ForkedCommand("frontend", "--port", "0", *options, ack_timeout=ack_timeout) for _ in range(count)]
+def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> Iterator[list[tuple[Command, httpx.Client]]]:
+    """Front ends on free ports, started at the same time, and a client for each. env: added to the environment."""
+    commands = [Command("frontend", "--port", "0", *options, env=env) for _ in range(count)]
     try:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=60)) for command in commands]
@@ -54,8 +54,8 @@ def frontends(count: int, *options: str, ack_timeout: int | None = None) -> Iter
             command.end()
 
 
-def lives(command: Command | ForkedCommand) -> bool:
-    return command.lives() if isinstance(command, ForkedCommand) else command.process.poll() is None
+def lives(command: Command | ForkedEngine) -> bool:
+    return command.lives() if isinstance(command, ForkedEngine) else command.process.poll() is None
 
 
 def health(client: httpx.Client) -> int:
@@ -74,17 +74,16 @@ def counter(name: str, counted: str) -> int:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict[str, httpx.Client]]]]:
     """A front end for each transport, with these options, and a function that starts an engine for each, with its own options,
-    and yields the clients. The users' commands start those of RDMA; the others are forked."""
+    and yields the clients. The users' commands start all of them."""
     address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
         "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
-    commands_of: dict[str, type[Command | ForkedCommand]] = {"rdma": Command, "shm": ForkedCommand}
-    fronts = {way: made("frontend", "--port", "0", *ways[way][1], *options) for way, made in commands_of.items()}
+    fronts = {name: Command("frontend", "--port", "0", *transport, *options) for name, (_, transport) in ways.items()}
     clients = dict[str, httpx.Client]()
 
-    def wait_until(served: bool, commands: Sequence[Command | ForkedCommand] = ()) -> None:
+    def wait_until(served: bool, commands: Sequence[Command] = ()) -> None:
         def reached(client: httpx.Client) -> bool:
             ended = [command.said for command in commands if not lives(command)]
             assert not ended, f"an engine ended: {ended}"
@@ -98,7 +97,7 @@ def serving(*options: str) -> Iterator[Callable[..., AbstractContextManager[dict
 
     @contextlib.contextmanager
     def engines(*own: str) -> Iterator[dict[str, httpx.Client]]:
-        commands = [commands_of[way]("engine", *transport, *own) for way, (transport, _) in ways.items()]
+        commands = [Command("engine", *transport, *own) for transport, _ in ways.values()]
         try:
             for transport, front in fronts.items():
                 if transport not in clients:

@@ -1,4 +1,4 @@
-"""Two front ends at the same time against the real scheduler: 2,000 requests of random lengths, or nightly 10,000, some of them
+"""Two front ends at the same time against the real scheduler: 4,000 requests of random lengths, or nightly 10,000, some of them
 cancelled."""
 
 import multiprocessing
@@ -19,7 +19,7 @@ from blinkpy.queues.words import COUNTER, FINISH_CANCELLED, FINISH_LENGTH, FINIS
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import new_owner
 
-FRONT_ENDS, REQUESTS = 2, 5000 if NIGHTLY else 1000
+FRONT_ENDS, REQUESTS = 2, 5000 if NIGHTLY else 2000
 LIMIT_S = 900.0  # nightly, an idle machine needs a ninth of it
 CANCELLED = 0.15  # share of the requests
 OPTIONS = (
