@@ -254,7 +254,7 @@ class LLM:
     def _pair(self) -> QueuePair:
         """The queue pair. Raises RuntimeError if the engine is lost, or this LLM is closed."""
         if not self._end.alive:
-            raise RuntimeError("this LLM is closed")
+            raise RuntimeError("this LLM is closed: make a new one")
         pair = self._loop.engines.pair
         if pair is None:
             code = self._engine.exit_code()

@@ -172,9 +172,9 @@ class FrontendOptions:
 
 # Patterns of list entries in AccessOptions.
 ORIGIN_LISTS = {
-    "allowed_origins": r"\*|[a-z][a-z0-9+.-]*://[^\s/,\"]+",
-    "allowed_methods": r"\*|[A-Z]+",
-    "allowed_headers": r"\*|[A-Za-z0-9-]+",
+    "allowed_origins": (r"\*|[a-z][a-z0-9+.-]*://[^\s/,\"]+", "an origin such as https://example.org, without a path"),
+    "allowed_methods": (r"\*|[A-Z]+", "a method in upper case, such as GET"),
+    "allowed_headers": (r"\*|[A-Za-z0-9-]+", "the name of a header, such as Content-Type"),
 }
 
 
@@ -203,10 +203,10 @@ class AccessOptions:
         root = self.root_path
         if root and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root):
             raise ConfigError(f"root_path must be a path such as /llm, without a trailing /, not {root!r}")
-        for name, pattern in ORIGIN_LISTS.items():
+        for name, (pattern, valid) in ORIGIN_LISTS.items():
             for entry in listed(getattr(self, name), name):
                 if not re.fullmatch(pattern, entry):
-                    raise ConfigError(f"{name}: {entry!r} is not a valid entry")
+                    raise ConfigError(f"{name}: {entry!r} is not {valid}")
         if self.allow_credentials and "*" in listed(self.allowed_origins, "allowed_origins"):
             raise ConfigError("allow_credentials needs allowed_origins by name, not *")
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):

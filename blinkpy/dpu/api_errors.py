@@ -92,7 +92,7 @@ def unavailable(message: str, retry_s: int = 1) -> ApiError:
 
 def shutting_down() -> ApiError:
     """A 503: this server shuts down; another server may answer."""
-    return ApiError(503, "The server is shutting down.", code="shutting_down")
+    return ApiError(503, "The server is shutting down; try again.", code="shutting_down")
 
 
 def overloaded() -> ApiError:
@@ -103,7 +103,7 @@ def overloaded() -> ApiError:
 
 def internal_error() -> ApiError:
     """A 500: an error of the server; the log has details."""
-    return ApiError(500, "Internal server error.", code="internal_error")
+    return ApiError(500, "Internal server error: the server's log has the reason.", code="internal_error")
 
 
 def sentence(error: Exception) -> str:

@@ -404,7 +404,11 @@ class EngineLink:
             self._gauge("requests_in_flight", pair.in_flight)
             if pair.stray_completions > stray:
                 self._metrics.count("stray_completions", pair.stray_completions - stray)
-                logger.error("%d completions for slots without a request", pair.stray_completions - stray)
+                logger.error(
+                    "%s%d completions for slots without a request: report this bug with `blinkpy record`",
+                    self._log_prefix,
+                    pair.stray_completions - stray,
+                )
                 stray = pair.stray_completions
 
     async def _try_connect(self) -> QueuePair | None:

@@ -206,12 +206,14 @@ def failure(finish: int, reason: int, excluding: str = "") -> ApiError:
     if finish == completion.FINISH_REJECTED and reason in REJECTIONS:
         return bad_request(*REJECTIONS[reason])
     if finish == completion.FINISH_REJECTED:
-        return ApiError(500, f"The engine refused the request (reason {reason}).", code="engine_rejected")
+        return ApiError(
+            500, f"The engine refused the request for an unknown reason ({reason}): report this bug.", code="engine_rejected"
+        )
     if finish == completion.FINISH_CANCELLED:
-        return unavailable("The engine cancelled the request.")
-    known = finish == completion.FINISH_ERROR
-    message = "The engine failed to continue this request." if known else f"The engine reported an unknown finish code {finish}."
-    return ApiError(500, message, code="engine_error")
+        return unavailable("The engine cancelled the request; try again.")
+    if finish == completion.FINISH_ERROR:
+        return ApiError(500, "The engine failed to continue this request; try again.", code="engine_error")
+    return ApiError(500, f"The engine ended the request with the unknown code {finish}: report this bug.", code="engine_error")
 
 
 class Sink(Protocol):

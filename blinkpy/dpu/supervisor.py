@@ -264,7 +264,11 @@ class Supervisor:
             raise ConfigError(death.error or "a front-end worker refused its options")
         logger.error("worker %d %s", worker.index, death)
         if worker.is_hopeless:
-            logger.error("worker %d died in %d consecutive starts: giving up", worker.index, FIRST_STARTS)
+            logger.error(
+                "worker %d died in %d consecutive starts, so the front end exits: correct the cause in the lines above",
+                worker.index,
+                FIRST_STARTS,
+            )
         return worker.is_hopeless
 
     def _take_over(self, inherited: Inheritance) -> bool:

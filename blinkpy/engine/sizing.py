@@ -162,7 +162,7 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     try:
         encoder = read_encoder(folder)
     except ConfigError as error:
-        logger.warning("no grammars: %s", error)
+        logger.warning("grammars are disabled: %s", error)
         return None
     pieces = TokenTexts(encoder).pieces
     if pieces is None:

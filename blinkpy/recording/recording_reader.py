@@ -58,7 +58,7 @@ class RecordingReader:
             raise RecordingError(f"no recording of an engine with the name {name!r}: {path}: {error.strerror}") from error
         try:
             if os.fstat(fd).st_uid != os.getuid():
-                raise RecordingError(f"the recording {path} belongs to another user")
+                raise RecordingError(f"the recording {path} belongs to another user: run the command as this user")
             self._memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         except ValueError as error:
             raise RecordingError(f"{path} does not point to a recording") from error
@@ -171,7 +171,9 @@ def read_dump(path: Path) -> Capture:
     except Exception as error:  # zlib.error, for example, has no specific base class
         raise RecordingError(f"{path} is not a recording, or it is damaged: {error}") from error
     if about.get("format") != FORMAT:
-        raise RecordingError(f"{path} has format {about.get('format')}; this version reads {FORMAT}")
+        raise RecordingError(
+            f"{path} has format {about.get('format')}; this version reads {FORMAT}: use the blinkpy that wrote it"
+        )
     state = {name.removeprefix(STATE): array for name, array in arrays.items() if name.startswith(STATE)}
     for name, dtype, shape in about.get("arrays", []):
         if name not in state or list(state[name].shape) != shape or state[name].dtype.str != dtype:

@@ -96,7 +96,7 @@ class Admission:
             try:
                 self._install(await asyncio.to_thread(self._keys.read))
             except ConfigError as error:
-                logger.error("keeping the previous keys: %s", error)
+                logger.error("keeping the previous keys: %s; correct the file, then send SIGHUP", error)
                 return
         logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
         self.admit()
@@ -108,7 +108,8 @@ class Admission:
         scheme, _, key = authorization.partition(b" ")
         found = self._ring.find(key.strip())
         if found is None or scheme.lower() != b"bearer":
-            raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
+            message = "The API key is missing or wrong: send a valid one as 'Authorization: Bearer KEY'."
+            raise ApiError(401, message, code="invalid_api_key")
         return found
 
     # ---- one request -------------------------------------------------------------------------------------------------

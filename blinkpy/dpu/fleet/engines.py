@@ -182,7 +182,7 @@ class Engines:
         if None in problems:
             return None
         if not problems:
-            return "No engine is listed."
+            return "No engine is listed: add one to the file of --engines-file."
         known = " ".join(dict.fromkeys(problem for problem in problems if problem is not None))
         return f"None of {len(problems)} engines serves. {known}".strip() if self.several else known
 
@@ -243,7 +243,7 @@ class Engines:
             except ApiError as error:  # an engine was lost meanwhile
                 if error.status != 503 or attempt == 1 or not all(generation.open for generation, _, _ in work):
                     raise
-        raise self.unavailable("No engine is listed.")
+        raise self.unavailable("No engine is listed: add one to the file of --engines-file.")
 
     @staticmethod
     def _seeded(sampling: RequestParameters) -> RequestParameters:

@@ -32,7 +32,7 @@ def compiled(digits: int, closes: bool, grammar: bytes) -> bytes:
     except MemoryError:
         return EXHAUSTED
     except RecursionError:
-        refusal: GrammarError = GrammarTooLargeError("The grammar is too deep.")
+        refusal: GrammarError = GrammarTooLargeError("The grammar is nested too deeply: reduce its depth.")
     except GrammarError as error:
         refusal = error
     except Exception:

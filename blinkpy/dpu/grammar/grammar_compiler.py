@@ -130,13 +130,13 @@ class GrammarCompiler:
         if answer[:1] == ANSWER:
             return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))
         if answer[:1] == EXHAUSTED:
-            return GrammarTooHeavyError("The grammar takes too much memory to compile.")
+            return GrammarTooHeavyError("The grammar takes too much memory to compile: simplify it.")
         if answer[:1] == FAILURE:
             raise RuntimeError(f"the grammar compiler failed:\n{answer[1:].decode()}")
         return GrammarError(*orjson.loads(answer[1:]))
 
 
-_TOO_LONG = GrammarTooSlowError("The grammar takes too long to compile.")
+_TOO_LONG = GrammarTooSlowError("The grammar takes too long to compile: simplify it.")
 
 
 def _content(grammar: Grammar) -> bytes:
@@ -144,7 +144,7 @@ def _content(grammar: Grammar) -> bytes:
     try:
         content = orjson.dumps(grammar)
     except orjson.JSONEncodeError as error:  # the JSON is nested deeper than this
-        raise GrammarTooLargeError("The grammar is too deep.") from error
+        raise GrammarTooLargeError("The grammar is nested too deeply: reduce its depth.") from error
     if len(content) > MOST_CONTENT:
         raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; the limit is {MOST_CONTENT}.")
     return content

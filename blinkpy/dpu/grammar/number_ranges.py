@@ -231,7 +231,7 @@ class _Magnitudes:
                     edges.add(ord(sign), ord(sign), number[following])
             edges.end_state()
             if len(found) > MOST_STATES:
-                raise GrammarTooLargeError("The bounds of a number need too many states.")
+                raise GrammarTooLargeError("The bounds of a number need too many states: use numbers with fewer digits.")
         return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))
 
     def _following(self, state: tuple, sign: str) -> tuple | None:
@@ -264,7 +264,9 @@ def _decimal_step(step: Fraction) -> tuple[int, int]:
     places = next((places for places in range(20) if (step * 10**places).denominator == 1), 20)
     units = int(step * 10**places)
     if places == 20 or units * (places + 1) > MOST_REMAINDERS:
-        raise GrammarError("'multipleOf' needs too many states here.", keyword="multipleOf")
+        raise GrammarError(
+            "'multipleOf' needs too many states: use a number with fewer digits, or leave it out.", keyword="multipleOf"
+        )
     return places, units
 
 

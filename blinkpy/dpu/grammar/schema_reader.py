@@ -64,7 +64,7 @@ class SchemaReader:
             for one in self.shapes((place,), shape.copy()):
                 found += self._spelled_out(one, rest)
                 if len(found) > MOST_SHAPES:
-                    raise GrammarTooLargeError(f"The schema has more than {MOST_SHAPES} alternatives.", place.path)
+                    raise GrammarTooLargeError(f"The schema has more than {MOST_SHAPES} alternatives: simplify it.", place.path)
         return found
 
     def _apply(self, place: Place, shape: Shape, choices: list[Alternatives]) -> list[Place]:
@@ -72,7 +72,9 @@ class SchemaReader:
         `choices`."""
         self._schemas += 1
         if self._schemas > MOST_SCHEMAS:
-            raise GrammarTooLargeError(f"The grammar has more than {MOST_SCHEMAS} schemas, counting repeated references.")
+            raise GrammarTooLargeError(
+                f"The grammar has more than {MOST_SCHEMAS} schemas, counting repeated references: simplify it."
+            )
         schema = place.schema
         if schema is True or schema is False:
             shape.types &= shape.types if schema else frozenset()

@@ -93,7 +93,7 @@ class App:
         except ApiError as error:
             exchange.refuse(error)
         except Exception:
-            logger.exception("failed to answer a request")
+            logger.exception("request %s failed: report this bug", exchange.request_id)
             exchange.refuse(internal_error())
         if exchange.complete and exchange.logged:
             self._access_log.ended(exchange, bool(exchange.asker.group) and exchange.status >= 400)
@@ -124,7 +124,7 @@ class App:
         except ClientDisconnected:
             raise
         except Exception:
-            logger.exception("failed to answer a request")
+            logger.exception("request %s failed: report this bug", exchange.request_id)
             await exchange.drained()
             exchange.refuse(internal_error())
 
@@ -146,7 +146,7 @@ class App:
         if stored is not None:
             post = partial(self._stored, stored)
         if get is None and later is None and post is None:
-            raise ApiError(404, f"Unknown path {path[:200]}.", code="not_found")
+            raise ApiError(404, f"Unknown path {path[:200]}: /openapi.json lists all paths.", code="not_found")
         every = exchange.connection.all
         if path not in OPEN_PATHS:
             self._authenticate(exchange)
@@ -192,7 +192,7 @@ class App:
 
     def _model(self, name: str) -> tuple[bytes, bytes]:
         if name != self.service.model:
-            raise ApiError(404, f"The model '{name[:200]}' does not exist.", code="model_not_found")
+            raise ApiError(404, f"The model '{name[:200]}' does not exist: /v1/models lists the names.", code="model_not_found")
         return JSON, orjson.dumps(self._card())
 
     def _card(self) -> dict[str, Any]:

@@ -112,7 +112,10 @@ class ChatDialect:
             for form in () if continued else probe.plain_forms(fitted):
                 with contextlib.suppress(TemplateRefusalError):
                     text = text_of_form(form)
-                    logger.warning("the chat template refuses a conversation (%s): it is sent as plain text", error)
+                    logger.warning(
+                        "the chat template refuses a conversation (%s): it is sent as plain text; --chat-template sets another",
+                        error,
+                    )
                     return text
             place = request.place(*probe.refused_at(fitted, tools))
             raise bad_request(f"'{place}' does not fit this model's chat template: {error}", place, "invalid_messages") from error

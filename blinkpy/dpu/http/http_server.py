@@ -276,11 +276,13 @@ def _tls_context(access: AccessOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.verify_mode = ssl.VerifyMode(access.ssl_cert_reqs)
+    used = f"ssl_certfile {access.ssl_certfile}" + (f" with ssl_keyfile {access.ssl_keyfile}" if access.ssl_keyfile else "")
     try:
         context.load_cert_chain(access.ssl_certfile, access.ssl_keyfile or None)
-        context.verify_mode = ssl.VerifyMode(access.ssl_cert_reqs)
         if access.ssl_ca_certs:
+            used = f"ssl_ca_certs {access.ssl_ca_certs}"
             context.load_verify_locations(access.ssl_ca_certs)
     except OSError as error:
-        raise ConfigError(f"the TLS certificate can't be used: {error}") from error
+        raise ConfigError(f"can't use {used}: {error}") from error
     return context

@@ -145,7 +145,7 @@ def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: 
         try:
             return _attach(path, pair, or_another)
         except FileNotFoundError:
-            problem = TransportError(f"no engine with the name {name!r} ({path} does not exist)")
+            problem = TransportError(f"no engine with the name {name!r} ({path} does not exist): start it, or correct the name")
         except BlockingIOError as error:
             problem = TransportError(f"engine {name!r}: {error.strerror}")
         if time.monotonic() >= deadline:

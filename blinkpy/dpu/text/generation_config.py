@@ -54,7 +54,7 @@ def request_defaults(folder: Path, values: Mapping[str, Any]) -> RequestParamete
         raise ConfigError(f"{folder}: {error}") from error
     ignored = ignored_keys(values)
     if ignored:
-        logger.warning("%s: no effect on requests: %s", folder / NAME, ", ".join(ignored))
+        logger.warning("%s: ignoring keys that have no effect on requests: %s", folder / NAME, ", ".join(ignored))
     return defaults
 
 

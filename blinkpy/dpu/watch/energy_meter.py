@@ -63,7 +63,7 @@ class EnergyMeter(threading.Thread):
             while not self._ended.wait(PERIOD_S):
                 self.read()
         except Exception:  # the GPU is gone: remove the metrics instead of repeating the last value
-            logger.exception("reading the GPU's energy failed")
+            logger.exception("energy metrics are disabled until a restart: can't read the GPU's energy meter")
             for name in METERS:
                 self._metrics.gauge(name, 0)
 

@@ -91,7 +91,7 @@ class HandshakeServer:
             self._watch()
         # The network card is full or the GPU has a fault: refuse later handshakes with this reason.
         except Exception as error:
-            logger.warning("could not check for lost front ends: %s", error)
+            logger.warning("could not check for lost front ends, whose queue pairs stay in use until then: %s", error)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Run one handshake."""

@@ -40,7 +40,9 @@ class QuantisedRows(NamedTuple):
         """Pieces of whole rows, with at most `numbers` numbers each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
-            raise ConfigError(f"can't quantize while loading: a row of {self.values.shape[1]} numbers is too long")
+            raise ConfigError(
+                f"can't quantize while loading: a row of {self.values.shape[1]} numbers is too long; use quantization auto"
+            )
         return [QuantisedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
 
 

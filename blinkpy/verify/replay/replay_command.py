@@ -254,7 +254,7 @@ def run_record(options: RecordOptions) -> int:
             raise ConfigError(
                 f"several engines are recording; give the name of one: {'; '.join(map(_described, sorted(names)))}"
                 if names
-                else "no engine on this machine is recording"
+                else "no engine on this machine is recording: start one with record_steps above 0"
             )
         name = names[0]
     capture = RecordingReader(name).capture()

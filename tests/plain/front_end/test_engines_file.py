@@ -95,7 +95,7 @@ def test_without_engines_requests_get_503_until_one_comes(folder: Path, file: Pa
     with serving(first, folder, wait_ready=False, engines_file=str(file)) as server:
         refused = server.complete([7], max_tokens=1)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"]["message"] == "No engine is listed."
+        assert refused.json()["error"]["message"] == "No engine is listed: add one to the file of --engines-file."
         assert server.client.get("/health").status_code == 503
         assert server.client.get("/metrics").status_code == 200
         write(file, first)

@@ -182,7 +182,8 @@ def test_no_key_is_lost_and_neutral_values_are_silent(tmp_path: Path, caplog: py
     }
     (folder / "generation_config.json").write_text(json.dumps(content))
     Tokenizer(folder).request_defaults()
-    assert caplog.messages == [f"{folder}/generation_config.json: no effect on requests: max_length, num_beams, presence_penalty"]
+    ignored = "ignoring keys that have no effect on requests: max_length, num_beams, presence_penalty"
+    assert caplog.messages == [f"{folder}/generation_config.json: {ignored}"]
 
 
 def test_max_new_tokens_limits_requests_that_set_no_limit() -> None:

@@ -336,7 +336,8 @@ def test_an_escaped_slash_is_of_a_name(served) -> None:
     server, _ = served
     assert server.client.get("/v1/models/tiny").status_code == 200
     answer = server.client.get("/v1/models/some%2Fone%2fother")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "The model 'some/one/other' does not exist.")
+    expected = "The model 'some/one/other' does not exist: /v1/models lists the names."
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, expected)
 
 
 def test_hosts_of_any_bytes(rng: np.random.Generator) -> None:

@@ -41,7 +41,7 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
     if version not in ("1.0", "1.1"):
         raise _invalid("The version must be HTTP/1.1 or HTTP/1.0.")
     if method == b"CONNECT":  # the following bytes would not be HTTP
-        raise _invalid("This server is not a proxy.")
+        raise _invalid("The method CONNECT is not supported: this server is not a proxy.")
     if not TARGET.fullmatch(target) and (method, target) != (b"OPTIONS", b"*"):
         raise _invalid("The request target must be a path, or an http URL without user name and fragment.")
     hosts = [value for name, value in headers if name == b"host"]

@@ -40,7 +40,7 @@ class JobForks:
         if answer:
             outcome, result = pickle.loads(answer)  # of this process
         if outcome == "too much":
-            message = "Parsing and tokenizing the request takes too much time or memory."
+            message = "Parsing and tokenizing the request takes too much time or memory: shorten it."
             raise ApiError(413, message, code="too_costly", limit="prepare_ms")
         if outcome == "error":
             status, message, param, code, limit = result

@@ -96,7 +96,9 @@ class RequestReader:
     def check_model(self, model: str | None) -> None:
         """Raise ApiError with status 404 for another model's name."""
         if model is not None and model != self.model:
-            raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"The model '{model}' does not exist: /v1/models lists the names.", param="model", code="model_not_found"
+            )
 
     def prompts(self, request: Request, limits: EngineLimits | None, empty: bool = False) -> list[Int32]:
         """Token ids of each prompt.
@@ -268,7 +270,9 @@ def _detokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> byte
 def _bounded(answer: bytes, reader: RequestReader) -> bytes:
     limit = reader.options.max_body_bytes
     if len(answer) > limit:
-        raise ApiError(413, f"The response would exceed {limit} bytes.", code="answer_too_large")
+        raise ApiError(
+            413, f"The response would exceed {limit} bytes (max_body_bytes): shorten the request.", code="answer_too_large"
+        )
     return answer
 
 

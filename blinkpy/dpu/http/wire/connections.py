@@ -36,7 +36,12 @@ def too_many_bodies() -> ApiError:
 
 
 def too_many_connections() -> ApiError:
-    return ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
+    return ApiError(
+        503,
+        "The server has too many connections: close idle ones, or try again.",
+        code="too_many_connections",
+        limit="max_connections",
+    )
 
 
 def too_much_unread() -> ApiError:

@@ -115,7 +115,11 @@ class Exchange:
             if name == b"content-type":
                 content_type = value.partition(b";")[0].strip().lower()
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
-                raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
+                raise ApiError(
+                    415,
+                    "Compressed bodies are not supported: send the body without Content-Encoding.",
+                    code="unsupported_encoding",
+                )
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")

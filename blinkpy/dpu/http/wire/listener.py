@@ -89,7 +89,7 @@ class Listener:
     def _refuse(self, sock: socket.socket, error: OSError) -> None:
         """Accept and close the next connection, which would only wait for a free descriptor."""
         if not self._logged:
-            logger.warning("connections are refused: %s", error.strerror)
+            logger.warning("connections are refused: %s; raise the limit of file descriptors, or free memory", error.strerror)
             self._logged = True
         os.close(self._spare)
         with contextlib.suppress(OSError):
