@@ -28,7 +28,7 @@ def test_streams_survive_an_engine(seed: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_engines_of_one_command_share_the_requests_and_come_back() -> None:
+def test_engines_of_one_command_share_requests_and_restart() -> None:
     with serving("demo", *NULL, "--data-parallel-size", "2", "--log-level", "warning") as server:
 
         def metric(name: str) -> list[int]:

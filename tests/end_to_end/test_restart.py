@@ -163,7 +163,7 @@ def test_killed_and_hung_engines_restart_and_connections_stay(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-def test_a_server_stays_while_no_engine_comes_up_and_ends_promptly(tmp_path: Path, how: str) -> None:
+def test_a_server_outlives_failing_engine_starts_and_ends_promptly(tmp_path: Path, how: str) -> None:
     """The model's config.json is missing when the next engine reads it, or is a pipe without a writer."""
     model = tmp_path / "model"
     shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -229,7 +229,7 @@ Engine.run = run
 """
 
 
-def test_the_servers_last_line_says_why_the_engine_ended(tmp_path: Path) -> None:
+def test_the_last_line_states_why_the_engine_ended(tmp_path: Path) -> None:
     """A policy's file runs in the engine's process: this policy simulates a fault of the GPU."""
     policy = tmp_path / "broken.py"
     policy.write_text(BROKEN)

@@ -16,7 +16,7 @@ from blinkpy.engine import loop_graph
 from blinkpy.models.gpu.step_shapes import blocks_of_group, mlp_follows, most_groups
 
 
-def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.random.Generator) -> None:
+def test_a_chain_is_ordered_for_any_order_of_the_driver(rng: np.random.Generator) -> None:
     chain = rng.permutation(1000)[: int(rng.integers(1, 60))].tolist()
     edges = list(itertools.pairwise(chain))
     for _ in range(5):

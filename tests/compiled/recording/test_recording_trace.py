@@ -28,7 +28,7 @@ def texts(events: list[Event], request: int, kind: str) -> list[str]:
     return [event.text for event in events if (event.request, event.kind) == (request, kind)]
 
 
-def test_a_trace_says_why() -> None:
+def test_a_trace_states_the_reasons() -> None:
     case = crowded()
     events = reported(case.recording)
     assert texts(events, -1, "granted") == ["queue pair 0 to its claimant"]
@@ -49,7 +49,7 @@ def test_a_trace_says_why() -> None:
     assert sum(event.kind == "finished" for event in events) == 4
 
 
-def test_a_trace_says_what_moved_here() -> None:
+def test_a_trace_states_moved_requests() -> None:
     case = RecordedCase(record=256, pairs=1)
     for output_tokens in (0, 3):
         case.submit([1, 2, 3, 4, 5], 4, output_tokens=output_tokens)
@@ -59,7 +59,7 @@ def test_a_trace_says_what_moved_here() -> None:
     assert second.endswith(", moved here from another engine with 3 tokens of output, at the end of its prompt")
 
 
-def test_a_trace_says_what_best_effort_lacks() -> None:
+def test_a_trace_states_what_best_effort_lacks() -> None:
     """It lacks pages, its part of a step, or the next step. Latency-sensitive requests overtake it, and only wait for a row."""
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 16, "pages": 40, "page_size": 4, "max_model_len": 40}
     case = RecordedCase(record=512, best_effort_pages=0.25, best_effort_step_tokens=8, **sizes)

@@ -106,7 +106,7 @@ def test_the_longest_and_latest_match_wins(garbage: bool, rng: np.random.Generat
     assert hits > 20
 
 
-def test_a_predicted_match_counts_like_an_earlier_one_and_goes_first(rng: np.random.Generator) -> None:
+def test_a_predicted_match_counts_like_an_earlier_one_and_precedes_it(rng: np.random.Generator) -> None:
     """Compared with a search through both. Only tokens of a prediction that no output or draft may overwrite count."""
     limits, seen = (
         make_case(lanes=1, **DRAFTS).limits,

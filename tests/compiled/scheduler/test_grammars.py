@@ -77,7 +77,7 @@ def test_other_queue_pairs_and_later_owners_have_their_own() -> None:
     np.testing.assert_array_equal(case.state.grammars.words[slot, : len(false.words())], false.words())
 
 
-def test_the_grammar_that_was_not_used_for_longest_makes_room() -> None:
+def test_the_least_recently_used_grammar_is_evicted() -> None:
     case = make_case(share=2)
     a, b, c = automata(case, 3)
     for grammar, left in ((a, {a}), (b, {a, b}), (a, {a, b}), (c, {a, c})):

@@ -39,7 +39,7 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
     assert [requests.index(request) for request in case.done] == order
 
 
-def test_shipped_policies_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_policies_load_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """No caller waits for their compilation only to check them."""
     monkeypatch.setattr(policies, "_check_language", None)
     assert {name: load_policy(name) for name in SHIPPED} == SHIPPED

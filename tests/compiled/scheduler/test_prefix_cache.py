@@ -372,7 +372,7 @@ def test_a_page_of_another_hash_is_no_hit() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.random.Generator) -> None:
+def test_pages_are_offered_in_a_serial_order(lanes: int, rng: np.random.Generator) -> None:
     """Requests with a common start, whose pages are computed in several steps. An indexed page makes an equal page a duplicate.
     An equal page earlier in the list makes the rest of a request wait. A request whose chain was evicted offers no more pages."""
     rows, longest = 6, 8

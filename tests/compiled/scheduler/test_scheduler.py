@@ -266,7 +266,7 @@ def test_a_stalled_request_is_preempted_for_a_request_without_pages() -> None:
     assert stalled.ended == other.ended == last.ended == FINISH_LENGTH
 
 
-def test_a_last_completion_waits_for_room_and_goes_with_its_owner() -> None:
+def test_a_last_completion_waits_for_space_and_ends_with_its_owner() -> None:
     for owner in ("reads", "claims", "dies"):
         case, request = behind()
         case.cancel(request)
@@ -317,7 +317,7 @@ def test_a_stop_drops_stalled_cancelled_requests() -> None:
         (W.FRONT_CQ_HEAD, 1 << 31),
     ],
 )
-def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None:
+def test_a_protocol_violation_fences_only_its_pair(word: int, value: int) -> None:
     case = make_case()
     other = case.submit(tokens(3), 5, pair=1)
     case.views.front[0, word] = 1 << 32 | value
@@ -334,7 +334,7 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
 
 
 @pytest.mark.parametrize("back", [1, 3])
-def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
+def test_a_decreasing_completion_head_fences_the_pair(back: int) -> None:
     case = make_case()
     first = case.submit(tokens(3), 3)
     case.finish()
@@ -348,7 +348,7 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
     assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
 
 
-def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> None:
+def test_a_better_request_waits_for_budget_used_by_a_worse_one() -> None:
     """A running request continues: a better rank overtakes only in the queue."""
     for length, running in ((28, 1), (13, 2)):  # 20 or 5 are missing after the first step
         case = make_case(priority, pairs=1, tokens=8, pages=40)

@@ -19,7 +19,7 @@ def fewest_generated(request: RequestFields) -> int:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_the_prompt_comes_back_and_then_the_output(lanes: int) -> None:
+def test_scores_of_the_prompt_precede_the_output(lanes: int) -> None:
     """The generated tokens equal those of the same request without scores: ExpectedRequest computes both. With other requests, on
     the fast path."""
     case = make_case(lanes=lanes, max_model_len=64)

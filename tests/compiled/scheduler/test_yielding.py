@@ -66,7 +66,7 @@ def test_the_ring_entry_of_a_preempted_request_is_free_in_the_next_turn() -> Non
     case.finish()
 
 
-def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
+def test_a_short_prompt_overtakes_a_begun_long_one_while_best_effort_waits() -> None:
     """Each step has sensitive_step_tokens for these prompts in addition to decodes; the best rank gets the first of them.
 
     Chunks of a long prompt after the first get half of it: 4 tokens.

@@ -268,7 +268,7 @@ async def test_one_tenant_never_holds_all_slots(keys: Path, tmp_path: Path) -> N
 
 
 @in_loop
-async def test_further_slots_that_do_not_come_end_the_request(keys: Path) -> None:
+async def test_a_request_ends_if_further_slots_do_not_become_free(keys: Path) -> None:
     stage, errors = Stage(keys, slots=2, max_waiting_s=10), list[ApiError]()
     large = stage.enter("a", slots=3)
     assert (large.inside, large.granted) == (True, 2)
@@ -456,7 +456,7 @@ async def test_a_full_queue_drops_requests_of_the_longest_backlog(keys: Path) ->
 
 
 @in_loop
-async def test_tokens_a_minute_are_prompt_and_output_while_it_comes(tmp_path: Path, monkeypatch) -> None:
+async def test_tokens_per_minute_count_prompts_and_generated_output(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(admission, "SETTLE_S", 0.0)
     stage = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 120}))
     first = stage.enter("a", prompt=100)
@@ -715,7 +715,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         assert (admission._reserved, admission._queue.tokens) == (0, 0)
 
 
-def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
+def test_a_key_is_charged_once_for_each_prompt_and_for_each_output(folder, keys) -> None:
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
         fields = {"prompt": [[7, 8], [7, 8, 9, 10]], "n": 3, "max_tokens": 5, "ignore_eos": True}
         answer = httpx.post(f"{server.url}/v1/completions", json=fields, headers=bearer("b"), timeout=BUSY_S)

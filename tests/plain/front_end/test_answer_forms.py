@@ -186,7 +186,7 @@ def test_wrong_requests_for_tokens(server, path, body, param) -> None:
     assert response.json()["error"]["param"] == param
 
 
-def test_every_endpoint_of_the_table_is_there_and_no_other(folder) -> None:
+def test_the_endpoints_are_those_of_the_table(folder) -> None:
     with FakeEngine() as engine, serving(engine, folder, api_key="k") as server:
         for one in ENDPOINTS:
             path, stored = one.path.replace("NAME", MODEL), "/ID" in one.path

@@ -101,7 +101,7 @@ def test_thinking(thinking: Served) -> None:
     assert "<think>\nHm.\n</think>\n\nWell." in thinking.prompt()
 
 
-def test_calls_that_are_cut_off_come_back(thinking: Served) -> None:
+def test_truncated_calls_round_trip(thinking: Served) -> None:
     for size in range(1, len(CALL), 5):
         answer = message_at(thinking, CALL[:size])
         blocks = answer["content"]

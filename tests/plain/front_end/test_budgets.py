@@ -123,7 +123,7 @@ def test_excess_connections_are_refused_and_counted(folder) -> None:
         assert count_of(server, "refused_max_connections") >= 1
 
 
-def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None:
+def test_whole_answers_share_a_budget_and_the_largest_is_evicted(folder) -> None:
     """A request for many log probabilities ends with an error; another whole answer is complete."""
     asked = {"max_tokens": 4000, "logprobs": 20}
     with attacked(folder, answer_budget_mib=2) as (server, victim):
@@ -258,7 +258,7 @@ def test_scores_of_prompts_are_counted_before_the_engine_makes_them(folder) -> N
         wait_for(lambda: victim.events >= begin + EVENTS)
 
 
-def test_streams_that_are_not_read_have_a_room_together(folder) -> None:
+def test_unread_streams_share_a_budget(folder) -> None:
     """Each is within its own bound: beyond that of all the oldest of the client with the most are closed."""
     with attacked(folder, unread_budget_mib=1, max_output_backlog=1 << 20) as (server, victim), contextlib.ExitStack() as stack:
         budget = server.server.connections.unread

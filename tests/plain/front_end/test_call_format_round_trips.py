@@ -167,7 +167,9 @@ def test_a_call_is_cut_off_while_its_arguments_are_incomplete(parser: str, rng: 
 
 
 @pytest.mark.parametrize("parser", call_formats())
-def test_answers_of_every_format_come_back_to_every_template(parser: str, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
+def test_answers_of_every_format_round_trip_through_every_template(
+    parser: str, tokenizer: Tokenizer, rng: np.random.Generator
+) -> None:
     entry, most = call_formats()[parser], 0
     for title, source in TEMPLATES.items():
         dialect = dialect_of(source, parser)
@@ -207,7 +209,7 @@ def test_deep_values_and_short_ids(parser: str, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("parser", call_formats())
-def test_anthropic_answers_come_back(parser: str, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
+def test_anthropic_answers_round_trip(parser: str, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
     """As blocks, whole and from events, with and without fields that are null."""
     entry, most = call_formats()[parser], 0
     tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]

@@ -72,7 +72,7 @@ def test_a_client_that_reads_no_answer_is_disconnected(engine, folder) -> None:
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
-def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder) -> None:
+def test_idle_connections_are_evicted_oldest_first(engine, folder) -> None:
     with serving(engine, folder, max_connections=4) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(server)) for _ in range(4)]
         for sock in idle[2:]:
@@ -114,7 +114,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
         assert len(turns) <= 4 + 2, turns
 
 
-def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
+def test_connections_with_requests_are_not_closed(engine, folder) -> None:
     engine.step_s = 0.05
     with serving(engine, folder, max_connections=2) as server, contextlib.ExitStack() as stack:
         streams = [stack.enter_context(connect(server)) for _ in range(2)]

@@ -108,7 +108,7 @@ def test_histories_of_other_servers_are_accepted(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_answers_of_chats_come_back(case: str, tokenizer: Tokenizer) -> None:
+def test_chat_answers_round_trip(case: str, tokenizer: Tokenizer) -> None:
     dialect = dialect_of(case)
     tools = TOOLS if case not in chat_templates.WITHOUT_TOOLS else []
     asked = chat([USER], tools=tools)
@@ -136,7 +136,7 @@ def test_answers_of_chats_come_back(case: str, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_answers_of_responses_come_back(case: str, tokenizer: Tokenizer) -> None:
+def test_response_answers_round_trip(case: str, tokenizer: Tokenizer) -> None:
     dialect = dialect_of(case)
     tools = [] if case in chat_templates.WITHOUT_TOOLS else [{"type": "function", **tool["function"]} for tool in TOOLS]
     body = {"input": [USER], "tools": tools}
@@ -166,7 +166,7 @@ ARGUMENTS = ("", "{}", "null", "{\"city\": ", "[\"Oslo\"]", "\"Oslo\"", "Oslo", 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_arguments_and_ids_come_back(case: str, tokenizer: Tokenizer) -> None:
+def test_any_arguments_and_ids_round_trip(case: str, tokenizer: Tokenizer) -> None:
     dialect = dialect_of(case)
     for arguments in ARGUMENTS:
         for ids in (

@@ -96,7 +96,7 @@ def test_calls_of_chats(hermes: Served) -> None:
         assert hermes.prompt().count("<tool_response>Done</tool_response>") == 2
 
 
-def test_a_call_that_is_cut_off(hermes: Served, rng: np.random.Generator) -> None:
+def test_a_truncated_call(hermes: Served, rng: np.random.Generator) -> None:
     tokens = hermes.tokenizer.encode(call_of("a much longer input"), add_special_tokens=False)
     body = hermes.tokenizer.encode('<tool_call>\n{"name": "apply_patch", "arguments": {"', add_special_tokens=False)
     count = int(rng.integers(len(body), len(tokens) - 12))

@@ -39,7 +39,7 @@ def stream(table: TokenTexts, ids: list[int], prompt: list[int] | None = None) -
 
 
 @pytest.mark.parametrize("source", [byte_level_json, byte_fallback_json])
-def test_text_comes_back(source, rng) -> None:
+def test_encoded_text_decodes_to_itself(source, rng) -> None:
     encoder, table = texts_of(source)
     assert table.texts is not None
     for _ in range(50):
@@ -101,7 +101,7 @@ def test_byte_fallback_shows_a_character_as_soon_as_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize("hidden", [0, 30])
-def test_decoder_that_looks_at_neighbours(rng, hidden) -> None:
+def test_decoder_that_depends_on_adjacent_tokens(rng, hidden) -> None:
     """hidden: times that a token without text is likelier than others; runs of it are as long as what is looked at."""
     encoder = Encoder.from_str(word_piece_json())
     encoder.add_special_tokens(["[UNK]"] if hidden else [])

@@ -230,7 +230,7 @@ def test_many_completions_are_taken_in_bounded_turns(stage: Stage, seed: int) ->
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_step_that_a_loss_cut_off_is_none_of_the_next_pair(stage: Stage, ended: bool) -> None:
+def test_a_step_interrupted_by_a_loss_does_not_count_for_the_next_pair(stage: Stage, ended: bool) -> None:
     """Completions of an earlier engine do not count for the next one, and do not make a choice's tokens clumped."""
     link, pair = stage.link, stage.pair
     link._loop.call_soon = lambda call: stage.later(0.0, call)  # type: ignore[assignment]
@@ -362,7 +362,7 @@ def test_a_refused_request_takes_its_waiting_choices_along(stage: Stage, error: 
     assert [choice for choice, _, _ in stage.link._deferred] == [other]
 
 
-def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
+def test_a_loss_during_cancellation_does_not_fail_the_cancelled_choices(stage: Stage) -> None:
     first, second = (Choice(stage.log, name) for name in "ab")
     submits = iter((first.request, UNAVAILABLE))
     stage.pair.submit = lambda *_: stage.log.noted("submit", next(submits))()
@@ -641,7 +641,7 @@ def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
         assert stage.log.taken() == [*ended, ("thread.close",)]
 
 
-def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
+def test_a_link_without_a_pair_has_no_free_slot(stage: Stage) -> None:
     stage.link.pair = None
     assert stage.link.free_slots() == 0
 

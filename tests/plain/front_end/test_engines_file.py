@@ -45,7 +45,7 @@ def first() -> Iterator[FakeEngine]:
         yield engine
 
 
-def test_engines_come_and_go(folder: Path, file: Path, first: FakeEngine) -> None:
+def test_engines_are_added_and_removed(folder: Path, file: Path, first: FakeEngine) -> None:
     write(file, first)
     with (
         FakeEngine() as second,
@@ -90,7 +90,7 @@ def test_requests_of_a_removed_engine_continue_in_another(folder: Path, file: Pa
         wait_for(lambda: len(server.engine_client.links) == 1)
 
 
-def test_without_engines_requests_get_503_until_one_comes(folder: Path, file: Path, first: FakeEngine) -> None:
+def test_without_engines_requests_get_503_until_one_is_added(folder: Path, file: Path, first: FakeEngine) -> None:
     write(file)
     with serving(first, folder, wait_ready=False, engines_file=str(file)) as server:
         refused = server.complete([7], max_tokens=1)
@@ -122,7 +122,7 @@ def test_an_invalid_list_changes_nothing(
         wait_engines(server)
 
 
-def test_an_engine_that_comes_later_must_be_the_same(
+def test_an_added_engine_must_serve_the_same_model(
     folder: Path, file: Path, first: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(file, first)
@@ -138,7 +138,7 @@ def test_an_engine_that_comes_later_must_be_the_same(
         assert engines_of(server) == [first.segment_name]
 
 
-def test_engines_may_come_and_go_at_any_moment(folder: Path, file: Path, seed: int) -> None:
+def test_engines_may_be_added_and_removed_at_any_moment(folder: Path, file: Path, seed: int) -> None:
     """Under requests: none fails, as long as one engine stays."""
     draw = random.Random(seed)
     engines = [FakeEngine() for _ in range(4)]

@@ -69,7 +69,7 @@ class Stream(threading.Thread):
         return json.loads(self.lines[-2][6:])["error"]
 
 
-def test_engine_that_comes_late(folder) -> None:
+def test_engine_that_starts_late(folder) -> None:
     name = f"test-{secrets.token_hex(6)}"
     with serving(name, folder, wait_ready=False) as server:
         assert code(server.client.get("/health")) == (503, "engine_unavailable")
@@ -156,7 +156,7 @@ def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
 
 
 @pytest.mark.parametrize(("flags", "status"), [(FINISH_ERROR, 500), (FINISH_CANCELLED, 503)])
-def test_engine_that_gives_up_on_a_request(folder, flags, status) -> None:
+def test_engine_that_fails_a_request(folder, flags, status) -> None:
     with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, ThreadPoolExecutor(1) as pool:
         engine.hold = True
         answer = pool.submit(server.complete, [7], max_tokens=9)
@@ -195,7 +195,7 @@ def test_shutdown_ends_what_takes_too_long(folder) -> None:
         wait_for(lambda: engine.cancels == 1)  # the engine was notified
 
 
-def test_metrics_say_what_happened(folder) -> None:
+def test_metrics_match_the_events(folder) -> None:
     with FakeEngine(step_s=0.005) as engine, serving(engine, folder) as server:
         events(server.complete([7, 8, 9], max_tokens=10, stream=True))
         server.complete([7], max_tokens=1)

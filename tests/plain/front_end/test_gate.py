@@ -190,7 +190,7 @@ async def test_handshakes_of_an_address_delay_no_tenant_and_no_other_address() -
 
 
 @in_loop
-async def test_a_newcomer_of_a_tenant_waits_for_no_crowd() -> None:
+async def test_a_new_connection_of_a_tenant_does_not_wait_for_other_owners() -> None:
     """Neither for handshakes of strangers or of another tenant's clients, nor for earlier clients at its address."""
     turns = Turns()
     for number in range(900):
@@ -346,7 +346,7 @@ async def test_a_turn_ends_in_time_whatever_was_taken_back() -> None:
 
 
 @in_loop
-async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
+async def test_a_pool_leaves_places_and_memory_to_other_owners(seed: int) -> None:
     """One tenant with any number of jobs: another enters immediately, and its jobs are not dropped."""
     places, refused = Places(4, 20, 1000, of_one=2), list[str]()
     free, inside, order = asyncio.Event(), Counter[str](), list[str]()

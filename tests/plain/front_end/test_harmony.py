@@ -157,7 +157,7 @@ def random_message(draw: random.Random) -> tuple[str, Part]:
     return marked(f"{head}<|message|>") + text, (name, text.lstrip() or "{}")
 
 
-def test_messages_come_out_as_they_were_written(seed: int) -> None:
+def test_messages_are_parsed_as_written(seed: int) -> None:
     draw, calls = random.Random(seed), 0
     for _ in range(150):
         written = [random_message(draw) for _ in range(draw.randrange(1, 5))]

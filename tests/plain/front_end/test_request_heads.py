@@ -208,7 +208,7 @@ def served(tmp_path_factory) -> Iterator[tuple[RunningServer, Victim]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) -> None:
+def test_a_request_is_answered_and_its_connection_stays_or_closes(served, case) -> None:
     """It stays open if the next request is answered."""
     (server, victim), (sent, statuses, continues) = served, CASES[case]
     begin, answers = victim.events, b""

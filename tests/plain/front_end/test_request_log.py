@@ -65,7 +65,7 @@ def line_of(lines: pytest.LogCaptureFixture, request_id: str) -> dict:
     return {"level": record.levelname, "message": record.getMessage(), **getattr(record, FIELDS)}
 
 
-def test_an_id_comes_back_with_every_answer(server) -> None:
+def test_every_answer_has_a_request_id(server) -> None:
     client = server.client
     for call in (
         lambda headers: client.get("/health", headers=headers),

@@ -139,7 +139,7 @@ def test_requests_beyond_the_shape_are_refused_in_place_and_in_processes(engine,
 
 
 @pytest.mark.parametrize("size", [0, preparation_queue.THREAD_BYTES // 2, LARGE], ids=["in place", "in a thread", "in a process"])
-def test_a_request_says_the_same_whatever_prepares_it(engine, folder, size) -> None:
+def test_a_request_is_equal_for_every_way_of_preparation(engine, folder, size) -> None:
     """Prompt, parameters and answer: `user` has no effect, and only decides by its length where the request is prepared."""
     user, tokenizer = "u" * size, Tokenizer(folder)
     with serving(engine, folder) as server:
@@ -270,7 +270,7 @@ def test_clients_that_leave_end_the_processes_that_work_for_them(folder) -> None
 
 
 @pytest.mark.parametrize("limit", [{"prepare_ms": 300, "prepare_mib": 1 << 14}, {"prepare_mib": 64}], ids=["time", "memory"])
-def test_a_request_that_takes_too_much_is_given_up(folder, limit) -> None:
+def test_a_request_that_exceeds_its_resources_is_ended(folder, limit) -> None:
     facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
     with FakeEngine(facts=facts) as engine, serving(engine, folder, max_body_bytes=1 << 24, **limit) as server:
         assert code(server.complete(SLOW)) == (413, "too_costly")
@@ -444,7 +444,7 @@ def test_in_processes_one_owner_leaves_places_to_others(folder: Path) -> None:
         queue.close()
 
 
-def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
+def test_unfinished_bodies_share_a_budget(engine, folder) -> None:
     """The slowest request is dropped, and clients that send whole requests are served."""
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
     with serving(engine, folder, body_budget_mib=2, max_body_bytes=1 << 20) as server:
@@ -546,7 +546,7 @@ def test_failed_bodies_are_not_retained(engine, folder, fate) -> None:
     assert kept < count * size / 3, kept
 
 
-def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
+def test_an_abandoned_body_is_freed(engine, folder) -> None:
     """Its error keeps no frame that has it; and each error is a new one."""
     errors: list[ApiError] = []
 

@@ -57,7 +57,7 @@ def test_calls_and_text(hermes: Served) -> None:
     assert [shape(item) for item in whole.output] == [("message", "", "completed")]
 
 
-def test_a_call_that_is_cut_off(hermes: Served) -> None:
+def test_a_truncated_call(hermes: Served) -> None:
     count = len(hermes.tokenizer.encode(CALL, add_special_tokens=False)) - 12
     whole, _ = respond(hermes, CALL, tools=TOOLS, max_output_tokens=count)
     (call,) = whole.output

@@ -161,7 +161,7 @@ def test_a_worker_starts_no_thread_after_its_start(folder: Path, monkeypatch: py
         monkeypatch.undo()
 
 
-def test_an_engine_that_comes_back_is_found_once_descriptors_are_free(folder: Path) -> None:
+def test_a_restarted_engine_is_found_once_descriptors_are_free(folder: Path) -> None:
     real = os.open
     with FakeEngine() as engine, serving(engine, folder) as server:
         for error in ("EMFILE", "ENFILE", "ENOMEM"):
@@ -282,7 +282,7 @@ def lack_of_start(name: str) -> ChildError:
     return caught.value
 
 
-def test_a_front_end_that_can_start_no_worker_gives_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_end_that_can_start_no_worker_exits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.supervisor.RESTART_DELAYS_S", (0.0, 0.0))
     supervisor = Supervisor(Config().with_options({"name": "nobody", "port": 0}), folder)
     with shortage("subprocess.Popen", lack("EAGAIN")):

@@ -154,7 +154,7 @@ def cut(text: str, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_calls_come_out_as_they_were_meant(name: str, seed: int) -> None:
+def test_calls_are_parsed_as_intended(name: str, seed: int) -> None:
     """In pieces of 1, 3 and many characters."""
     draw = random.Random(seed)
     for _ in range(60):

@@ -216,7 +216,7 @@ def test_every_format_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_calls_come_out_as_they_were_written(name: str, seed: int) -> None:
+def test_calls_are_parsed_as_written(name: str, seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(60):
         calls = random_calls(draw)
@@ -283,7 +283,7 @@ def test_where_nothing_marks_a_call_each_must_name_a_tool(name: str, seed: int) 
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "pythonic"])
-def test_arguments_come_as_they_are_written(name: str, seed: int) -> None:
+def test_arguments_are_streamed_as_generated(name: str, seed: int) -> None:
     """Character by character: nothing of them is held back."""
     draw = random.Random(seed)
     for _ in range(20):

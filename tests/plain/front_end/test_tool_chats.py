@@ -64,7 +64,7 @@ def test_a_stop_string_within_a_call(hermes: Served) -> None:
         assert choice.finish_reason == ("stop" if parallel else "tool_calls"), "the one that was cut off is not shown"
 
 
-def test_a_call_that_is_cut_off(hermes: Served) -> None:
+def test_a_truncated_call(hermes: Served) -> None:
     count = len(hermes.tokenizer.encode(CALL, add_special_tokens=False)) - 12
     hermes.says(CALL)
     ask: Any = {"model": MODEL, "messages": ASK, "tools": TOOLS, "max_tokens": count}

@@ -207,7 +207,7 @@ def test_attaching_waits_for_the_engine_until_a_deadline(name, monkeypatch) -> N
         attach_segment(name, 0, 0.0)
 
 
-def test_a_name_that_has_passed_on_is_left_alone(name, segment) -> None:
+def test_a_name_reused_by_another_engine_is_kept(name, segment) -> None:
     segment_path(name).unlink()
     other = create_segment(name, SIZES, FACTS)
     segment.close()
@@ -307,7 +307,7 @@ def test_other_pairs_are_tried_in_order(name) -> None:
 
 
 @pytest.mark.parametrize("looks", [2, 3])
-def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypatch, looks) -> None:
+def test_a_briefly_attached_front_end_does_not_count_as_a_live_engine(name, monkeypatch, looks) -> None:
     segment_path(name).touch()
     held, slept, lock = [False] * looks, list[float](), segment_module.lock_file
     monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
@@ -320,7 +320,7 @@ def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypat
     assert slept == [segment_module.RETRY_S] * 2
 
 
-def test_a_name_that_others_keep_taking_is_given_up(name, monkeypatch) -> None:
+def test_replacing_a_contested_name_ends_after_bounded_tries(name, monkeypatch) -> None:
     tries = []
 
     def taken(*names: object) -> None:

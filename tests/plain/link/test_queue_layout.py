@@ -174,7 +174,7 @@ def test_completions_survive_packing(rng: np.random.Generator) -> None:
         assert [word >> shift & mask for shift, mask in zip(shifts, masks, strict=True)] == fields
 
 
-def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
+def test_laps_distinguish_adjacent_rounds_and_written_entries() -> None:
     size = 4
     assert [lap_of(position, size) for position in range(12)] == [1] * 4 + [2] * 4 + [3] * 4
     laps = [lap_of(position, size) for position in range(0, size * (LAPS + 3), size)]

@@ -47,7 +47,7 @@ def attached(engine: FakeEngine, engine_timeout_s: float = 2.0) -> QueuePair:
 
 @RELAXED
 @given(size=st.integers(1, 40), data=st.data())
-def test_arena_never_hands_out_what_is_in_use(size, data) -> None:
+def test_arena_never_allocates_space_in_use(size, data) -> None:
     arena = Arena(size)
     pieces: list[tuple[int, range]] = []
     for _ in range(data.draw(st.integers(1, 40))):
@@ -88,7 +88,7 @@ def test_arena_refuses_invalid_sizes() -> None:
         arena.give_back(1)
 
 
-def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypatch) -> None:
+def test_many_requests_complete_in_order(engine, pair, rng, monkeypatch) -> None:
     """Random lengths, more requests than slots, and rings and a count of laps that wrap. The engine gets each prompt, its page
     hashes and its parameters. Each answer, and each record of log probabilities, is exactly as expected."""
     monkeypatch.setattr(completion, "LAPS", 3)  # words of the lap before never look new
@@ -165,7 +165,7 @@ def test_busy_when_the_arenas_are_full_and_nothing_is_overwritten(engine, pair) 
     assert [set(request.prompt) for request in engine.submitted] == [{0}, {1}, {2}, {3}]
 
 
-def test_refused_sampling_takes_no_room(engine, pair) -> None:
+def test_refused_sampling_takes_no_space(engine, pair) -> None:
     for _ in range(50):
         with pytest.raises(ValueError, match="fit"):
             pair.submit(np.zeros(100, np.int32), RequestParameters(seed=2**70))

@@ -267,7 +267,7 @@ def test_what_a_submission_writes_in_which_order() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "entries", "longest"), [(64, 12, 51), (40, 12, 40), (64, 1, 7)])
-def test_the_longest_prompt_fits_and_room_comes_back_when_it_was_read(tokens: int, entries: int, longest: int) -> None:
+def test_the_longest_prompt_fits_and_its_space_is_freed_after_reading(tokens: int, entries: int, longest: int) -> None:
     transport = Noted(QueueSizes(1, 4, 4, 512, tokens, entries))
     pair = attached(transport)
     assert pair.longest_prompt == longest

@@ -21,8 +21,8 @@ UNREAD = f"{FRONT}/test_connections.py::test_only_clients_that_read_nothing_are_
 
 # Options of front ends, queues and engines, and the test in which each alone binds.
 CASES = {
-    "answer_budget_mib": f"{FRONT}/test_budgets.py::test_whole_answers_have_a_room_together_and_the_largest_goes",
-    "body_budget_mib": f"{FRONT}/test_request_preparation.py::test_unfinished_bodies_have_a_room_together",
+    "answer_budget_mib": f"{FRONT}/test_budgets.py::test_whole_answers_share_a_budget_and_the_largest_is_evicted",
+    "body_budget_mib": f"{FRONT}/test_request_preparation.py::test_unfinished_bodies_share_a_budget",
     "body_timeout_s": BUDGETS,
     "close_timeout_s": UNREAD,
     "cq_entries": "end_to_end/test_standing_loop.py::test_streams_outlive_a_loop_that_is_blocked_for_longer_than_the_lease",
@@ -59,7 +59,7 @@ CASES = {
     "max_waiting_s": f"{ADMISSION}::test_requests_that_wait_too_long_get_a_retry_time",
     "max_waiting_tokens": f"{ADMISSION}::test_waiting_tokens_are_exact",
     "move_timeout_s": f"{FRONT}/test_fleet.py::test_without_any_engine_requests_are_refused_and_streams_end",
-    "prepare_mib": f"{FRONT}/test_request_preparation.py::test_a_request_that_takes_too_much_is_given_up",
+    "prepare_mib": f"{FRONT}/test_request_preparation.py::test_a_request_that_exceeds_its_resources_is_ended",
     "prepare_ms": BUDGETS,
     "prompt_arena_tokens": "plain/link/test_queue_pair.py::test_busy_when_the_arenas_are_full_and_nothing_is_overwritten",
     "response_store_count": f"{FRONT}/test_response_store.py::test_limits",
@@ -68,14 +68,14 @@ CASES = {
     "shutdown_s": f"{FRONT}/test_frontend_engine.py::test_shutdown_ends_what_takes_too_long",
     "slots": f"{FRONT}/test_frontend_http.py::test_no_slot_is_429_where_none_may_wait_and_others_go_on",
     "sq_entries": "plain/project/test_config.py::test_values_are_checked_wherever_they_come_from",
-    "unread_budget_mib": f"{FRONT}/test_budgets.py::test_streams_that_are_not_read_have_a_room_together",
+    "unread_budget_mib": f"{FRONT}/test_budgets.py::test_unread_streams_share_a_budget",
     "worker_hang_s": f"{FRONT}/test_drain.py::test_only_a_worker_with_a_blocked_loop_is_killed",
 }
 # Limits of a tenant in the file of --api-keys, and of the port for handshakes.
 TENANT_CASES = {
     "requests": f"{ADMISSION}::test_requests_of_a_key_in_flight_are_exact",
     "waiting_tokens": f"{ADMISSION}::test_waiting_tokens_are_exact",
-    "tokens_per_minute": f"{ADMISSION}::test_tokens_a_minute_are_prompt_and_output_while_it_comes",
+    "tokens_per_minute": f"{ADMISSION}::test_tokens_per_minute_count_prompts_and_generated_output",
     "priorities": f"{FRONT}/test_keys.py::test_priorities_that_a_key_may_send",
     "service_tiers": f"{FRONT}/test_keys.py::test_the_service_tier_that_a_key_gets",
 }
