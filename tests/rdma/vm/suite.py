@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build" / "rdma"  # of compiled host code
 LIMIT_S = 4000  # for a slow machine
 # Tests wait half of the time, so two machines run side by side. By day, both groups take about the same time.
-SERVING = [f"tests/rdma/test_{name}.py" for name in ("serving", "load")]
+SERVING = [f"tests/rdma/test_{name}.py" for name in ("serving", "memory")]
 GROUPS = {"serving": SERVING, "transport": ["tests/rdma", *(f"--ignore={path}" for path in SERVING)]}
 SEEDED_BUGS = "seeded-bugs"  # instead of tests: rdma.seeded_bugs
 # A copy in memory: the guest reads the host's files slowly.
