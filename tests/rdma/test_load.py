@@ -59,10 +59,13 @@ def front_end(address: str, seed: int, result: Any) -> None:
             prompt = rng.integers(0, vocab, int(rng.integers(1, 300)), dtype=np.int32)
             sampling = RequestParameters(max_tokens=int(rng.integers(1, 12)), seed=int(rng.integers(0, 2**31)))
             try:
-                answers[pair.submit(prompt, sampling, (len(prompt), sampling))] = []
+                request = pair.submit(prompt, sampling, (len(prompt), sampling))
             except NoSpaceError:
                 break
+            answers[request] = []
             sent += 1
+            if rng.random() < CANCELLED:  # at once: a fast engine would leave no time for a later moment
+                pair.cancel(request)
         for request, token, flags in pair.poll():
             length, sampling = request.owner
             if request not in answers:

@@ -96,7 +96,7 @@ def test_a_stopped_front_end_loses_its_lease_and_reattaches() -> None:
             next(lines)
             front.send(signal.SIGSTOP)
             try:
-                wait_for(lambda: counter(name, "leases_expired") > before, START_S, lambda: f"the end of the lease: {own.said}")
+                wait_for(lambda: counter(name, "leases_expired") > before, START_S, lambda: f"the end of the lease: {own.said}, {front.said}")
             finally:
                 front.send(signal.SIGCONT)
             assert '"error"' in "".join(lines)
