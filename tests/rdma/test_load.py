@@ -64,7 +64,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
                 break
             answers[request] = []
             sent += 1
-            if rng.random() < CANCELLED:  # at once: a fast engine would leave no time for a later moment
+            if rng.random() < CANCELLED:  # a fast engine leaves no time for later cancellations
                 pair.cancel(request)
         for request, token, flags in pair.poll():
             length, sampling = request.owner
