@@ -17,15 +17,14 @@ from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionC
 from blinkpy.kernels.attention.latent_attention import LatentCall, latent_decode, latent_prefill, plan_latent
 from blinkpy.kernels.attention.latent_tokens import LatentTokens, head_products, rotate_and_cache
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages
-from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
-from blinkpy.kernels.linear.packed_words import CHUNK, PackedMatrix
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.quantised_matrices import CHUNK, FP8, Fp8Matrix, PackedMatrix
 from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampler import RequestView, SamplingCall, SamplingWorkspace, sample_tokens

@@ -19,9 +19,9 @@ import torch
 from benchmarks.common.aot_cases import DRAFTS, MAX_MODEL_LEN, SLOTS, SNAPSHOTS, meta, meta_grammars, meta_packed, meta_requests
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
-from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.moe.expert_variants import ExpertTable
+from blinkpy.kernels.quantised_matrices import FP8, Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.draft_heads import describe_head
 from blinkpy.models.description.rope_tables import Rope

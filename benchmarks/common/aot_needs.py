@@ -9,10 +9,11 @@ import torch
 
 from blinkpy.kernels.attention.attention_variants import attention_needs
 from blinkpy.kernels.config_files import Needs
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES
 from blinkpy.kernels.linear.linear import VARIANTS
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTile, tile_needs
+from blinkpy.kernels.quantised_matrices import FP8
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
 LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv", "_fp8_steps": "fp8_steps",

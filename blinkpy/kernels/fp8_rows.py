@@ -13,6 +13,7 @@ import triton.language as tl
 
 from blinkpy.kernels import MAX_FP8_WIDTH, launch
 from blinkpy.kernels.launch import COUNT_TOKENS, INTERPRETED
+from blinkpy.kernels.quantised_matrices import BLOCK, FP8, LARGEST, Fp8Matrix
 
 WORD = tl.constexpr(8)
 """Weights of a word."""
@@ -102,51 +103,6 @@ def _input(word):
     return (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
 
 
-LARGEST = 448.0
-BLOCK = 128
-"""Rows and columns of a block that share a scale; the same number of inputs shares a scale."""
-
-
-@dataclass(frozen=True)
-class Fp8Matrix:
-    """A weight: values times scales.
-
-    With row scales, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k]. Here qx is a row
-    x[m] divided by sx[m] and rounded. sx[m] is `input_scale`, or max |x[m]| / 448 without an input scale.
-
-    With block scales, x is quantised in groups of 128 columns, each with the scale max |group| / 448. The sum
-    over k is then the sum over the groups of sx[m, g] * scales[n // 128, g] * (sum of the group).
-
-    x is rounded to its storage dtype before it is quantised; sums are float32. If max |x| / 448 is 0, the
-    scale is 1.
-    """
-
-    values: torch.Tensor  # float8_e4m3fn [N, K], or [experts, N, K]
-    scales: torch.Tensor  # float32 [N], or [ceil(N / 128), ceil(K / 128)]; of experts with them as first dimension
-    input_scale: float | None = None
-
-    @property
-    def blocks(self) -> bool:
-        """Whether each block has a scale, instead of each row."""
-        return self.scales.dim() == self.values.dim()
-
-
-def quantised_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Values divided by their scale as FP8, rounded to nearest and saturated; the scales).
-
-    x: [..., K], of any float type. scale: scale of all rows; None: the maximum of each row becomes 448 (scale 1 if it
-    is 0). Returns float8_e4m3fn [..., K] and float32 [...].
-    """
-    x = x.float()
-    if scale is None:
-        scales = x.abs().amax(-1) / LARGEST
-        scales[scales == 0] = 1
-    else:
-        scales = x.new_full(x.shape[:-1], scale)
-    return (x / scales[..., None]).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
-
-
-FP8 = torch.float8_e4m3fn
 ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
 """Values of the kernels' SCALES; 0 means no scales. ROW_SCALES: one scale per row of inputs and of weights.
 BLOCK_SCALES: one per 128 inputs of a row, and per 128 x 128 weights.

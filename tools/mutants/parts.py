@@ -61,7 +61,8 @@ PARTS = {
             "config_defaults")),
     ),
     "kernels": Part(
-        ("kernels/norm.py", "kernels/activation.py", "kernels/fp8_rows.py", "kernels/tile_product.py", "kernels/attention",
+        ("kernels/norm.py", "kernels/activation.py", "kernels/fp8_rows.py", "kernels/quantised_matrices.py",
+         "kernels/tile_product.py", "kernels/attention",
          "kernels/linear", "kernels/moe"),
         tuple(f"{_INTERPRETED}/test_{name}.py" for name in ("block_edges", "experts", "layers", "linear", "ring_kernels")),
     ),

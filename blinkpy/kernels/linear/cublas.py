@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant
+from blinkpy.kernels.quantised_matrices import FP8
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:

@@ -18,8 +18,9 @@ import triton.language as tl
 
 from blinkpy.kernels import MAX_FP8_WIDTH, launch
 from blinkpy.kernels.config_files import Needs
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, WORD, multiply_words, multiply_words_exactly, pack_row
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, WORD, multiply_words, multiply_words_exactly, pack_row
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant, check_block_n
+from blinkpy.kernels.quantised_matrices import FP8
 from blinkpy.kernels.tile_product import finish_row
 
 

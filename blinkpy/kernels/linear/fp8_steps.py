@@ -16,9 +16,10 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, WORD, multiply_words, pack_scaled, row_power
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, WORD, multiply_words, pack_scaled, row_power
 from blinkpy.kernels.linear import fp8_gemv
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant, check_block_n
+from blinkpy.kernels.quantised_matrices import FP8
 from blinkpy.kernels.tile_product import finish_row
 
 

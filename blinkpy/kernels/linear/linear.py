@@ -13,12 +13,12 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.config_files import check_needs
-from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors, noted
 from blinkpy.kernels.linear import cublas, fp8_gemv, fp8_steps, gemv, packed_tiles, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearCall, LinearConfig, LinearShape, LinearVariant
-from blinkpy.kernels.linear.packed_words import CHUNK
 from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.quantised_matrices import BLOCK, CHUNK, FP8
 
 VARIANTS: dict[str, LinearVariant] = by_name(
     *cublas.VARIANTS, gemv.VARIANT, fp8_gemv.VARIANT, fp8_steps.VARIANT, split_k.VARIANT, wide_tiles.VARIANT, packed_tiles.VARIANT

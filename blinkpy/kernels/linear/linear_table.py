@@ -12,10 +12,9 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, power_of_two_at_most
-from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear import VARIANTS, check_config, fits
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
-from blinkpy.kernels.linear.packed_words import FP4_GROUP, PackedMatrix
+from blinkpy.kernels.quantised_matrices import FP4_GROUP, Fp8Matrix, PackedMatrix
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
 """Row counts with entries in a table; others use the next larger one, or cuBLAS above the last."""

@@ -9,8 +9,8 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import GEGLU
 from blinkpy.kernels.config_files import Needs, check_power_of_two
-from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, ROW_SCALES
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, ROW_SCALES
+from blinkpy.kernels.quantised_matrices import BLOCK, FP8, PackedMatrix
 
 # The parameters of a linear layer's kernel. They determine the order of the sums, which is therefore fixed per
 # bucket, and so is every result.

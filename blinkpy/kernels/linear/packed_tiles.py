@@ -29,8 +29,9 @@ from blinkpy.kernels.linear.linear_variants import (
     LinearVariant,
     check_block_n,
 )
-from blinkpy.kernels.linear.packed_words import CHUNK, FP4_GROUP, FP4_UNSCALE, fp4_weights, int4_weights
+from blinkpy.kernels.linear.packed_words import FP4_UNSCALE, fp4_weights, int4_weights
 from blinkpy.kernels.linear.split_k import add_splits, partial_floats
+from blinkpy.kernels.quantised_matrices import CHUNK, FP4_GROUP
 from blinkpy.kernels.tile_product import finish_tile
 
 

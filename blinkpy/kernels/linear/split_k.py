@@ -15,7 +15,7 @@ import triton.language as tl
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs, pipeline_bytes
-from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, GROUP, ROW_SCALES
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_variants import (
     PARTIAL_FLOATS,
     LinearCall,
@@ -25,6 +25,7 @@ from blinkpy.kernels.linear.linear_variants import (
     LinearVariant,
     check_tile,
 )
+from blinkpy.kernels.quantised_matrices import BLOCK, FP8
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled, weight_tile
 
 

@@ -19,8 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs, pipeline_bytes
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearConfig, LinearShape, LinearVariant, check_block_k
+from blinkpy.kernels.quantised_matrices import FP8
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled
 
 

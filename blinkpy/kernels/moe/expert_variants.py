@@ -9,10 +9,10 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import OTHER_SHARED, ConfigTable, Needs, check_needs, check_power_of_two, pipeline_bytes
-from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, Fp8Rows
+from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.linear.packed_tiles import tf32_bytes
-from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
 from blinkpy.kernels.moe.routing import Selection
+from blinkpy.kernels.quantised_matrices import BLOCK, Fp8Matrix, PackedMatrix, kind_of
 
 # Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, or defaults.
 #

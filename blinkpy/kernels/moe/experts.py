@@ -7,12 +7,11 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.fp8_rows import BLOCK, FP8
 from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors, noted
-from blinkpy.kernels.linear.packed_words import CHUNK, PackedMatrix
 from blinkpy.kernels.moe import expert_gemv, grouped_experts
 from blinkpy.kernels.moe import packed_linear as packed_gemv
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertShape, ExpertTable, ExpertVariant
+from blinkpy.kernels.quantised_matrices import BLOCK, CHUNK, FP8, PackedMatrix
 
 
 @triton.jit

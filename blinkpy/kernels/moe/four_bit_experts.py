@@ -11,9 +11,10 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times, squared_positive
 from blinkpy.kernels.linear.packed_tiles import add_products
-from blinkpy.kernels.linear.packed_words import FP4_UNSCALE, PackedMatrix
+from blinkpy.kernels.linear.packed_words import FP4_UNSCALE
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertTile, step_over_words
 from blinkpy.kernels.moe.routing import Routing
+from blinkpy.kernels.quantised_matrices import PackedMatrix
 
 
 @triton.jit

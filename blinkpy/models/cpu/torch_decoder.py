@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, layer_norm, norm

@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, quantised_rows
-from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix
+from blinkpy.kernels.quantised_matrices import BLOCK, E2M1, Fp8Matrix, PackedMatrix, quantised_rows
 from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
 

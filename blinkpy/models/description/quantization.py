@@ -6,7 +6,7 @@ from enum import Enum
 from functools import lru_cache
 
 BLOCK = 128
-"""Rows and columns of a block that shares a scale: blinkpy.kernels.fp8_rows.BLOCK."""
+"""Rows and columns of a block that shares a scale: blinkpy.kernels.quantised_matrices.BLOCK."""
 
 
 class Scales(Enum):
@@ -19,7 +19,7 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Quantization:
-    """FP8 (E4M3) weights in the linear layers of all layers, including experts. blinkpy.kernels.fp8_rows
+    """FP8 (E4M3) weights in the linear layers of all layers, including experts. blinkpy.kernels.quantised_matrices
     defines the arithmetic.
 
     inputs: whether inputs are also rounded to 8 bits; otherwise weights are dequantised at the start.

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.moe.expert_variants import GELU, SILU, Clamp, ExpertCall
 from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.models.description.blocks import Activation, Experts, RouterKind
 from blinkpy.models.gpu.attention_stage import part
 from blinkpy.models.gpu.gpu_layer_inputs import factor_of_mlp

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
-from blinkpy.kernels.linear.packed_words import PackedMatrix, kind_of
+from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, ExpertWorkspace, InvariantExpertTable
 from blinkpy.kernels.moe.experts import plan_experts
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix, kind_of
 from blinkpy.models.description.blocks import NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.recurrent_blocks import GatedDelta, ShortConvolution

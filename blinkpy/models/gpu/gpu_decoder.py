@@ -16,14 +16,14 @@ import torch
 from blinkpy.kernels.activation import quantised_swiglu, softcap, squared_relu
 from blinkpy.kernels.all_reduce import Peers, all_reduce, gather_logits
 from blinkpy.kernels.attention.rotate_and_cache import WindowRings, place_pages
-from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
+from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import BatchView, noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_write_partials, linear, without_partials
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, config_of, quantises
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearWorkspace, Scales
-from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.moe.expert_variants import ExpertTable
 from blinkpy.kernels.norm import embed, last_tokens, rms_norm
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import (
     Activation,

@@ -14,8 +14,7 @@ from blinkpy.kernels.delta.recurrence import DeltaSizes, DraftedStates, recur
 from blinkpy.kernels.delta.short_convolution import convolve
 from blinkpy.kernels.delta.state_copies import copy_states
 from blinkpy.kernels.delta.state_space import SpaceRates, SpaceSizes, norm_groups, scan
-from blinkpy.kernels.fp8_rows import BLOCK
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import BLOCK, PackedMatrix
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix
 

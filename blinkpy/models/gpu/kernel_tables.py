@@ -12,10 +12,10 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import FOLDER
-from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, InvariantLinearTable, LinearTable, key
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertShape, ExpertTable, InvariantExpertTable
+from blinkpy.kernels.quantised_matrices import FP8
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_memory_plan import first_layers
 from blinkpy.models.weights.parts.weight_parts import layer_parts, outer_parts

@@ -12,8 +12,8 @@ import torch
 from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.linear.linear import linear, without_partials
 from blinkpy.kernels.linear.linear_variants import LinearCall
-from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.quantised_matrices import PackedMatrix
 from blinkpy.models.weights.decoder_weights import Matrix
 
 

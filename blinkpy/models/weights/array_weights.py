@@ -52,7 +52,7 @@ def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Flo
 
 @dataclass(frozen=True)
 class ArrayFp8:
-    """The NumPy form of blinkpy.kernels.fp8_rows.Fp8Matrix. The FP8 numbers are stored as float32 for NumPy's
+    """The NumPy form of blinkpy.kernels.quantised_matrices.Fp8Matrix. The FP8 numbers are stored as float32 for NumPy's
     products.
     """
 

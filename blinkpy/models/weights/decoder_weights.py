@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.compute_dtype import dtype_name
 from blinkpy.models.weights.parts.part import Part

@@ -18,7 +18,7 @@ NIBBLES = np.arange(0, 32, 4, dtype=np.uint32)  # shifts of the eight numbers of
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each output's number in a word of AWQ
 SYMMETRIC = 8  # the zero point of stored integers if the checkpoint has no zero points
 NOT_A_NUMBER = 255  # as a power of two of MXFP4 (OCP Microscaling Formats, version 1.0)
-POWERS = 31  # different powers of two of a row that its scales can have: packed_words.SCALE_BIAS
+POWERS = 31  # different powers of two of a row that its scales can have: quantised_matrices.SCALE_BIAS
 LARGEST_POWER = 9  # of a scale, without its row's factor
 
 

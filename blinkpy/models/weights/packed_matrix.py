@@ -1,4 +1,4 @@
-"""Converts 4-bit matrices of a checkpoint to the internal form of the decoder (blinkpy.kernels.linear.packed_words)."""
+"""Converts 4-bit matrices of a checkpoint to the internal form of the decoder (blinkpy.kernels.quantised_matrices)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +6,16 @@ from dataclasses import replace
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix
-from blinkpy.kernels.linear.packed_words import CHUNK, FP4_GROUP, PackedMatrix, fp4_scales, int4_scales, pack_words
+from blinkpy.kernels.quantised_matrices import (
+    BLOCK,
+    CHUNK,
+    FP4_GROUP,
+    Fp8Matrix,
+    PackedMatrix,
+    fp4_scales,
+    int4_scales,
+    pack_words,
+)
 from blinkpy.models.description.packing import Layout
 from blinkpy.models.weights.packed_loader import PackedReader
 from blinkpy.models.weights.parts.part import Part

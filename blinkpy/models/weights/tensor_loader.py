@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import quantised_rows
+from blinkpy.kernels.quantised_matrices import quantised_rows
 from blinkpy.models.weights.stored_tensor import StoredTensor, open_weights
 from blinkpy.progress import finish_pieces
 

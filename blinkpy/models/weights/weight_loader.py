@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import BLOCK, LARGEST, Fp8Matrix
-from blinkpy.kernels.linear.packed_words import SCALE_BIAS, PackedMatrix, int4_scales
+from blinkpy.kernels.quantised_matrices import BLOCK, LARGEST, SCALE_BIAS, Fp8Matrix, PackedMatrix, int4_scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.split import WHOLE, Share
 from blinkpy.models.weights.array_loader import read_scales

@@ -12,7 +12,7 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels import MAX_EXPERTS, MAX_FP8_WIDTH, MAX_GROUP, MAX_HEAD_DIM, MIN_HEAD_DIM
 from blinkpy.kernels.attention.attention_variants import plan_decode
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.fp8_rows import FP8, MOST_COLUMNS, row_pieces, row_warps
+from blinkpy.kernels.fp8_rows import MOST_COLUMNS, row_pieces, row_warps
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key, shape_of
 from blinkpy.kernels.linear.linear_variants import WORDS, LinearConfig, LinearShape
@@ -24,6 +24,7 @@ from blinkpy.kernels.moe.expert_variants import (
     default_expert_config,
     tile_needs,
 )
+from blinkpy.kernels.quantised_matrices import FP8
 
 DTYPES = (torch.bfloat16, torch.float32)
 SIZES = st.one_of(st.integers(1, 70_000), st.integers(1, 2300).map(lambda n: 32 * n), st.integers(4, 16).map(lambda n: 1 << n))

@@ -13,8 +13,7 @@ from support.models.fp8_checkpoints import quantised
 from support.models.model_zoo import make_model
 from support.models.packed_checkpoints import draw_mxfp4
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.models.families.family import describe_model
 from blinkpy.models.weights.packed_matrix import dense
 from blinkpy.models.weights.weight_loader import load_weights

@@ -20,7 +20,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.kernels.fp8_rows import Fp8Matrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix
 from blinkpy.models.description.hf_config import HfConfig
 from blinkpy.models.description.quantization_reader import read_quantization
 from blinkpy.models.families.family import describe_model

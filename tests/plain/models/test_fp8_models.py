@@ -21,7 +21,7 @@ from support.part_of_cases import part_of
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.devices.cpu_device import lacking_without_torch
-from blinkpy.kernels.fp8_rows import Fp8Matrix, quantised_rows
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, quantised_rows
 from blinkpy.models.cpu import torch_progress as cpu_fp8
 from blinkpy.models.cpu.numpy_decoder import NumpyDecoder
 from blinkpy.models.cpu.numpy_products import NumpyProgress

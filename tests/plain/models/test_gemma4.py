@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from support.models.model_zoo import BASE, GEMMA4_MOE, save_model
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.kernels.fp8_rows import Fp8Matrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix
 from blinkpy.models.description.blocks import Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import describe_config, describe_model

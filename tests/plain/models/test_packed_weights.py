@@ -16,7 +16,7 @@ from support.models.packed_checkpoints import AWQ, FORMS, GROUP, MXFP4, SIZES, S
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import PackedMatrix
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.packing import Layout
 from blinkpy.models.description.packing_reader import FOUR_BITS, read_packing

@@ -17,8 +17,7 @@ from support.models.model_zoo import save_model
 from support.models.published_widths import PACKINGS
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.models.families.family import describe_config, describe_model
 from blinkpy.models.families.wrapped_text import WRAPPERS
 from blinkpy.models.gpu.gpu_memory_plan import first_layers

@@ -1,11 +1,11 @@
-"""FP8 matrices of random models, and float64 values of quantised inputs, after the definition in blinkpy.kernels.fp8_rows."""
+"""FP8 matrices of random models, and float64 values of quantised inputs, defined by kernels/quantised_matrices.py."""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 MATRICES: tuple[str, ...] = ("qkv", "q_b", "o", "gate_up", "down", "shared_gate_up", "shared_down", "space_in", "space_out")

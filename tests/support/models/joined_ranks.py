@@ -4,8 +4,7 @@ from dataclasses import fields
 
 import torch
 
-from blinkpy.kernels.fp8_rows import Fp8Matrix
-from blinkpy.kernels.linear.packed_words import PackedMatrix
+from blinkpy.kernels.quantised_matrices import Fp8Matrix, PackedMatrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 from blinkpy.models.weights.packed_matrix import dense

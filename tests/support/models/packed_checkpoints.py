@@ -13,7 +13,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from support.models.model_zoo import make_model
 
-from blinkpy.kernels.linear.packed_words import PackedMatrix, fp4_scales, int4_scales, pack_words
+from blinkpy.kernels.quantised_matrices import PackedMatrix, fp4_scales, int4_scales, pack_words
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 GROUP = 32

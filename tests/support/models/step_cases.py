@@ -14,10 +14,10 @@ from support.models.ring_storm import ring_storm
 
 from blinkpy.device.tables import map_arrays
 from blinkpy.kernels.all_reduce import Peers
-from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable, quantises
 from blinkpy.kernels.linear.linear_variants import LinearConfig, LinearShape
 from blinkpy.kernels.moe.expert_variants import ExpertTable
+from blinkpy.kernels.quantised_matrices import Fp8Matrix
 from blinkpy.kv.limits import step_kind
 from blinkpy.kv.state import DRAFT, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep

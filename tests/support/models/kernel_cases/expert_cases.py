@@ -11,10 +11,10 @@ from support.models.kernel_cases.kernel_inputs import LIMITS, close, draw, heade
 from support.models.kernel_cases.linear_cases import draw_packed
 from torch import Tensor
 
-from blinkpy.kernels.linear.packed_words import PackedMatrix
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertConfig, ExpertTable, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, gate_shared, plan_experts
 from blinkpy.kernels.moe.routing import Routing, Selection, route, router_logits
+from blinkpy.kernels.quantised_matrices import PackedMatrix
 
 
 def router_case(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearConfig, LinearShape, LinearWorkspace, Scales
-from blinkpy.kernels.linear.packed_words import E2M1, PackedMatrix, fp4_scales, int4_scales
+from blinkpy.kernels.quantised_matrices import E2M1, PackedMatrix, fp4_scales, int4_scales
 
 
 def quantised_operands(
