@@ -13,7 +13,6 @@ from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.descriptors import check_unix
 from blinkpy.dpu.fleet.engine_list import check_engines
 from blinkpy.dpu.handover import Inheritance, check_handover, inherit
-from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.watch.log_output import end_logging, start_logging
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
@@ -31,6 +30,9 @@ def check_access(config: Config, inherited: bool = False) -> None:
     """
     keys_of(config).read()
     if config.model.chat_template:
+        # Imported only here: it brings Jinja and the tokenizer, a sixth of the time before `serve` starts its processes.
+        from blinkpy.dpu.text.chat_template import load_template
+
         load_template(Path(), {}, config.model.chat_template, max_characters=1)
     if not inherited:
         if config.access.uds:

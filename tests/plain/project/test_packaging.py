@@ -107,6 +107,22 @@ assert "torch" not in sys.modules
         _ = blinkpy.nothing
 
 
+def test_serve_starts_its_processes_before_anybody_imports_the_tokenizer() -> None:
+    late = {"jinja2", "tokenizers", "numba", "torch"}
+    done = python(f"import sys, blinkpy.serving.serve\nprint(*sorted({late!r} & sys.modules.keys()))")
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_an_engine_on_the_cpu_imports_with_torch_and_without_triton() -> None:
+    """torch's CPU build brings no Triton."""
+    parts = ("blinkpy.models.cpu.", "blinkpy.models.weights.", "blinkpy.models.paged_cache", "blinkpy.engine.devices.host_")
+    modules = [name for name in package_modules() if name.startswith(parts)]
+    assert "blinkpy.models.cpu.torch_decoder" in modules and "blinkpy.models.weights.packed_loader" in modules
+    code = "import importlib, sys\nsys.modules['triton'] = None  # as if it were not installed\n"
+    done = python(f"{code}for name in {modules!r}: importlib.import_module(name)")
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_dependency_is_justified_with_its_range() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "write_dependencies.py"))
     page = (ROOT / "docs" / "dependencies.md").read_text()
