@@ -182,7 +182,7 @@ lint: $(call STAMP,dev)
 	@if grep -rnIE '^(<<<<<<< |=======$$|>>>>>>> )' --exclude-dir=.git --exclude-dir=build --exclude-dir='$(VENV)' .; then \
 	  echo "make lint: a merge left these conflict markers" >&2; exit 1; fi
 	@$(RUNNER) -m ruff check .
-	@$(RUNNER) -m mypy
+	@$(RUNNER) -m mypy -n 2
 	@$(RUNNER) tools/sizes.py
 
 fuzz: $(call STAMP,dev)

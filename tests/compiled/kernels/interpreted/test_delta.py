@@ -23,7 +23,7 @@ from blinkpy.kernels.delta.space_blocks import SPACE_BLOCK
 from blinkpy.kernels.delta.state_space import SpaceSizes
 
 CPU = "cpu"
-STEPS = 20 if os.environ.get("BLINKPY_PROFILE") == "nightly" else 8  # with drafts
+STEPS = 20 if os.environ.get("BLINKPY_PROFILE") == "nightly" else 6  # with drafts
 
 
 @pytest.mark.parametrize(("channels", "taps", "longest"), [(24, 4, 3), (short_convolution.CHANNELS, 2, 17), (130, 4, 33)])
