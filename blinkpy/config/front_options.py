@@ -29,7 +29,9 @@ class FrontendOptions:
         low=0,
         high=86_400,
     )
-    api_key: str = option("", "API key; requests must send it as 'Authorization: Bearer KEY' (or set BLINKPY_API_KEY)")
+    api_key: str = option(
+        "", "API key (or set BLINKPY_API_KEY); requests must send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    )
     max_body_bytes: int = option(
         8 << 20, "maximum size of a request body, in bytes; beyond it the request gets a 413", low=1024, high=1 << 30
     )

@@ -108,7 +108,7 @@ class Admission:
         scheme, _, key = authorization.partition(b" ")
         found = self._ring.find(key.strip())
         if found is None or scheme.lower() != b"bearer":
-            message = "The API key is missing or wrong: send a valid one as 'Authorization: Bearer KEY'."
+            message = "The API key is missing or wrong: send a valid one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             raise ApiError(401, message, code="invalid_api_key")
         return found
 
